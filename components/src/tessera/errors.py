@@ -1,0 +1,132 @@
+"""Every error a Tessera process raises on purpose, in one tree.
+
+TesseraError
+├── ConfigError               a flag or a configuration file is wrong; the process does not start
+├── CheckpointError           a checkpoint file is missing, malformed or of another shape
+├── RequestError              the caller's fault; retrying the same request cannot help
+│   ├── InvalidInput          a value is malformed or out of range
+│   ├── PayloadTooLarge       a body, file or image is over its limit
+│   ├── UnsupportedMedia      the bytes are not an image format that is served
+│   ├── MediaFetchError       a URL could not be fetched, or may not be
+│   └── ModelNotFound         the request names a model that is not served here
+├── ServiceError              the service's state; the same request may succeed later
+│   ├── Overloaded            a queue, slab or admission limit is full
+│   ├── Unavailable           no worker that can serve is there, or it went away
+│   ├── DeadlineExceeded      the request's time ran out
+│   ├── RequestCancelled      the caller went away
+│   └── EngineFailed          the engine raised; the input was accepted
+├── ProtocolError             a peer speaks another wire version, or sent bytes that are no message
+└── HandOffError              a vision hand-off between two workers failed
+    ├── LeaseExpired          the rows were reclaimed before the reader had finished
+    └── TransportUnavailable  this transport cannot reach that peer
+
+``code`` is the stable name that crosses process boundaries; the HTTP status of each code stands in
+``tessera.frontend.failures``.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TesseraError(Exception):
+    """Root of the tree.
+
+    ``param`` names the input at fault in the request's own terms (``input[3].content[0].image_url``),
+    ``retry_after`` is the number of seconds after which a retry makes sense.
+    """
+
+    code: ClassVar[str] = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after = retry_after
+
+
+class ConfigError(TesseraError):
+    code = "config_error"
+
+
+class CheckpointError(TesseraError):
+    code = "checkpoint_error"
+
+
+class RequestError(TesseraError):
+    code = "invalid_request"
+
+
+class InvalidInput(RequestError):
+    code = "invalid_input"
+
+
+class PayloadTooLarge(RequestError):
+    code = "payload_too_large"
+
+
+class UnsupportedMedia(RequestError):
+    code = "unsupported_media"
+
+
+class MediaFetchError(RequestError):
+    code = "media_fetch_failed"
+
+
+class ModelNotFound(RequestError):
+    code = "model_not_found"
+
+
+class ServiceError(TesseraError):
+    code = "service_error"
+
+
+class Overloaded(ServiceError):
+    code = "overloaded"
+
+
+class Unavailable(ServiceError):
+    code = "unavailable"
+
+
+class DeadlineExceeded(ServiceError):
+    code = "deadline_exceeded"
+
+
+class RequestCancelled(ServiceError):
+    code = "cancelled"
+
+
+class EngineFailed(ServiceError):
+    code = "engine_failed"
+
+
+class ProtocolError(TesseraError):
+    code = "protocol_error"
+
+
+class HandOffError(TesseraError):
+    code = "hand_off_failed"
+
+
+class LeaseExpired(HandOffError):
+    code = "lease_expired"
+
+
+class TransportUnavailable(HandOffError):
+    code = "transport_unavailable"
+
+
+def _tree(root: type[TesseraError]) -> dict[str, type[TesseraError]]:
+    found = {root.code: root}
+    for child in root.__subclasses__():
+        found |= _tree(child)
+    return found
+
+
+def from_code(
+    code: str, message: str, *, param: str | None = None, retry_after: float | None = None
+) -> TesseraError:
+    """Rebuild an error that another process sent; an unknown code becomes a plain ``TesseraError``."""
+    kind = _tree(TesseraError).get(code, TesseraError)
+    return kind(message, param=param, retry_after=retry_after)

@@ -1,0 +1,47 @@
+"""Model families: ``open_model`` finds the one that serves a checkpoint directory."""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import cast
+
+from tessera.errors import CheckpointError
+from tessera.models.base import Family, Model, Prompt, Role, Truncate
+
+__all__ = ["Family", "Model", "Prompt", "Role", "Truncate", "families", "open_model"]
+
+_BUILT_IN = ("tessera.models.llama_nemotron_vl",)
+_ENTRY_POINTS = "tessera.models"
+
+
+def families() -> list[Family]:
+    """The built-in families and those that installed packages declare as entry points."""
+    found = [cast(Family, import_module(name).FAMILY) for name in _BUILT_IN]
+    return found + [cast(Family, entry.load()) for entry in entry_points(group=_ENTRY_POINTS)]
+
+
+def open_model(path: str | Path) -> Model:
+    """Open the checkpoint directory at ``path``.
+
+    Raises ``CheckpointError`` when it has no readable ``config.json`` or no family serves its ``model_type``.
+    """
+    directory = Path(path).resolve()
+    config = directory / "config.json"
+    try:
+        parsed = json.loads(config.read_text())
+    except FileNotFoundError as error:
+        raise CheckpointError(f"{config}: there is no such file, so {directory} is no checkpoint") from error
+    except ValueError as error:
+        raise CheckpointError(f"{config}: not valid JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise CheckpointError(f"{config}: must hold a JSON object")
+    model_type = parsed.get("model_type")
+    known = families()
+    for family in known:
+        if model_type in family.model_types:
+            return family.open_model(directory)
+    served = sorted(name for family in known for name in family.model_types)
+    raise CheckpointError(f"{config}: model_type {model_type!r} is none of {served}")

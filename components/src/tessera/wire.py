@@ -1,0 +1,207 @@
+"""The messages between Tessera's processes: typed, versioned, one codec.
+
+A payload is one version byte followed by one MessagePack map. The map's ``type`` key names the
+message, so that one endpoint can take several. Decoding checks every field's type and refuses unknown
+fields; what a message means (shapes, bounds, limits) is checked where it is used.
+
+Token ids travel as little-endian int32 bytes and vectors as little-endian float32 bytes: a list of
+numbers costs ten times the space and a Python object for each.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from tessera.errors import ProtocolError, TesseraError, from_code
+
+VERSION: Final = 1
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
+    """Base of everything that crosses a process boundary."""
+
+
+class Failure(Message):
+    """A ``TesseraError`` on its way to another process."""
+
+    code: str
+    message: str
+    param: str | None = None
+    retry_after: float | None = None
+
+    @classmethod
+    def of(cls, error: TesseraError) -> Failure:
+        return cls(code=error.code, message=error.message, param=error.param, retry_after=error.retry_after)
+
+    def error(self) -> TesseraError:
+        return from_code(self.code, self.message, param=self.param, retry_after=self.retry_after)
+
+
+class Image(Message):
+    """One encoded image file.
+
+    ``digest`` is the 32-byte blake3 hash of ``data``; ``tiles`` is what the frontend computed from the
+    file's header, and so what the prompt's placeholder count was built from.
+    """
+
+    digest: bytes
+    data: bytes
+    tiles: int
+    param: str
+
+
+class Item(Message):
+    """One input: ``tokens`` is int32 little-endian, images are in the order of their placeholders.
+
+    ``param`` names the input in the client's request, for errors.
+    """
+
+    tokens: bytes
+    images: tuple[Image, ...] = ()
+    param: str
+
+
+class EmbedRequest(Message):
+    """Items to embed, with the milliseconds left until the client's deadline."""
+
+    request_id: str
+    items: tuple[Item, ...]
+    timeout_ms: int
+
+
+class Timings(Message):
+    """Where the time of a request went, milliseconds; the largest of its items for each stage."""
+
+    queue_ms: float = 0.0
+    preprocess_ms: float = 0.0
+    encode_ms: float = 0.0
+    transfer_ms: float = 0.0
+    embed_ms: float = 0.0
+
+    def merge(self, other: Timings) -> Timings:
+        return Timings(
+            queue_ms=max(self.queue_ms, other.queue_ms),
+            preprocess_ms=max(self.preprocess_ms, other.preprocess_ms),
+            encode_ms=max(self.encode_ms, other.encode_ms),
+            transfer_ms=max(self.transfer_ms, other.transfer_ms),
+            embed_ms=max(self.embed_ms, other.embed_ms),
+        )
+
+
+class EmbedReply(Message):
+    """``vectors`` is float32 ``[items, hidden]``; a failed item's row is zeros and its failure is listed.
+
+    ``cached_tokens`` counts, for each item, the image tokens whose rows came from the cache.
+    """
+
+    vectors: bytes
+    hidden: int
+    failures: dict[int, Failure] = {}
+    cached_tokens: tuple[int, ...]
+    timings: Timings
+
+
+class ReaderInfo(Message):
+    """Who will read the rows, so that the producer can pick a route that reaches it.
+
+    ``host`` identifies a kernel and its process namespace, ``devices`` the CUDA devices by UUID, ``kinds``
+    the transports the reader can use for this producer, best first.
+    """
+
+    host: str
+    devices: tuple[str, ...] = ()
+    kinds: tuple[str, ...]
+
+
+class EncodeRequest(Message):
+    """One image to encode for the reader."""
+
+    request_id: str
+    image: Image
+    timeout_ms: int
+    reader: ReaderInfo
+
+
+class Handle(Message):
+    """Where one image's vision rows lie: ``[rows, hidden]`` of ``dtype`` at ``offset`` bytes in a slab.
+
+    ``lease`` is never reused by its producer. ``data`` is filled by the inline kind alone.
+    """
+
+    kind: str
+    producer: str
+    slab: str
+    offset: int
+    shape: tuple[int, int]
+    dtype: str
+    lease: int
+    data: bytes = b""
+
+
+class EncodeReply(Message):
+    handle: Handle
+    timings: Timings
+
+
+class SlabInfo(Message):
+    """How a peer can reach a slab by one transport kind; ``address`` is that kind's own encoding."""
+
+    kind: str
+    producer: str
+    slab: str
+    nbytes: int
+    address: bytes
+
+
+class Describe(Message):
+    """Ask an instance what it is."""
+
+
+class WorkerInfo(Message):
+    """What an instance is. ``fingerprint`` must equal the caller's own before work is sent."""
+
+    role: str
+    model: str
+    fingerprint: str
+    hidden: int
+    images: bool
+    slabs: tuple[SlabInfo, ...] = ()
+
+
+Request = EmbedRequest | EncodeRequest | Describe
+Reply = EmbedReply | EncodeReply | WorkerInfo | Failure
+
+_encoder = msgspec.msgpack.Encoder()
+_requests = msgspec.msgpack.Decoder(Request)
+_replies = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Message) -> bytes:
+    return bytes((VERSION,)) + _encoder.encode(message)
+
+
+def _body(payload: object) -> memoryview:
+    if not isinstance(payload, bytes | bytearray | memoryview):
+        raise ProtocolError(f"a message must be bytes, not {type(payload).__name__}")
+    view = memoryview(payload)
+    if not view:
+        raise ProtocolError("an empty message")
+    if view[0] != VERSION:
+        raise ProtocolError(f"this process speaks wire version {VERSION}, its peer sent version {view[0]}")
+    return view[1:]
+
+
+def decode_request(payload: object) -> Request:
+    try:
+        return _requests.decode(_body(payload))
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"malformed request: {error}") from error
+
+
+def decode_reply(payload: object) -> Reply:
+    try:
+        return _replies.decode(_body(payload))
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"malformed reply: {error}") from error
