@@ -8,6 +8,7 @@ TesseraError
 │   ├── PayloadTooLarge       a body, file or image is over its limit
 │   ├── UnsupportedMedia      the bytes are not an image format that is served
 │   ├── MediaFetchError       a URL could not be fetched, or may not be
+│   ├── RequestTimeout        the client took too long to send its request
 │   └── ModelNotFound         the request names a model that is not served here
 ├── ServiceError              the service's state; the same request may succeed later
 │   ├── Overloaded            a queue, slab or admission limit is full
@@ -71,6 +72,10 @@ class UnsupportedMedia(RequestError):
 
 class MediaFetchError(RequestError):
     code = "media_fetch_failed"
+
+
+class RequestTimeout(RequestError):
+    code = "request_timeout"
 
 
 class ModelNotFound(RequestError):

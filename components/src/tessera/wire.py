@@ -23,7 +23,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknow
     """Base of everything that crosses a process boundary."""
 
 
-class Failure(Message):
+class Failure(Message, frozen=True, kw_only=True):
     """A ``TesseraError`` on its way to another process."""
 
     code: str
@@ -39,7 +39,7 @@ class Failure(Message):
         return from_code(self.code, self.message, param=self.param, retry_after=self.retry_after)
 
 
-class Image(Message):
+class Image(Message, frozen=True, kw_only=True):
     """One encoded image file.
 
     ``digest`` is the 32-byte blake3 hash of ``data``; ``tiles`` is what the frontend computed from the
@@ -52,7 +52,7 @@ class Image(Message):
     param: str
 
 
-class Item(Message):
+class Item(Message, frozen=True, kw_only=True):
     """One input: ``tokens`` is int32 little-endian, images are in the order of their placeholders.
 
     ``param`` names the input in the client's request, for errors.
@@ -63,7 +63,7 @@ class Item(Message):
     param: str
 
 
-class EmbedRequest(Message):
+class EmbedRequest(Message, frozen=True, kw_only=True):
     """Items to embed, with the milliseconds left until the client's deadline."""
 
     request_id: str
@@ -71,7 +71,7 @@ class EmbedRequest(Message):
     timeout_ms: int
 
 
-class Timings(Message):
+class Timings(Message, frozen=True, kw_only=True):
     """Where the time of a request went, milliseconds; the largest of its items for each stage."""
 
     queue_ms: float = 0.0
@@ -90,7 +90,7 @@ class Timings(Message):
         )
 
 
-class EmbedReply(Message):
+class EmbedReply(Message, frozen=True, kw_only=True):
     """``vectors`` is float32 ``[items, hidden]``; a failed item's row is zeros and its failure is listed.
 
     ``cached_tokens`` counts, for each item, the image tokens whose rows came from the cache.
@@ -103,7 +103,7 @@ class EmbedReply(Message):
     timings: Timings
 
 
-class ReaderInfo(Message):
+class ReaderInfo(Message, frozen=True, kw_only=True):
     """Who will read the rows, so that the producer can pick a route that reaches it.
 
     ``host`` identifies a kernel and its process namespace, ``devices`` the CUDA devices by UUID, ``kinds``
@@ -115,7 +115,7 @@ class ReaderInfo(Message):
     kinds: tuple[str, ...]
 
 
-class EncodeRequest(Message):
+class EncodeRequest(Message, frozen=True, kw_only=True):
     """One image to encode for the reader."""
 
     request_id: str
@@ -124,7 +124,7 @@ class EncodeRequest(Message):
     reader: ReaderInfo
 
 
-class Handle(Message):
+class Handle(Message, frozen=True, kw_only=True):
     """Where one image's vision rows lie: ``[rows, hidden]`` of ``dtype`` at ``offset`` bytes in a slab.
 
     ``lease`` is never reused by its producer. ``data`` is filled by the inline kind alone.
@@ -140,12 +140,12 @@ class Handle(Message):
     data: bytes = b""
 
 
-class EncodeReply(Message):
+class EncodeReply(Message, frozen=True, kw_only=True):
     handle: Handle
     timings: Timings
 
 
-class SlabInfo(Message):
+class SlabInfo(Message, frozen=True, kw_only=True):
     """How a peer can reach a slab by one transport kind; ``address`` is that kind's own encoding."""
 
     kind: str
@@ -155,16 +155,21 @@ class SlabInfo(Message):
     address: bytes
 
 
-class Describe(Message):
+class Describe(Message, frozen=True, kw_only=True):
     """Ask an instance what it is."""
 
 
-class WorkerInfo(Message):
-    """What an instance is. ``fingerprint`` must equal the caller's own before work is sent."""
+class WorkerInfo(Message, frozen=True, kw_only=True):
+    """What an instance is.
+
+    Work is sent only where ``fingerprint`` (the checkpoint's) equals the caller's own; an embed worker also
+    asks that the rows it would get are of its own ``dtype``.
+    """
 
     role: str
     model: str
     fingerprint: str
+    dtype: str
     hidden: int
     images: bool
     slabs: tuple[SlabInfo, ...] = ()
@@ -174,8 +179,8 @@ Request = EmbedRequest | EncodeRequest | Describe
 Reply = EmbedReply | EncodeReply | WorkerInfo | Failure
 
 _encoder = msgspec.msgpack.Encoder()
-_requests = msgspec.msgpack.Decoder(Request)
-_replies = msgspec.msgpack.Decoder(Reply)
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def encode(message: Message) -> bytes:

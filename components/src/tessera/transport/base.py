@@ -24,7 +24,7 @@ from tessera.wire import Handle, SlabInfo
 if TYPE_CHECKING:
     import torch
 
-    from tessera.transport.slab import Slot
+    from tessera.transport.slot import Slot
 
 KINDS: Final = ("cuda_ipc", "shm", "nixl", "inline")
 """Every kind, in the order in which ``auto`` prefers them."""
@@ -33,8 +33,9 @@ KINDS: Final = ("cuda_ipc", "shm", "nixl", "inline")
 class Transport(Protocol):
     """One kind of hand-off; the same object serves producers (``publish``) and readers (the rest).
 
-    Not thread-safe: every call is made from the event loop that created it. A handle is data from
-    another process: ``fetch`` checks shape, dtype, byte count and bounds before it touches memory.
+    A slab's words, not a call, carry leases and releases, so that neither side waits for the other. Not
+    thread-safe: every call is made from the event loop that created it. A handle is data
+    from another process: ``fetch`` checks shape, dtype, byte count and bounds before it touches memory.
     """
 
     @property
@@ -56,6 +57,10 @@ class Transport(Protocol):
         """Make a filled, leased slot readable by peers."""
         ...
 
+    def check(self, handle: Handle) -> None:
+        """Raise what ``fetch`` would raise for a handle that fits no slab, before memory is found for it."""
+        ...
+
     async def fetch(self, handle: Handle, into: torch.Tensor) -> None:
         """Copy the rows into ``into`` (``handle.shape``, same dtype, contiguous).
 
@@ -66,6 +71,10 @@ class Transport(Protocol):
 
     async def release(self, handle: Handle) -> bool:
         """Give the slot back; true when the lease was good until now."""
+        ...
+
+    def abandon(self, handle: Handle) -> None:
+        """Give the slot back without having read it, at once and as well as it can be done; never raises."""
         ...
 
     def close(self) -> None:

@@ -1,0 +1,57 @@
+"""The one batch that is made ready while the engine is busy."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic
+
+from tessera.batching.entry import Entry, P, R
+
+Cost = Callable[[int, int, int], int]
+
+
+class Slot(Generic[P, R]):
+    """Holds the next batch, open until the engine thread takes it.
+
+    An early, sealed batch would leave with the one or two entries that had arrived when the engine began
+    the previous one; kept open, it grows to the budget for as long as the engine is busy.
+    """
+
+    def __init__(self, cost: Cost, budget: int) -> None:
+        self._cost = cost
+        self._budget = budget
+        self._entries: list[Entry[P, R]] = []
+        self._total = 0
+        self._longest = 0
+        self._closed = False
+        self._changed = threading.Condition()
+
+    def offer(self, entry: Entry[P, R]) -> bool:
+        """Add the entry if the budget allows; an entry over the budget rides alone. Event loop only."""
+        with self._changed:
+            total, longest = self._total + entry.size, max(self._longest, entry.size)
+            if self._entries and self._cost(len(self._entries) + 1, total, longest) > self._budget:
+                return False
+            self._entries.append(entry)
+            self._total, self._longest = total, longest
+            self._changed.notify()
+            return True
+
+    def take(self, timeout: float | None) -> list[Entry[P, R]] | None:
+        """The batch as it is now, waiting at most ``timeout`` seconds for a first entry; None when closed.
+
+        Engine thread only.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._entries or self._closed, timeout)
+            if self._closed and not self._entries:
+                return None
+            taken, self._entries = self._entries, []
+            self._total = self._longest = 0
+            return taken
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()

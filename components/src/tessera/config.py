@@ -1,0 +1,158 @@
+"""One frozen value for each component, built once in its ``main`` from flags and YAML.
+
+Nothing below ``main`` reads flags, files or the environment. Unknown keys are errors that name the key
+and the file.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import yaml
+
+from tessera.engine.config import EngineConfig
+from tessera.errors import ConfigError
+from tessera.rpc.runtime import RpcConfig
+
+T = TypeVar("T")
+
+
+class Mode(StrEnum):
+    """What a worker does: both stages, the vision stage, or the text stage."""
+
+    AGG = "agg"
+    ENCODE = "encode"
+    EMBED = "embed"
+
+
+class TransportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``kind`` is auto or one transport; ``slab_mb`` bounds what an encode worker lends at a time.
+
+    ``staging_mb`` is the reader's registered memory for NIXL; a lease lasts ``lease_seconds``.
+    """
+
+    kind: str = "auto"
+    slab_mb: int = 256
+    staging_mb: int = 64
+    lease_seconds: float = 10.0
+
+
+class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a file under ``engine_configs`` holds; each role reads the stages it runs.
+
+    ``threads`` are the CPU threads of one torch operation, 0 for torch's own choice.
+    """
+
+    vision: EngineConfig = EngineConfig(max_batch_cost=8, max_queue_cost=512)
+    text: EngineConfig = EngineConfig(max_batch_cost=8192, max_queue_cost=262_144)
+    transport: TransportConfig = TransportConfig()
+    preprocess_threads: int = 2
+    threads: int = 0
+
+
+class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One worker process.
+
+    ``encode_endpoint`` is where an embed worker finds encode workers. ``cache_bytes`` bounds the CPU cache of
+    vision rows. ``images`` false makes an embed worker that serves text alone.
+    """
+
+    model_path: Path
+    served_model_name: str
+    mode: Mode
+    rpc: RpcConfig
+    stages: StageConfig
+    encode_endpoint: str
+    images: bool = True
+    cache_bytes: int = 1 << 30
+    max_image_pixels: int = 100_000_000
+    drain_seconds: float = 30.0
+    encode_wait_seconds: float = 2.0
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one request may ask for. In bytes, pixels, tokens, seconds; ``max_tokens`` 0: the model's."""
+
+    max_body_bytes: int = 64 << 20
+    max_inputs: int = 2048
+    max_images: int = 256
+    max_tokens: int = 0
+    max_image_bytes: int = 50 << 20
+    max_image_pixels: int = 100_000_000
+    max_in_flight: int = 1024
+    timeout_seconds: float = 60.0
+
+
+class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One frontend process."""
+
+    model_path: Path
+    served_model_name: str
+    rpc: RpcConfig
+    host: str = "127.0.0.1"
+    port: int = 8000
+    embed_endpoint: str
+    encode_endpoint: str
+    limits: Limits = Limits()
+    allowed_local_media_path: Path | None = None
+    allowed_media_domains: tuple[str, ...] = ()
+    blocked_media_domains: tuple[str, ...] = ()
+    allow_private_media: bool = False
+    media_timeout_seconds: float = 10.0
+    drain_seconds: float = 30.0
+
+
+def convert(kind: type[T], value: object, source: str) -> T:
+    """``value`` as ``kind``; raises ``ConfigError`` naming ``source``, the key and what was expected."""
+    try:
+        return msgspec.convert(value, kind, dec_hook=_decode)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"{source}: {error}") from error
+
+
+def load_stages(path: Path | None, override: str | None) -> StageConfig:
+    """The YAML file's values, with the JSON object ``override`` merged over them key by key."""
+    values: dict[str, Any] = {}
+    source = "engine config"
+    defaults = msgspec.to_builtins(StageConfig())
+    if path is not None:
+        source = str(path)
+        try:
+            parsed = yaml.safe_load(path.read_text())
+        except OSError as error:
+            raise ConfigError(f"{source}: {error.strerror}") from error
+        except yaml.YAMLError as error:
+            raise ConfigError(f"{source}: not valid YAML: {error}") from error
+        values = _mapping(parsed or {}, source)
+    if override:
+        try:
+            changes = json.loads(override)
+        except ValueError as error:
+            raise ConfigError(f"--override-engine-args: not valid JSON: {error}") from error
+        values = _merge(values, _mapping(changes, "--override-engine-args"))
+        source += " with --override-engine-args"
+    return convert(StageConfig, _merge(defaults, values), source)
+
+
+def _mapping(value: object, source: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{source}: must hold a mapping, not {type(value).__name__}")
+    return value
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _decode(kind: type, value: object) -> object:
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    raise NotImplementedError(f"cannot read a {kind.__name__}")

@@ -1,0 +1,26 @@
+"""What an engine config file says about one stage."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One stage's engine.
+
+    ``engine`` names the kind, ``dtype`` float32, bfloat16, float16 or auto (bfloat16 on CUDA, else
+    float32), ``device`` cpu, cuda, cuda:N or auto. ``max_batch_cost`` and ``max_queue_cost`` count tokens for
+    the text stage and tiles for the vision stage.
+    """
+
+    engine: str = "torch"
+    dtype: str = "auto"
+    device: str = "auto"
+    max_batch_cost: int
+    max_queue_cost: int
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
+            raise ValueError(f"dtype {self.dtype!r} is none of auto, float32, bfloat16, float16")
+        if self.max_batch_cost < 1 or self.max_queue_cost < self.max_batch_cost:
+            raise ValueError("max_batch_cost must be at least 1, and max_queue_cost at least max_batch_cost")

@@ -1,0 +1,46 @@
+"""Packing sequences end to end into one batch, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.engine.base import TextBatch
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedInput:
+    """One input: ``tokens`` int32 ``[n]``; ``vision_index`` int32, the positions of its vision rows in it."""
+
+    tokens: npt.NDArray[np.int32]
+    vision: tuple[torch.Tensor, ...] = ()
+    vision_index: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+
+
+def pack(sequences: Sequence[PackedInput]) -> TextBatch:
+    lengths = np.fromiter((len(sequence.tokens) for sequence in sequences), np.int32, len(sequences))
+    bounds = np.zeros(len(sequences) + 1, np.int32)
+    np.cumsum(lengths, out=bounds[1:])
+    positions = np.arange(bounds[-1], dtype=np.int32) - np.repeat(bounds[:-1], lengths)
+    with_vision = [
+        (sequence.vision_index + start, sequence.vision)
+        for sequence, start in zip(sequences, bounds[:-1], strict=True)
+        if sequence.vision
+    ]
+    return TextBatch(
+        input_ids=np.concatenate([sequence.tokens for sequence in sequences]),
+        positions=positions,
+        cu_seqlens=bounds,
+        lengths=tuple(lengths.tolist()),
+        vision=tuple(rows for _, vision in with_vision for rows in vision),
+        vision_index=(
+            np.concatenate([index for index, _ in with_vision]) if with_vision else np.empty(0, np.int32)
+        ),
+    )

@@ -1,0 +1,44 @@
+"""Where and in which arithmetic a torch engine runs; decided once, when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from tessera.engine.config import EngineConfig
+from tessera.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    device: str
+    dtype: str
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        kind = getattr(torch, self.dtype)
+        assert isinstance(kind, torch.dtype)
+        return kind
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.startswith("cuda")
+
+
+def place(config: EngineConfig) -> Placement:
+    """Resolve ``auto``; raises ``ConfigError`` for a CUDA device that is not there."""
+    has_cuda = torch.cuda.is_available()
+    device = config.device
+    if device == "auto":
+        device = "cuda" if has_cuda else "cpu"
+    if device.startswith("cuda") and not has_cuda:
+        raise ConfigError(
+            f"device {config.device!r} was asked for, but torch {torch.__version__} finds no CUDA device"
+        )
+    if not (device == "cpu" or device == "cuda" or device.removeprefix("cuda:").isdigit()):
+        raise ConfigError(f"device {config.device!r} is none of auto, cpu, cuda, cuda:N")
+    dtype = config.dtype
+    if dtype == "auto":
+        dtype = "bfloat16" if device.startswith("cuda") else "float32"
+    return Placement(device=device, dtype=dtype)

@@ -1,0 +1,1 @@
+"""The frontend process: HTTP in, typed messages out. Knows neither torch nor engines."""

@@ -1,0 +1,101 @@
+"""``python -m tessera.frontend``: serve HTTP until SIGTERM, then finish what is in flight."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+
+import uvloop
+
+from tessera import wire
+from tessera.config import FrontendConfig
+from tessera.errors import TesseraError
+from tessera.frontend.app import make_app
+from tessera.frontend.arguments import parse
+from tessera.frontend.dispatch import Dispatcher
+from tessera.frontend.embeddings import EmbeddingsRoute
+from tessera.frontend.http_server import HttpServer
+from tessera.frontend.media import MediaLoader, MediaPolicy
+from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.pipeline import Pipeline
+from tessera.frontend.router import Router
+from tessera.models import Model, open_model
+from tessera.rpc import Check, Client, Peers, Runtime, set_environment_defaults
+
+log = logging.getLogger("tessera.frontend")
+
+
+async def serve(config: FrontendConfig) -> None:
+    """Run one frontend until SIGTERM or SIGINT."""
+    model = open_model(config.model_path)
+    metrics = FrontendMetrics()
+    runtime = Runtime(config.rpc)
+    peers = Peers(await Client.connect(runtime, config.embed_endpoint), _same_model(model))
+    encode = await Client.connect(runtime, config.encode_endpoint)
+    media = MediaLoader(_media_policy(config))
+    metrics.watch_workers("embed", lambda: len(peers.ready))
+    metrics.watch_workers("encode", lambda: len(encode.instances()))
+    dispatcher = Dispatcher(peers, Router(), metrics, model.hidden)
+    pipeline = Pipeline(model, media, dispatcher, config.limits, metrics)
+    draining = asyncio.Event()
+    app = make_app(
+        EmbeddingsRoute(pipeline, config.served_model_name, config.limits, metrics),
+        metrics,
+        peers,
+        lambda: len(encode.instances()),
+        model=config.served_model_name,
+        max_tokens=min(config.limits.max_tokens or model.max_tokens, model.max_tokens),
+        draining=draining,
+    )
+    server = HttpServer(app, host=config.host, port=config.port, drain_seconds=config.drain_seconds)
+
+    def stop() -> None:
+        draining.set()
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop)
+    await server.serve()
+    await media.close()
+    await peers.close()
+    runtime.shutdown()
+
+
+def _same_model(model: Model) -> Check:
+    def check(info: wire.WorkerInfo) -> str | None:
+        if info.fingerprint == model.fingerprint:
+            return None
+        return f"it serves {info.model!r} ({info.fingerprint}), this frontend {model.fingerprint}"
+
+    return check
+
+
+def _media_policy(config: FrontendConfig) -> MediaPolicy:
+    return MediaPolicy(
+        max_bytes=config.limits.max_image_bytes,
+        max_pixels=config.limits.max_image_pixels,
+        timeout=config.media_timeout_seconds,
+        allowed_domains=frozenset(config.allowed_media_domains),
+        blocked_domains=frozenset(config.blocked_media_domains),
+        allow_private=config.allow_private_media,
+        allowed_local_path=config.allowed_local_media_path,
+    )
+
+
+def main() -> int:
+    set_environment_defaults()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    try:
+        uvloop.run(serve(parse()))
+    except TesseraError as error:
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""The frontend's command line; names follow Dynamo's where Dynamo has the setting."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from tessera.config import FrontendConfig, Limits
+from tessera.errors import ConfigError
+from tessera.flags import add_model_arguments, add_rpc_arguments, rpc_config
+
+_MIB = 1 << 20
+
+
+def parse(argv: Sequence[str] | None = None) -> FrontendConfig:
+    """Raises ``ConfigError`` for values that argparse cannot judge; exits with status 2 for the rest."""
+    parser = argparse.ArgumentParser(prog="python -m tessera.frontend", description="The Tessera frontend.")
+    add_model_arguments(parser)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--embed-endpoint", help="dyn://namespace.component.endpoint of the embed workers")
+    parser.add_argument("--encode-endpoint", help="watched for /health only; the embed workers call it")
+    _add_limits(parser)
+    _add_media(parser)
+    parser.add_argument("--drain-seconds", type=float, default=30.0, help="for what is in flight at SIGTERM")
+    add_rpc_arguments(parser)
+    parsed = parser.parse_args(argv)
+    local = parsed.allowed_local_media_path
+    if local is not None and not local.is_dir():
+        raise ConfigError(f"--allowed-local-media-path {local}: no such directory")
+    rpc = rpc_config(parsed)
+    return FrontendConfig(
+        model_path=parsed.model_path,
+        served_model_name=parsed.served_model_name or parsed.model_path.resolve().name,
+        rpc=rpc,
+        host=parsed.host,
+        port=parsed.port,
+        embed_endpoint=parsed.embed_endpoint or f"dyn://{rpc.namespace}.embed.generate",
+        encode_endpoint=parsed.encode_endpoint or f"dyn://{rpc.namespace}.encode.generate",
+        limits=_limits(parsed),
+        allowed_local_media_path=local,
+        allowed_media_domains=tuple(parsed.allowed_media_domains),
+        blocked_media_domains=tuple(parsed.blocked_media_domains),
+        allow_private_media=parsed.allow_private_media,
+        media_timeout_seconds=parsed.media_timeout_seconds,
+        drain_seconds=parsed.drain_seconds,
+    )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    limits = Limits()
+    group = parser.add_argument_group("limits of one request")
+    group.add_argument("--max-body-mb", type=float, default=limits.max_body_bytes / _MIB)
+    group.add_argument("--max-inputs", type=int, default=limits.max_inputs)
+    group.add_argument("--max-images", type=int, default=limits.max_images)
+    group.add_argument(
+        "--max-tokens", type=int, default=0, help="of one input; the model's own limit by default"
+    )
+    group.add_argument(
+        "--max-file-size-mb", type=float, default=limits.max_image_bytes / _MIB, help="of one image"
+    )
+    group.add_argument("--max-image-pixels", type=int, default=limits.max_image_pixels)
+    group.add_argument("--max-in-flight", type=int, default=limits.max_in_flight, help="requests, then 429")
+    group.add_argument(
+        "--request-timeout-seconds", type=float, default=limits.timeout_seconds, help="then 504"
+    )
+
+
+def _limits(parsed: argparse.Namespace) -> Limits:
+    limits = Limits(
+        max_body_bytes=int(parsed.max_body_mb * _MIB),
+        max_inputs=parsed.max_inputs,
+        max_images=parsed.max_images,
+        max_tokens=parsed.max_tokens,
+        max_image_bytes=int(parsed.max_file_size_mb * _MIB),
+        max_image_pixels=parsed.max_image_pixels,
+        max_in_flight=parsed.max_in_flight,
+        timeout_seconds=parsed.request_timeout_seconds,
+    )
+    for name in limits.__struct_fields__:
+        value = getattr(limits, name)
+        if value < 0 or (value == 0 and name != "max_tokens"):
+            raise ConfigError(f"{name} must be positive, not {value}")
+    return limits
+
+
+def _add_media(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("media")
+    group.add_argument(
+        "--allowed-local-media-path", type=Path, help="file:// URLs below it are served; none by default"
+    )
+    group.add_argument("--allowed-media-domains", nargs="*", default=[], metavar="DOMAIN")
+    group.add_argument("--blocked-media-domains", nargs="*", default=[], metavar="DOMAIN")
+    group.add_argument(
+        "--allow-private-media",
+        action="store_true",
+        help="let image URLs reach loopback and private addresses",
+    )
+    group.add_argument("--media-timeout-seconds", type=float, default=10.0)

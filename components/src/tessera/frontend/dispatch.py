@@ -1,0 +1,187 @@
+"""Sends items to embed workers and gathers their vectors, with one retry elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera import wire
+from tessera.errors import HandOffError, ProtocolError, TesseraError, Unavailable
+from tessera.frontend.deadline import Deadline
+from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.router import Router
+from tessera.rpc import Peers
+
+log = logging.getLogger(__name__)
+
+# One call carries at most this much image data, so that a request with many large images is spread over
+# several calls that workers can begin one by one.
+_MAX_CALL_BYTES = 48 << 20
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back for each item, in order: a row of ``vectors`` or an error.
+
+    ``vectors`` is float32 ``[items, hidden]``; the rows of failed items are zeros.
+    """
+
+    vectors: npt.NDArray[np.float32]
+    errors: dict[int, TesseraError] = field(default_factory=dict)
+    cached_tokens: list[int] = field(default_factory=list)
+    timings: wire.Timings = field(default_factory=wire.Timings)
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    instance: int
+    indices: list[int]
+    tokens: int
+
+
+class Dispatcher:
+    """Groups a request's items by worker, calls the workers at once, and puts the answers in order."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        router: Router,
+        metrics: FrontendMetrics,
+        hidden: int,
+        *,
+        wait_seconds: float = 2.0,
+    ) -> None:
+        self._peers = peers
+        self._router = router
+        self._metrics = metrics
+        self._hidden = hidden
+        self._wait_seconds = wait_seconds
+
+    async def embed(self, items: Sequence[wire.Item], *, request_id: str, deadline: Deadline) -> Answer:
+        """Every item is answered with a vector or an error; never raises for one item alone.
+
+        Items whose worker went away are sent once more, to another worker: embedding twice does no harm.
+        """
+        answer = Answer(np.zeros((len(items), self._hidden), np.float32), cached_tokens=[0] * len(items))
+        gone: set[int] = set()
+        indices = list(range(len(items)))
+        for attempt in (0, 1):
+            calls = await self._plan(items, indices, avoid=gone, deadline=deadline)
+            await self._call_all(items, calls, answer, gone, request_id, deadline)
+            indices = [index for index in indices if _is_retryable(answer.errors.get(index))]
+            if not indices or attempt == 1:
+                return answer
+            self._metrics.retries.inc(len(indices))
+            log.info("%s: %d items are sent again: %s", request_id, len(indices), answer.errors[indices[0]])
+            for index in indices:
+                del answer.errors[index]
+        raise AssertionError("unreachable")
+
+    async def _plan(
+        self, items: Sequence[wire.Item], indices: Sequence[int], *, avoid: set[int], deadline: Deadline
+    ) -> list[_Call]:
+        if not self._peers.ready:
+            await self._peers.wait(min(self._wait_seconds, deadline.left()))
+        ready = self._peers.ready.keys() - avoid or self._peers.ready.keys()
+        if not ready:
+            raise Unavailable("no embed worker is available", retry_after=1.0)
+        grouped: defaultdict[int, list[int]] = defaultdict(list)
+        size: defaultdict[int, int] = defaultdict(int)
+        tokens: defaultdict[int, int] = defaultdict(int)
+        calls: list[_Call] = []
+        for index in indices:
+            item = items[index]
+            count = len(item.tokens) // 4
+            if item.images:
+                instance = self._router.pick_image(item.images[0].digest, ready)
+            else:
+                instance = self._router.pick_text(ready)
+            # Counted at once, so that the items of one large request spread over the workers too.
+            self._router.started(instance, count)
+            nbytes = sum(len(image.data) for image in item.images)
+            if grouped[instance] and size[instance] + nbytes > _MAX_CALL_BYTES:
+                calls.append(_Call(instance, grouped.pop(instance), tokens.pop(instance)))
+                size[instance] = 0
+            grouped[instance].append(index)
+            size[instance] += nbytes
+            tokens[instance] += count
+        calls += [_Call(instance, group, tokens[instance]) for instance, group in grouped.items()]
+        return calls
+
+    async def _call_all(
+        self,
+        items: Sequence[wire.Item],
+        calls: Sequence[_Call],
+        answer: Answer,
+        gone: set[int],
+        request_id: str,
+        deadline: Deadline,
+    ) -> None:
+        tasks = [
+            asyncio.ensure_future(self._call(call, items, answer, gone, request_id, deadline))
+            for call in calls
+        ]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for call in calls:
+                self._router.finished(call.instance, call.tokens)
+
+    async def _call(
+        self,
+        call: _Call,
+        items: Sequence[wire.Item],
+        answer: Answer,
+        gone: set[int],
+        request_id: str,
+        deadline: Deadline,
+    ) -> None:
+        request = wire.EmbedRequest(
+            request_id=request_id,
+            items=tuple(items[index] for index in call.indices),
+            timeout_ms=max(1, int(deadline.left() * 1e3)),
+        )
+        try:
+            reply = await self._peers.client.call(call.instance, request, timeout=deadline.left())
+            vectors = self._vectors(reply, call)
+        except TesseraError as error:
+            if isinstance(error, Unavailable):
+                gone.add(call.instance)
+                self._peers.suspect(call.instance)
+            answer.errors.update(dict.fromkeys(call.indices, error))
+            return
+        assert isinstance(reply, wire.EmbedReply)
+        answer.vectors[call.indices] = vectors
+        answer.timings = answer.timings.merge(reply.timings)
+        for position, index in enumerate(call.indices):
+            answer.cached_tokens[index] = reply.cached_tokens[position]
+        for position, failure in reply.failures.items():
+            reported = failure.error()
+            if _is_retryable(reported):
+                gone.add(call.instance)
+            answer.errors[call.indices[position]] = reported
+
+    def _vectors(self, reply: wire.Reply, call: _Call) -> npt.NDArray[np.float32]:
+        if not isinstance(reply, wire.EmbedReply):
+            raise ProtocolError(f"embed worker {call.instance:x} answered {type(reply).__name__}")
+        shape = (len(call.indices), self._hidden)
+        if len(reply.vectors) != 4 * shape[0] * shape[1] or len(reply.cached_tokens) != shape[0]:
+            raise ProtocolError(f"embed worker {call.instance:x} sent vectors of another shape than {shape}")
+        if not all(0 <= position < shape[0] for position in reply.failures):
+            raise ProtocolError(
+                f"embed worker {call.instance:x} reports a failure of an item it was not sent"
+            )
+        return np.frombuffer(reply.vectors, "<f4").reshape(shape)
+
+
+def _is_retryable(error: TesseraError | None) -> bool:
+    return isinstance(error, Unavailable | HandOffError)

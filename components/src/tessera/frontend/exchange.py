@@ -1,0 +1,64 @@
+"""One HTTP exchange: its body under a limit and a clock, and a client that may hang up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from tessera.errors import PayloadTooLarge, RequestCancelled, RequestTimeout
+
+T = TypeVar("T")
+
+
+async def read_body(request: Request, *, limit: int, timeout: float) -> bytes:
+    """The whole body; ``limit`` in bytes, ``timeout`` in seconds.
+
+    The announced length is refused before a byte is read, and what really arrives is counted as well.
+    """
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise _too_large(limit)
+                chunks.append(chunk)
+    except TimeoutError as error:
+        raise RequestTimeout(f"the request body did not arrive within {timeout:.0f} s") from error
+    except ClientDisconnect as error:
+        raise RequestCancelled("the client went away while it was sending") from error
+    return b"".join(chunks)
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body is larger than the {limit} bytes that a request may have")
+
+
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``; a client that goes away meanwhile cancels it (``RequestCancelled``).
+
+    The body must have been read: what the connection sends next can then only be its end.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise RequestCancelled("the client went away")
+        return task.result()
+    finally:
+        for pending in (task, gone):
+            pending.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,91 @@
+"""The one request every wire form is translated into, and the limits the translation keeps.
+
+Nothing here knows HTTP, JSON or a wire form; nothing that reads these types has to know which form the
+client used. ``param`` is always the client's own path to the value (``input[3].content[0].image_url.url``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from tessera.models.base import Role, Truncate
+
+
+class EncodingFormat(StrEnum):
+    """How vectors are written: JSON numbers, base64 of raw little-endian values, or a raw body."""
+
+    FLOAT = "float"
+    BASE64 = "base64"
+    BYTES = "bytes"
+
+
+class EmbedDtype(StrEnum):
+    """The element type of the vectors that are sent back."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+    INT8 = "int8"
+    UINT8 = "uint8"
+    BINARY = "binary"
+    UBINARY = "ubinary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSource:
+    """Where an image is: a data, ``http``, ``https`` or ``file`` URL, or an absolute local path.
+
+    Nothing has been fetched or checked yet. ``uuid`` is the client's own name for the content; it is a
+    claim, so it must never be trusted across clients.
+    """
+
+    url: str
+    param: str
+    uuid: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """What becomes one vector: text or token ids, images, or text with images.
+
+    Token ids come without images. An input with images may have empty text.
+    """
+
+    text: str | tuple[int, ...]
+    images: tuple[ImageSource, ...] = ()
+    role: Role
+    param: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmbeddingsRequest:
+    """A request for vectors, one per input and in their order.
+
+    ``model`` is the name without a role suffix, None when the client named none. ``dimensions`` is the
+    wanted width, None for the model's own; ``max_tokens`` bounds each input, None for the model's limit.
+    ``normalize`` asks for unit vectors. ``partial`` asks for the good rows when some inputs fail.
+    A smaller ``priority`` is more urgent.
+    """
+
+    inputs: tuple[Input, ...]
+    model: str | None = None
+    encoding_format: EncodingFormat = EncodingFormat.FLOAT
+    dtype: EmbedDtype = EmbedDtype.FLOAT32
+    dimensions: int | None = None
+    normalize: bool = True
+    truncate: Truncate = Truncate.NONE
+    max_tokens: int | None = None
+    partial: bool = False
+    user: str | None = None
+    priority: int = 0
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestLimits:
+    """What one request may hold: inputs, images in one input, and characters of one text."""
+
+    inputs: int = 2048
+    images_per_input: int = 16
+    characters: int = 4_000_000

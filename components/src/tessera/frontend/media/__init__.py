@@ -1,0 +1,9 @@
+"""Images that a request carries or names: obtained under one policy, checked, and never trusted."""
+
+from __future__ import annotations
+
+from tessera.frontend.media.fetch import Fetcher
+from tessera.frontend.media.loader import LoadedImage, MediaLoader
+from tessera.frontend.media.policy import MediaPolicy
+
+__all__ = ["Fetcher", "LoadedImage", "MediaLoader", "MediaPolicy"]

@@ -1,0 +1,176 @@
+"""Fetching images over HTTP under a media policy.
+
+Built on httpcore rather than on a full client, because the things a full client does unasked are the
+things to avoid here: it reads proxies from the environment, keeps cookies, sends credentials from URLs
+and ``.netrc``, follows redirects and decompresses without a limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from urllib.parse import urlsplit
+
+import httpcore
+import httpx
+
+from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge
+from tessera.frontend.deadline import Deadline
+from tessera.frontend.media.network import AddressRefused, Resolver, SystemResolver, VettedBackend
+from tessera.frontend.media.policy import MediaPolicy
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+_HEADERS = (
+    (b"accept", b"image/*, */*;q=0.1"),
+    (b"accept-encoding", b"identity"),
+    (b"user-agent", b"tessera"),
+)
+
+
+class Fetcher:
+    """A bounded pool of fetches; owned by one event loop.
+
+    Errors name the host and never the path, the query or what they held. ``close`` ends it.
+    """
+
+    def __init__(
+        self,
+        policy: MediaPolicy,
+        *,
+        resolver: Resolver | None = None,
+        ssl_context: ssl.SSLContext | None = None,
+    ) -> None:
+        self._policy = policy
+        self._system = SystemResolver() if resolver is None else None
+        backend = VettedBackend(policy, resolver or self._resolver())
+        self._pool = httpcore.AsyncConnectionPool(
+            ssl_context=ssl_context,
+            max_connections=policy.max_fetches,
+            max_keepalive_connections=16,
+            keepalive_expiry=15.0,
+            network_backend=backend,
+        )
+        self._slots = asyncio.Semaphore(policy.max_fetches)
+
+    def _resolver(self) -> SystemResolver:
+        assert self._system is not None
+        return self._system
+
+    async def get(self, url: str, *, param: str, deadline: Deadline) -> bytes:
+        """The body at a URL.
+
+        Raises ``MediaFetchError`` when the URL may not be or could not be fetched within the policy's
+        time-out, ``PayloadTooLarge`` for a body over ``max_bytes``, ``DeadlineExceeded``.
+        """
+        target = _parse(url, param)
+        try:
+            async with asyncio.timeout(deadline.left()):
+                async with self._slots:
+                    return await self._bounded(target, param)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"{param}: the request's time ran out while fetching from {target.host[:80]}", param=param
+            ) from None
+
+    async def _bounded(self, target: httpx.URL, param: str) -> bytes:
+        seconds = self._policy.timeout
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await self._follow(target, param)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise _failed(target, param, f"took longer than {seconds:g} seconds") from None
+
+    async def _follow(self, target: httpx.URL, param: str) -> bytes:
+        for _ in range(self._policy.max_redirects + 1):
+            if (why := self._policy.domain_refusal(target.host)) is not None:
+                raise _failed(target, param, f"may not be fetched: {why}")
+            answer = await self._once(target, param)
+            if isinstance(answer, bytes):
+                return answer
+            target = _redirected(target, answer, param)
+        raise _failed(target, param, f"redirected more than {self._policy.max_redirects} times")
+
+    async def _once(self, target: httpx.URL, param: str) -> bytes | str:
+        """The body of one response, or the location it redirects to."""
+        url = httpcore.URL(
+            scheme=target.scheme, host=target.raw_host, port=target.port, target=target.raw_path
+        )
+        headers = [(b"host", target.netloc), *_HEADERS]
+        timeout = {"connect": self._policy.connect_timeout}
+        try:
+            async with self._pool.stream(
+                "GET", url, headers=headers, extensions={"timeout": timeout}
+            ) as answer:
+                return await self._read(answer, target, param)
+        except AddressRefused as error:
+            raise _failed(target, param, f"may not be fetched: {error}") from None
+        except httpcore.TimeoutException:
+            raise _failed(target, param, "did not answer in time") from None
+        except (httpcore.NetworkError, OSError):
+            raise _failed(target, param, "could not be reached, or broke the connection") from None
+        except (httpcore.ProtocolError, httpcore.UnsupportedProtocol, ValueError):
+            raise _failed(target, param, "did not answer in valid HTTP") from None
+
+    async def _read(self, answer: httpcore.Response, target: httpx.URL, param: str) -> bytes | str:
+        headers = {name.lower(): value for name, value in answer.headers}
+        if answer.status in _REDIRECTS and b"location" in headers:
+            return headers[b"location"].decode("latin-1")
+        if answer.status != 200:
+            raise _failed(target, param, f"answered with status {answer.status}")
+        # Images gain nothing from compression, and refusing it leaves no room for a bomb.
+        if headers.get(b"content-encoding", b"identity").lower() not in (b"", b"identity"):
+            raise _failed(target, param, "answered with a content encoding, which was not asked for")
+        limit = self._policy.max_bytes
+        claimed = headers.get(b"content-length", b"0")
+        # The claim saves a download and nothing else; what counts is what arrives.
+        if claimed.isdigit() and int(claimed[:20]) > limit:
+            raise _too_large(target, param, limit)
+        body = bytearray()
+        async for chunk in answer.aiter_stream():
+            if len(body) + len(chunk) > limit:
+                raise _too_large(target, param, limit)
+            body += chunk
+        return bytes(body)
+
+    async def close(self) -> None:
+        await self._pool.aclose()
+        if self._system is not None:
+            self._system.close()
+
+
+def _parse(url: str, param: str) -> httpx.URL:
+    try:
+        target = httpx.URL(url)
+        # Two parsers have to agree on the host, or a client could show one host to a filter before this
+        # service and another one to this service.
+        agreed = urlsplit(url).hostname or ""
+    except (httpx.InvalidURL, ValueError, TypeError):
+        raise MediaFetchError(f"{param}: not a valid URL", param=param) from None
+    if target.scheme not in ("http", "https") or not target.host:
+        raise MediaFetchError(f"{param}: expected an http or https URL with a host", param=param)
+    if target.userinfo or "@" in urlsplit(url).netloc:
+        raise MediaFetchError(f"{param}: a URL may not carry a user name or password", param=param)
+    if "\\" in url or (agreed.isascii() and agreed != target.raw_host.decode("ascii").strip("[]").lower()):
+        raise MediaFetchError(f"{param}: the URL's host is ambiguous", param=param)
+    return target
+
+
+def _redirected(target: httpx.URL, location: str, param: str) -> httpx.URL:
+    try:
+        moved = str(target.join(location))
+    except (httpx.InvalidURL, ValueError):
+        raise _failed(target, param, "redirected to an invalid URL") from None
+    onward = _parse(moved, param)
+    if target.scheme == "https" and onward.scheme == "http":
+        raise _failed(target, param, "redirected from https to http")
+    return onward
+
+
+def _failed(target: httpx.URL, param: str, what: str) -> MediaFetchError:
+    return MediaFetchError(f"{param}: {target.host[:80]} {what}", param=param)
+
+
+def _too_large(target: httpx.URL, param: str, limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"{param}: {target.host[:80]} sent more than {limit} bytes", param=param)

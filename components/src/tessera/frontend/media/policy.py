@@ -1,0 +1,136 @@
+"""What may be fetched, from where, and how much of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from pathlib import Path
+from typing import Final
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MediaPolicy:
+    """Rules for every image that a request names instead of carrying, and limits for all of them.
+
+    ``timeout`` and ``connect_timeout`` are seconds, the first for a whole fetch with its redirects. A name
+    in ``allowed_domains`` is that host alone, or with a leading ``*.`` every host below it; an empty list
+    allows all that is not blocked. A name in ``blocked_domains`` blocks the hosts below it as well.
+    ``allow_private`` lets fetches reach this host and private networks. Without ``allowed_local_path`` no
+    local file is served.
+    """
+
+    max_bytes: int = 32 * _MIB
+    max_pixels: int = 64 * _MIB
+    timeout: float = 10.0
+    connect_timeout: float = 3.0
+    max_redirects: int = 3
+    max_fetches: int = 64
+    allowed_domains: frozenset[str] = frozenset()
+    blocked_domains: frozenset[str] = frozenset()
+    allow_private: bool = False
+    allowed_local_path: Path | None = None
+
+    def domain_refusal(self, host: str) -> str | None:
+        """Why this host may not be asked at all, or None."""
+        host = host.lower().rstrip(".")
+        if any(_below(host, domain) or host == _canonical(domain) for domain in self.blocked_domains):
+            return "its domain is blocked"
+        if self.allowed_domains and not any(
+            _below(host, domain) if domain.startswith("*.") else host == _canonical(domain)
+            for domain in self.allowed_domains
+        ):
+            return "its domain is not among the allowed ones"
+        return None
+
+    def address_refusal(self, address: str) -> str | None:
+        """Why no connection may be made to this IP address, or None."""
+        return None if self.allow_private else refusal(address)
+
+
+def _canonical(domain: str) -> str:
+    return domain.lower().removeprefix("*.").strip(".")
+
+
+def _below(host: str, domain: str) -> bool:
+    return host.endswith(f".{_canonical(domain)}")
+
+
+_REFUSED: Final[tuple[tuple[Network, str], ...]] = tuple(
+    (ip_network(network), why)
+    for network, why in (
+        ("0.0.0.0/8", "unspecified"),
+        ("10.0.0.0/8", "private"),
+        ("100.64.0.0/10", "shared (CGNAT)"),
+        ("127.0.0.0/8", "loopback"),
+        ("168.63.129.16/32", "metadata"),
+        ("169.254.0.0/16", "link-local"),
+        ("172.16.0.0/12", "private"),
+        ("192.0.0.0/24", "reserved"),
+        ("192.0.2.0/24", "documentation"),
+        ("192.88.99.0/24", "reserved"),
+        ("192.168.0.0/16", "private"),
+        ("198.18.0.0/15", "benchmarking"),
+        ("198.51.100.0/24", "documentation"),
+        ("203.0.113.0/24", "documentation"),
+        ("224.0.0.0/4", "multicast"),
+        ("240.0.0.0/4", "reserved"),
+        ("::/128", "unspecified"),
+        ("::1/128", "loopback"),
+        ("64:ff9b:1::/48", "private"),
+        ("100::/64", "reserved"),
+        ("2001:db8::/32", "documentation"),
+        ("3fff::/20", "documentation"),
+        ("5f00::/16", "reserved"),
+        ("fc00::/7", "private"),
+        ("fe80::/10", "link-local"),
+        ("fec0::/10", "private"),
+        ("ff00::/8", "multicast"),
+    )
+)
+"""168.63.129.16 is a cloud's metadata address outside the private ranges; the others', 169.254.169.254 and
+fd00:ec2::254, lie in refused ranges."""
+
+_NAT64: Final = IPv6Network("64:ff9b::/96")
+_COMPATIBLE: Final = IPv6Network("::/96")
+_ISATAP: Final = (0x00005EFE, 0x02005EFE)
+
+
+def refusal(text: str) -> str | None:
+    """Why an address is not a public unicast one, or None if it is.
+
+    IPv6 forms that stand for an IPv4 address are judged by that address as well. What is neither in a
+    listed range nor called global by the registries is refused, too.
+    """
+    try:
+        address = ip_address(text.partition("%")[0])
+    except ValueError:
+        return "not an IP address"
+    for embedded in _embedded(address):
+        if (why := refusal(str(embedded))) is not None:
+            return why
+    for network, why in _REFUSED:
+        if address.version == network.version and address in network:
+            return why
+    if isinstance(address, IPv6Address) and (address.ipv4_mapped or address in _NAT64 or address.sixtofour):
+        return None
+    return None if address.is_global and not address.is_reserved else "reserved"
+
+
+def _embedded(address: Address) -> list[IPv4Address]:
+    """IPv4 addresses that traffic to this IPv6 address ends at or passes through."""
+    if isinstance(address, IPv4Address):
+        return []
+    low = int(address) & 0xFFFFFFFF
+    found = [part for part in (address.ipv4_mapped, address.sixtofour) if part is not None]
+    if address.teredo is not None:
+        found += address.teredo
+    elif address in _NAT64 or (address in _COMPATIBLE and int(address) > 1):
+        found.append(IPv4Address(low))
+    if int(address) >> 32 & 0xFFFFFFFF in _ISATAP:
+        found.append(IPv4Address(low))
+    return found

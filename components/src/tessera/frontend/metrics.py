@@ -1,0 +1,39 @@
+"""What the frontend counts; rendered at ``/metrics``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+
+
+class FrontendMetrics:
+    """Counters and histograms of one frontend. Updated from its event loop."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        registry = self.registry
+        self.requests = Counter(
+            "tessera_requests", "HTTP requests answered", ["route", "status"], registry=registry
+        )
+        self.latency = Histogram(
+            "tessera_request_seconds",
+            "Time to answer a request",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.inputs = Counter("tessera_inputs", "Inputs accepted", ["kind"], registry=registry)
+        self.tokens = Counter("tessera_tokens", "Tokens embedded", ["kind"], registry=registry)
+        self.retries = Counter("tessera_retries", "Items sent to a second worker", registry=registry)
+        self.disconnects = Counter("tessera_disconnects", "Clients that went away", registry=registry)
+        self.in_flight = Gauge("tessera_requests_in_flight", "Requests being answered", registry=registry)
+        self._workers = Gauge("tessera_workers", "Workers that can serve", ["component"], registry=registry)
+
+    def watch_workers(self, component: str, read: Callable[[], int]) -> None:
+        self._workers.labels(component).set_function(read)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)

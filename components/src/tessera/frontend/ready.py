@@ -1,0 +1,65 @@
+"""``python -m tessera.frontend.ready``: ask ``/health`` until the service is ready, or cannot become so."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def workers(url: str) -> dict[str, int] | None:
+    """The numbers of workers, or None when the frontend does not answer yet."""
+    request = urllib.request.Request(f"{url}/health")
+    try:
+        with _opener.open(request, timeout=2.0) as answer:
+            body = json.load(answer)
+    except urllib.error.HTTPError as error:
+        body = json.load(error)
+    except (OSError, ValueError):
+        return None
+    found = body.get("workers") if isinstance(body, dict) else None
+    return found if isinstance(found, dict) else None
+
+
+# A proxy from the environment would be asked for an address on this host.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def ended(pid: int) -> bool:
+    """Whether the process is gone or a zombie that nobody has waited for yet."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return True
+    return state == "Z"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tessera.frontend.ready", description=__doc__)
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--embed", type=int, default=1, help="embed or aggregated workers to wait for")
+    parser.add_argument("--encode", type=int, default=0, help="encode workers to wait for")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds")
+    parser.add_argument("--pids", type=int, nargs="*", default=[], help="give up when one of these has ended")
+    parsed = parser.parse_args(argv)
+    deadline = time.monotonic() + parsed.timeout
+    while time.monotonic() < deadline:
+        found = workers(parsed.url)
+        if found and found.get("embed", 0) >= parsed.embed and found.get("encode", 0) >= parsed.encode:
+            return 0
+        for pid in parsed.pids:
+            if ended(pid):
+                print(f"process {pid} ended before the service was ready", file=sys.stderr)
+                return 1
+        time.sleep(0.1)
+    print(f"not ready after {parsed.timeout:.0f} s: {workers(parsed.url)}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,12 @@
+"""Wire forms: each module translates one peer's way of writing an input into ``frontend.inputs`` types.
+
+``embeddings`` decides which form a value has; the forms know nothing of each other, except that
+messages are made of parts.
+"""
+
+from __future__ import annotations
+
+from tessera.frontend.shapes.embeddings import parse_embeddings, read_json
+from tessera.frontend.shapes.schema import EMBEDDINGS_BODY
+
+__all__ = ["EMBEDDINGS_BODY", "parse_embeddings", "read_json"]

@@ -1,0 +1,91 @@
+"""Reading single JSON values with errors that name the path, what was expected and what was found."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from enum import StrEnum
+from typing import TypeVar
+
+from tessera.errors import InvalidInput
+
+_CLIP = 80
+_Enum = TypeVar("_Enum", bound=StrEnum)
+
+Json = object
+"""A parsed JSON value: dict, list, str, int, float, bool or None."""
+
+JsonObject = dict[str, Json]
+
+
+def describe(value: Json) -> str:
+    """A short description of a value for an error message; content that looks like a payload is left out."""
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return _describe_text(value)
+        case int() | float():
+            return clip(repr(value))
+        case list():
+            return "an empty list" if not value else f"a list of {len(value)}"
+        case dict():
+            return "an empty object" if not value else f"an object with {len(value)} keys"
+        case _:
+            return f"a {type(value).__name__}"
+
+
+def _describe_text(value: str) -> str:
+    if not value:
+        return "an empty string"
+    if "data:" in value[:4096] or (len(value) > 256 and " " not in value[:256]):
+        return f"a string of {len(value)} characters"
+    return repr(clip(value))
+
+
+def clip(text: str) -> str:
+    return text if len(text) <= _CLIP else text[: _CLIP - 3] + "..."
+
+
+def expected(param: str, what: str, found: Json) -> InvalidInput:
+    return InvalidInput(f"{param}: expected {what}, found {describe(found)}", param=param)
+
+
+def reject_unknown(value: JsonObject, allowed: Collection[str], param: str) -> None:
+    """Raise for the first key that is not in ``allowed``; ``param`` is empty for the body itself."""
+    if value.keys() <= allowed if isinstance(allowed, set | frozenset) else all(k in allowed for k in value):
+        return
+    key = next(key for key in value if key not in allowed)
+    path = join(param, clip(key))
+    raise InvalidInput(f"{path}: unknown key; the known keys are {', '.join(sorted(allowed))}", param=path)
+
+
+def join(param: str, key: str) -> str:
+    return f"{param}.{key}" if param else key
+
+
+def string(value: Json, param: str, what: str = "a string") -> str:
+    if not isinstance(value, str):
+        raise expected(param, what, value)
+    return value
+
+
+def integer(value: Json, param: str, *, low: int, high: int, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise expected(param, what, value)
+    return value
+
+
+def boolean(value: Json, param: str) -> bool:
+    if not isinstance(value, bool):
+        raise expected(param, "true or false", value)
+    return value
+
+
+def choice(value: Json, param: str, kind: type[_Enum], aliases: dict[str, _Enum] | None = None) -> _Enum:
+    """One of an enumeration's values, or one of the aliases for them."""
+    known = {member.value: member for member in kind} | (aliases or {})
+    if not isinstance(value, str) or value not in known:
+        raise expected(param, f"one of {', '.join(known)}", value)
+    return known[value]

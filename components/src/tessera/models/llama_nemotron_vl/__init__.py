@@ -1,0 +1,27 @@
+"""Llama Nemotron Embed VL: a SigLIP encoder, a pixel-shuffle projector and a bidirectional Llama.
+
+Opening, prompts, tiling and preprocessing live in modules that never import torch; ``loading`` and what
+it builds do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tessera.models.base import Family, Model
+from tessera.models.llama_nemotron_vl.model import FAMILY_NAME, LlamaNemotronVL
+
+__all__ = ["FAMILY"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    name: str = FAMILY_NAME
+    model_types: tuple[str, ...] = ("llama_nemotron_vl",)
+
+    def open_model(self, path: Path) -> Model:
+        return LlamaNemotronVL.open(path)
+
+
+FAMILY: Family = _Family()  # type: ignore[assignment]

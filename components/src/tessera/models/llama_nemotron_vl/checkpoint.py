@@ -1,0 +1,86 @@
+"""Finds a checkpoint's weight files and the place of every tensor in them; torch-free.
+
+Reads headers only. Files in pickle formats are never opened, and neither is any file that the index does
+not name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tessera.errors import CheckpointError
+from tessera.models.llama_nemotron_vl.config import ModelConfig
+from tessera.models.llama_nemotron_vl.section import Section
+from tessera.models.llama_nemotron_vl.tensors import canonical, expected
+from tessera.models.llama_nemotron_vl.weight_file import StoredTensor, WeightFile
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+_FLOATS = ("F32", "F16", "BF16")
+
+
+def weight_files(directory: Path) -> list[WeightFile]:
+    """The headers of ``model.safetensors``, or of the shards that the index names, by file name."""
+    if (directory / SINGLE_FILE).exists():
+        return [WeightFile.read(directory / SINGLE_FILE)]
+    if not (directory / INDEX_FILE).exists():
+        raise CheckpointError(
+            f"{directory}: has neither {SINGLE_FILE} nor {INDEX_FILE}; no other weight format is read"
+        )
+    index = Section.read(directory / INDEX_FILE)
+    placed = index.section("weight_map").values
+    names = sorted({str(name) for name in placed.values()})
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise index.error("weight_map", f"names {name!r}, which is no safetensors file beside it")
+    files = {name: WeightFile.read(directory / name) for name in names}
+    held = {(tensor.name, name) for name, file in files.items() for tensor in file.tensors}
+    for tensor, name in placed.items():
+        if (tensor, name) not in held:
+            raise CheckpointError(
+                f"{files[name].path}: lacks tensor {tensor!r}, which {INDEX_FILE} puts there"
+            )
+    return list(files.values())
+
+
+def stored_tensors(directory: Path, config: ModelConfig) -> dict[str, StoredTensor]:
+    """Every tensor that the model uses, by canonical name.
+
+    Raises ``CheckpointError`` that names tensor and file, with what was expected and what was found, for
+    a tensor that is missing, unknown, there twice, of another shape, or not of a float type.
+    """
+    files = weight_files(directory)
+    shapes = expected(config)
+    found: dict[str, StoredTensor] = {}
+    for tensor in (tensor for file in files for tensor in file.tensors):
+        name = canonical(tensor.name)
+        if name is None:
+            continue
+        if name in found:
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name!r} is the same as {found[name].name!r}"
+                f" in {found[name].file.name}"
+            )
+        if name not in shapes:
+            raise CheckpointError(
+                f"{tensor.file}: unexpected tensor {tensor.name!r} of shape {list(tensor.shape)};"
+                " the configuration has no place for it"
+            )
+        if tensor.shape != shapes[name]:
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name!r} must have shape {list(shapes[name])},"
+                f" found {list(tensor.shape)}"
+            )
+        if tensor.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{tensor.file}: tensor {tensor.name!r} must be one of {list(_FLOATS)}, found {tensor.dtype}"
+            )
+        found[name] = tensor
+    for name, shape in shapes.items():
+        if name not in found:
+            searched = ", ".join(file.path.name for file in files)
+            raise CheckpointError(
+                f"{directory}: tensor {name!r} of shape {list(shape)} is missing from {searched}"
+            )
+    return found

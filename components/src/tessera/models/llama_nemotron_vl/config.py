@@ -1,0 +1,132 @@
+"""What a checkpoint's files say about its shapes, preprocessing, prompts and pooling; torch-free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Pooling = Literal["avg", "last", "cls"]
+PixelShuffle = Literal["v1", "v2"]
+RopeType = Literal["default", "linear", "llama3"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionConfig:
+    """The SigLIP encoder; sizes in pixels, channels or counts."""
+
+    image_size: int
+    patch_size: int
+    channels: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    eps: float
+    activation: str
+    select_layer: int
+    """Which hidden state is the feature: -1 is the last one after the final norm, any other value
+    counts in the list [embeddings, layer 1, ..., layer n] without that norm."""
+
+    @property
+    def grid(self) -> int:
+        """Patches along one edge of a tile."""
+        return self.image_size // self.patch_size
+
+    @property
+    def patch_features(self) -> int:
+        return self.channels * self.patch_size**2
+
+    @property
+    def layers_used(self) -> int:
+        """How many layers have to run for the selected feature."""
+        return self.select_layer if self.select_layer >= 0 else self.layers + 1 + self.select_layer
+
+    @property
+    def final_norm(self) -> bool:
+        return self.select_layer == -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProjectorConfig:
+    """Pixel shuffle and the two-layer network from vision features to backbone rows."""
+
+    factor: int
+    """``factor`` by ``factor`` neighbouring patches become one row."""
+    version: PixelShuffle
+    eps: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeConfig:
+    """Rotary position embedding; the last four fields are used by the scaled types only."""
+
+    rope_type: RopeType
+    theta: float
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    original_max_positions: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextConfig:
+    """The bidirectional Llama backbone."""
+
+    vocab_size: int
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    eps: float
+    activation: str
+    max_positions: int
+    rope: RopeConfig
+    pooling: Pooling
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageConfig:
+    """How an image becomes tiles, and how their bytes become numbers."""
+
+    tile_size: int
+    min_tiles: int
+    max_tiles: int
+    """Tiles in the largest grid, the thumbnail not counted."""
+    dynamic: bool
+    """False: the whole image becomes one tile."""
+    thumbnail: bool
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptConfig:
+    """Prefixes include their trailing space."""
+
+    query_prefix: str
+    passage_prefix: str
+    image_token_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    vision: VisionConfig
+    projector: ProjectorConfig
+    text: TextConfig
+    image: ImageConfig
+    prompt: PromptConfig
+    max_tokens: int
+    dimensions: frozenset[int]
+
+    @property
+    def tokens_per_tile(self) -> int:
+        return (self.vision.grid // self.projector.factor) ** 2
+
+    @property
+    def max_tiles(self) -> int:
+        """Most tiles one image can become, the thumbnail counted."""
+        if not self.image.dynamic:
+            return 1
+        return self.image.max_tiles + (self.image.thumbnail and self.image.max_tiles > 1)

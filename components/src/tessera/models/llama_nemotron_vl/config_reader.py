@@ -1,0 +1,230 @@
+"""Reads ``config.json`` and ``processor_config.json`` into a ``ModelConfig``.
+
+Where both files have a value, ``processor_config.json`` wins: it is what the reference processor runs
+with, and the tile limit in ``config.json`` is a leftover from training. A key that may be absent takes
+the default of the class that would have read it in ``transformers``, because saving drops values that
+equal those defaults. ``pooling`` has no default: existing loaders disagree about it, and a wrong guess
+would only show as bad search results.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+from tessera.models.llama_nemotron_vl.config import (
+    ImageConfig,
+    ModelConfig,
+    PixelShuffle,
+    Pooling,
+    ProjectorConfig,
+    PromptConfig,
+    RopeConfig,
+    RopeType,
+    TextConfig,
+    VisionConfig,
+)
+from tessera.models.llama_nemotron_vl.section import Section
+
+CONFIG_FILE = "config.json"
+PROCESSOR_FILE = "processor_config.json"
+
+ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu")
+
+_NORMALISATION: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
+    "siglip": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+_DEFAULT_MAX_TOKENS = 10240
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """Read and cross-check the configuration in ``directory``; raises ``CheckpointError``."""
+    config = Section.read(directory / CONFIG_FILE)
+    processor = Section.read(directory / PROCESSOR_FILE, optional=True)
+    text = _text(config)
+    vision = _vision(config)
+    projector = _projector(config, vision)
+    model = ModelConfig(
+        vision=vision,
+        projector=projector,
+        text=text,
+        image=_image(config, processor, vision),
+        prompt=_prompt(config, processor, text),
+        max_tokens=_max_tokens(config, processor, text),
+        dimensions=_dimensions(config, text),
+    )
+    if processor.has("num_image_token"):
+        declared = processor.integer("num_image_token")
+        if declared != model.tokens_per_tile:
+            raise processor.error(
+                "num_image_token", f"is {declared}, but the vision shapes make {model.tokens_per_tile}"
+            )
+    return model
+
+
+def _vision(config: Section) -> VisionConfig:
+    section = config.section("vision_config")
+    section.string("model_type", "siglip_vision_model", among=("siglip_vision_model",))
+    vision = VisionConfig(
+        image_size=section.integer("image_size"),
+        patch_size=section.integer("patch_size", 16),
+        channels=section.integer("num_channels", 3),
+        hidden=section.integer("hidden_size"),
+        intermediate=section.integer("intermediate_size"),
+        layers=section.integer("num_hidden_layers"),
+        heads=section.integer("num_attention_heads"),
+        eps=section.number("layer_norm_eps", 1e-6),
+        activation=section.string("hidden_act", "gelu_pytorch_tanh", among=ACTIVATIONS),
+        select_layer=config.integer("select_layer", -1, at_least=None),
+    )
+    if vision.channels != 3:
+        raise section.error("num_channels", f"must be 3, the channels of an RGB tile, not {vision.channels}")
+    if vision.image_size % vision.patch_size:
+        raise section.error("image_size", f"must be a multiple of patch_size {vision.patch_size}")
+    if vision.hidden % vision.heads:
+        raise section.error("hidden_size", f"must be a multiple of num_attention_heads {vision.heads}")
+    if not -vision.layers - 1 <= vision.select_layer <= vision.layers:
+        raise config.error(
+            "select_layer", f"is {vision.select_layer}, outside the {vision.layers + 1} hidden states"
+        )
+    return vision
+
+
+def _projector(config: Section, vision: VisionConfig) -> ProjectorConfig:
+    ratio = config.number("downsample_ratio", 0.5)
+    factor = round(1 / ratio)
+    if factor < 1 or abs(1 / factor - ratio) > 1e-9:
+        raise config.error("downsample_ratio", f"must be 1 over a whole number, not {ratio}")
+    if vision.grid % factor:
+        raise config.error("downsample_ratio", f"{ratio} does not divide the grid of {vision.grid} patches")
+    return ProjectorConfig(
+        factor=factor,
+        version=cast(PixelShuffle, config.string("ps_version", "v2", among=("v1", "v2"))),
+        eps=config.number("projector_layer_norm_eps", 1e-5),
+    )
+
+
+def _text(config: Section) -> TextConfig:
+    section = config.section("llm_config")
+    names = section.values.get("architectures") or ["LlamaBidirectionalModel"]
+    if names != ["LlamaBidirectionalModel"]:
+        raise section.error("architectures", f"must be ['LlamaBidirectionalModel'], not {names!r}")
+    if not config.flag("bidirectional_attention", True):
+        raise config.error("bidirectional_attention", "is false; causal backbones are not supported")
+    for key in ("attention_bias", "mlp_bias"):
+        if section.flag(key, False):
+            raise section.error(key, "is true; biases in the backbone are not supported")
+    heads = section.integer("num_attention_heads", 32)
+    kv_heads = section.integer("num_key_value_heads", heads)
+    hidden = section.integer("hidden_size")
+    if heads % kv_heads:
+        raise section.error("num_attention_heads", f"must be a multiple of num_key_value_heads {kv_heads}")
+    if not section.has("head_dim") and hidden % heads:
+        raise section.error("hidden_size", f"must be a multiple of num_attention_heads {heads}")
+    head_dim = section.integer("head_dim", max(hidden // heads, 1))
+    if head_dim % 2:
+        raise section.error("head_dim", f"must be even for rotary positions, not {head_dim}")
+    # the composite class hands the backbone's value on where the top level has none
+    pooling = config if config.has("pooling") or not section.has("pooling") else section
+    return TextConfig(
+        vocab_size=section.integer("vocab_size"),
+        hidden=hidden,
+        intermediate=section.integer("intermediate_size"),
+        layers=section.integer("num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        eps=section.number("rms_norm_eps", 1e-6),
+        activation=section.string("hidden_act", "silu", among=ACTIVATIONS),
+        max_positions=section.integer("max_position_embeddings"),
+        rope=_rope(section),
+        pooling=cast(Pooling, pooling.string("pooling", among=("avg", "last", "cls"))),
+    )
+
+
+def _rope(section: Section) -> RopeConfig:
+    keys = [key for key in ("rope_parameters", "rope_scaling") if section.has(key)]
+    if len(keys) == 2 and section.values[keys[0]] != section.values[keys[1]]:
+        raise section.error("rope_scaling", "and rope_parameters are both there and differ")
+    rope = section.section(keys[0]) if keys else Section(path=section.path, prefix=section.prefix, values={})
+    kind = cast(
+        RopeType,
+        rope.string(
+            "type" if rope.has("type") and not rope.has("rope_type") else "rope_type",
+            "default",
+            among=("default", "linear", "llama3"),
+        ),
+    )
+    if rope.number("partial_rotary_factor", section.number("partial_rotary_factor", 1.0)) != 1.0:
+        raise rope.error("partial_rotary_factor", "is not supported unless it is 1")
+    theta = rope.number("rope_theta", section.number("rope_theta", 10000.0))
+    if kind == "default":
+        return RopeConfig(rope_type=kind, theta=theta)
+    factor = rope.number("factor")
+    if kind == "linear":
+        return RopeConfig(rope_type=kind, theta=theta, factor=factor)
+    return RopeConfig(
+        rope_type=kind,
+        theta=theta,
+        factor=factor,
+        low_freq_factor=rope.number("low_freq_factor"),
+        high_freq_factor=rope.number("high_freq_factor"),
+        original_max_positions=rope.integer("original_max_position_embeddings"),
+    )
+
+
+def _image(config: Section, processor: Section, vision: VisionConfig) -> ImageConfig:
+    for source, key in ((processor, "image_size"), (config, "force_image_size")):
+        if source.has(key) and source.integer(key) != vision.image_size:
+            raise source.error(
+                key,
+                f"is {source.integer(key)}, but the position embeddings are for {vision.image_size} pixels",
+            )
+    mean, std = _NORMALISATION[processor.string("norm_type", "siglip", among=tuple(_NORMALISATION))]
+    smallest = processor.integer("min_input_tiles", config.integer("min_dynamic_patch", 1))
+    largest = processor.integer("max_input_tiles", config.integer("max_dynamic_patch", 6))
+    if smallest > largest:
+        raise processor.error("max_input_tiles", f"is {largest}, below the {smallest} of min_input_tiles")
+    return ImageConfig(
+        tile_size=vision.image_size,
+        min_tiles=smallest,
+        max_tiles=largest,
+        dynamic=processor.flag("dynamic_image_size", config.flag("dynamic_image_size", False)),
+        thumbnail=processor.flag("use_thumbnail", config.flag("use_thumbnail", False)),
+        mean=mean,
+        std=std,
+    )
+
+
+def _prompt(config: Section, processor: Section, text: TextConfig) -> PromptConfig:
+    image_token_id = config.integer("img_context_token_id", 128258, at_least=0)
+    if image_token_id >= text.vocab_size:
+        raise config.error("img_context_token_id", f"is {image_token_id}, vocab_size is {text.vocab_size}")
+    prefixes = [
+        processor.string(key, config.string(key, default))
+        for key, default in (("query_prefix", "query:"), ("passage_prefix", "passage:"))
+    ]
+    query, passage = (f"{prefix} " if prefix else "" for prefix in prefixes)
+    return PromptConfig(query_prefix=query, passage_prefix=passage, image_token_id=image_token_id)
+
+
+def _max_tokens(config: Section, processor: Section, text: TextConfig) -> int:
+    """The passage limit, at which the reference processor truncates.
+
+    The backbone's own 131,072 positions are no guide, since it was tuned on far shorter inputs. Absent
+    from both files, the limit is the reference class's default, which is also what is recommended for
+    image and text together; the shorter query limit is a matter of truncation, not of what fits.
+    """
+    limit = processor.integer("p_max_length", config.integer("p_max_length", _DEFAULT_MAX_TOKENS))
+    return min(limit, text.max_positions)
+
+
+def _dimensions(config: Section, text: TextConfig) -> frozenset[int]:
+    """Configured widths; ``is_matryoshka`` without a list allows every width."""
+    widths = config.integers("matryoshka_dimensions")
+    if not all(1 <= width <= text.hidden for width in widths):
+        raise config.error("matryoshka_dimensions", f"must lie in 1..{text.hidden}: {list(widths)}")
+    if not widths and config.flag("is_matryoshka", False):
+        return frozenset(range(1, text.hidden))
+    return frozenset(widths) - {text.hidden}

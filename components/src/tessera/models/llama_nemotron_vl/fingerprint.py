@@ -1,0 +1,54 @@
+"""A short name for what a checkpoint computes; part of every cache key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from blake3 import blake3
+
+from tessera.models.llama_nemotron_vl.checkpoint import weight_files
+from tessera.models.llama_nemotron_vl.config_reader import CONFIG_FILE, PROCESSOR_FILE
+from tessera.models.llama_nemotron_vl.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from tessera.models.llama_nemotron_vl.weight_file import WeightFile
+
+# raised by hand whenever preprocessing, prompts or the forward pass change what they compute
+_REVISION = b"llama_nemotron_vl 1"
+_CHUNK = 1024
+
+
+def fingerprint(directory: Path) -> str:
+    """32 hexadecimal digits over the configuration, the tokenizer and a sample of the weights.
+
+    Covers every byte of the configuration, processor and tokenizer files, every weight file's header
+    (names, shapes, types, layout) and, of each tensor, its first, middle and last KiB. It tells apart
+    checkpoints that were trained, quantised, merged or sharded differently, since those change all of a
+    tensor; it cannot see a change confined to the unsampled inside of a large tensor. The directory's
+    place, file times and other files in it have no part. Costs a few small reads for each tensor.
+    """
+    digest = blake3(_REVISION)
+    for name in (CONFIG_FILE, PROCESSOR_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
+        path = directory / name
+        content = path.read_bytes() if path.exists() else b""
+        digest.update(f"{name} {path.exists()} {len(content)} ".encode())
+        digest.update(content)
+    for file in weight_files(directory):
+        digest.update(f"weights {len(file.header)} ".encode())
+        digest.update(file.header)
+        for sample in _samples(file):
+            digest.update(sample)
+    return str(digest.hexdigest(length=16))
+
+
+def _samples(file: WeightFile) -> Iterator[bytes]:
+    descriptor = os.open(file.path, os.O_RDONLY)
+    try:
+        for tensor in file.tensors:
+            if tensor.nbytes <= 3 * _CHUNK:
+                yield os.pread(descriptor, tensor.nbytes, tensor.start)
+                continue
+            for offset in (0, (tensor.nbytes - _CHUNK) // 2, tensor.nbytes - _CHUNK):
+                yield os.pread(descriptor, _CHUNK, tensor.start + offset)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,136 @@
+"""A checkpoint of this family as the rest of Tessera sees it; importing and opening need no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tessera.models.base import Int32Array, Prompt, Role, TextModule, Truncate, UInt8Array, VisionModule
+from tessera.models.llama_nemotron_vl.config import ModelConfig
+from tessera.models.llama_nemotron_vl.config_reader import read_config
+from tessera.models.llama_nemotron_vl.fingerprint import fingerprint
+from tessera.models.llama_nemotron_vl.preprocess import preprocess
+from tessera.models.llama_nemotron_vl.prompt import PromptBuilder
+from tessera.models.llama_nemotron_vl.tensors import Shapes, text_shapes, used_for_vision
+from tessera.models.llama_nemotron_vl.tiling import count_tiles
+from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from tessera.models.base import Model
+
+FAMILY_NAME = "llama_nemotron_vl"
+
+_ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+class LlamaNemotronVL:
+    """Implements ``tessera.models.base.Model``; thread-safe once opened."""
+
+    def __init__(self, path: Path, config: ModelConfig, prompts: PromptBuilder) -> None:
+        self.path = path
+        self.config = config
+        self._prompts = prompts
+
+    @classmethod
+    def open(cls, path: Path) -> LlamaNemotronVL:
+        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
+        config = read_config(path)
+        prompts = PromptBuilder(
+            TextTokenizer.open(path, config),
+            config.prompt,
+            tokens_per_tile=config.tokens_per_tile,
+            vocab_size=config.text.vocab_size,
+        )
+        return cls(path, config, prompts)
+
+    @property
+    def family(self) -> str:
+        return FAMILY_NAME
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Computed from the files at the first use; raises ``CheckpointError`` without weight files."""
+        return fingerprint(self.path)
+
+    @property
+    def hidden(self) -> int:
+        return self.config.text.hidden
+
+    @property
+    def max_tokens(self) -> int:
+        return self.config.max_tokens
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.text.vocab_size
+
+    @property
+    def tokens_per_tile(self) -> int:
+        return self.config.tokens_per_tile
+
+    @property
+    def max_tiles(self) -> int:
+        return self.config.max_tiles
+
+    @property
+    def tile_shape(self) -> tuple[int, int, int]:
+        size = self.config.image.tile_size
+        return (self.config.vision.channels, size, size)
+
+    @property
+    def dimensions(self) -> frozenset[int]:
+        return self.config.dimensions
+
+    def tiles(self, width: int, height: int) -> int:
+        return count_tiles(width, height, self.config.image)
+
+    def prompt(
+        self,
+        text: str | Sequence[int],
+        tiles: Sequence[int],
+        *,
+        role: Role,
+        max_tokens: int,
+        truncate: Truncate,
+        param: str,
+    ) -> Prompt:
+        return self._prompts.build(
+            text, tiles, role=role, max_tokens=max_tokens, truncate=truncate, param=param
+        )
+
+    def vision_index(self, tokens: Int32Array) -> Int32Array:
+        return np.flatnonzero(tokens == self.config.prompt.image_token_id).astype(np.int32)
+
+    def preprocess(self, data: bytes, *, param: str) -> UInt8Array:
+        return preprocess(data, self.config.image, param=param)
+
+    def load_vision(self, *, dtype: str, device: str) -> VisionModule:
+        """Read the vision and projector tensors; raises ``CheckpointError``."""
+        from tessera.models.llama_nemotron_vl.loading import load_vision
+
+        return load_vision(self.path, self.config, dtype=dtype, device=device)
+
+    def load_text(self, *, dtype: str, device: str) -> TextModule:
+        """Read the language tensors; raises ``CheckpointError``."""
+        from tessera.models.llama_nemotron_vl.loading import load_text
+
+        return load_text(self.path, self.config, dtype=dtype, device=device)
+
+    def vision_nbytes(self, dtype: str) -> int:
+        return _nbytes(used_for_vision(self.config), dtype)
+
+    def text_nbytes(self, dtype: str) -> int:
+        return _nbytes(text_shapes(self.config.text), dtype)
+
+
+def _nbytes(shapes: Shapes, dtype: str) -> int:
+    return sum(map(prod, shapes.values())) * _ITEM_SIZE[dtype]
+
+
+if TYPE_CHECKING:
+    _conforms: type[Model] = LlamaNemotronVL

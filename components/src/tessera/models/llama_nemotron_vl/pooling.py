@@ -1,0 +1,34 @@
+"""From the last hidden states of a packed batch to one unit vector for each sequence."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from tessera.models.llama_nemotron_vl.config import Pooling
+
+
+def pool(hidden: torch.Tensor, cu_seqlens: torch.Tensor, pooling: Pooling) -> torch.Tensor:
+    """Pool ``[total, hidden]`` of any float type over each sequence; float32 ``[batch, hidden]``.
+
+    The mean is accumulated in float32. Sequences are never added to one another's sums, not even with
+    weight zero, so that a sequence with a NaN spoils only its own vector.
+    """
+    if pooling == "cls":
+        return hidden.index_select(0, cu_seqlens[:-1]).float()
+    if pooling == "last":
+        return hidden.index_select(0, cu_seqlens[1:] - 1).float()
+    lengths = cu_seqlens.diff()
+    batch, total = lengths.shape[0], hidden.shape[0]
+    sequence = torch.arange(batch, device=hidden.device, dtype=torch.int32).repeat_interleave(
+        lengths,
+        output_size=total,  # given, so that the device is not asked for it
+    )
+    sums = torch.zeros(batch, hidden.shape[1], dtype=torch.float32, device=hidden.device)
+    sums.index_add_(0, sequence, hidden.float())
+    return sums / lengths[:, None]
+
+
+def normalise(vectors: torch.Tensor) -> torch.Tensor:
+    """Scale float32 rows to length 1; a row shorter than 1e-12 is only divided by that."""
+    return functional.normalize(vectors, p=2.0, dim=-1, eps=1e-12)

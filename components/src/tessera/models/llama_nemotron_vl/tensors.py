@@ -1,0 +1,116 @@
+"""The tensors a checkpoint of this family has: their names, all spellings of them, and their shapes.
+
+Each tensor has one canonical name here, made of its part and its name inside the part:
+``vision.post_layernorm.weight``, ``projector.0.weight``, ``text.layers.0.mlp.up_proj.weight``. Files
+spell the parts' prefixes in several ways, depending on which tool wrote them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from tessera.models.llama_nemotron_vl.config import ModelConfig, ProjectorConfig, TextConfig, VisionConfig
+
+Shapes = dict[str, tuple[int, ...]]
+
+# longest first, because the shorter ones are beginnings or endings of the longer
+_PREFIXES = (
+    ("vision_model.vision_model.", "vision."),
+    ("vision_model.", "vision."),
+    ("mlp1.", "projector."),
+    ("language_model.model.", "text."),
+    ("language_model.", "text."),
+)
+_OUTER = "model."
+
+_UNUSED = (
+    re.compile(r"vision\.head\."),
+    re.compile(r".*\brotary_emb\.inv_freq$"),
+    re.compile(r".*\bposition_ids$"),
+    re.compile(r"(.*\.)?lm_head\."),
+)
+
+
+def canonical(name: str) -> str | None:
+    """The canonical name of a stored tensor; ``None`` for one that the forward pass does not use.
+
+    A name with no known prefix comes back as it is, and then matches nothing that is expected.
+    """
+    found = name
+    bare = name.removeprefix(_OUTER)
+    for prefix, part in _PREFIXES:
+        if bare.startswith(prefix):
+            found = part + bare.removeprefix(prefix)
+            break
+    return None if any(pattern.match(found) for pattern in _UNUSED) else found
+
+
+def expected(config: ModelConfig) -> Shapes:
+    """Every tensor that the checkpoint must have, vision layers behind ``select_layer`` included."""
+    return (
+        vision_shapes(config.vision, layers=config.vision.layers, final_norm=True)
+        | projector_shapes(config.projector, config.vision, config.text)
+        | text_shapes(config.text)
+    )
+
+
+def used_for_vision(config: ModelConfig) -> Shapes:
+    """The tensors that the vision module keeps."""
+    vision = config.vision
+    return vision_shapes(vision, layers=vision.layers_used, final_norm=vision.final_norm) | projector_shapes(
+        config.projector, vision, config.text
+    )
+
+
+def vision_shapes(config: VisionConfig, *, layers: int, final_norm: bool) -> Shapes:
+    hidden, wide = config.hidden, config.intermediate
+    shapes: Shapes = {
+        "embeddings.patch_embedding.weight": (hidden, config.channels, config.patch_size, config.patch_size),
+        "embeddings.patch_embedding.bias": (hidden,),
+        "embeddings.position_embedding.weight": (config.grid**2, hidden),
+    }
+    for layer in range(layers):
+        stem = f"encoder.layers.{layer}."
+        for norm in ("layer_norm1", "layer_norm2"):
+            shapes |= {f"{stem}{norm}.weight": (hidden,), f"{stem}{norm}.bias": (hidden,)}
+        for projection in ("q_proj", "k_proj", "v_proj", "out_proj"):
+            shapes[f"{stem}self_attn.{projection}.weight"] = (hidden, hidden)
+            shapes[f"{stem}self_attn.{projection}.bias"] = (hidden,)
+        shapes |= {f"{stem}mlp.fc1.weight": (wide, hidden), f"{stem}mlp.fc1.bias": (wide,)}
+        shapes |= {f"{stem}mlp.fc2.weight": (hidden, wide), f"{stem}mlp.fc2.bias": (hidden,)}
+    if final_norm:
+        shapes |= {"post_layernorm.weight": (hidden,), "post_layernorm.bias": (hidden,)}
+    return {f"vision.{name}": shape for name, shape in shapes.items()}
+
+
+def projector_shapes(config: ProjectorConfig, vision: VisionConfig, text: TextConfig) -> Shapes:
+    features = vision.hidden * config.factor**2
+    return {
+        "projector.0.weight": (features,),
+        "projector.0.bias": (features,),
+        "projector.1.weight": (text.hidden, features),
+        "projector.1.bias": (text.hidden,),
+        "projector.3.weight": (text.hidden, text.hidden),
+        "projector.3.bias": (text.hidden,),
+    }
+
+
+def text_shapes(config: TextConfig) -> Shapes:
+    hidden, wide = config.hidden, config.intermediate
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    shapes: Shapes = {"embed_tokens.weight": (config.vocab_size, hidden)}
+    for layer in range(config.layers):
+        stem = f"layers.{layer}."
+        shapes |= {
+            f"{stem}input_layernorm.weight": (hidden,),
+            f"{stem}self_attn.q_proj.weight": (queries, hidden),
+            f"{stem}self_attn.k_proj.weight": (keys, hidden),
+            f"{stem}self_attn.v_proj.weight": (keys, hidden),
+            f"{stem}self_attn.o_proj.weight": (hidden, queries),
+            f"{stem}post_attention_layernorm.weight": (hidden,),
+            f"{stem}mlp.gate_proj.weight": (wide, hidden),
+            f"{stem}mlp.up_proj.weight": (wide, hidden),
+            f"{stem}mlp.down_proj.weight": (hidden, wide),
+        }
+    shapes["norm.weight"] = (hidden,)
+    return {f"text.{name}": shape for name, shape in shapes.items()}

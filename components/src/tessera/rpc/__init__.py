@@ -1,0 +1,8 @@
+"""The one place that knows Dynamo: serving an endpoint, calling an instance, watching discovery."""
+
+from tessera.rpc.client import Client
+from tessera.rpc.peers import Check, Peers
+from tessera.rpc.runtime import RpcConfig, Runtime, set_environment_defaults
+from tessera.rpc.server import Server
+
+__all__ = ["Check", "Client", "Peers", "RpcConfig", "Runtime", "Server", "set_environment_defaults"]

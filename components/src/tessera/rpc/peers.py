@@ -1,0 +1,111 @@
+"""The instances of an endpoint that may be given work now."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import random
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from tessera import wire
+from tessera.errors import TesseraError
+from tessera.rpc.client import Client
+
+log = logging.getLogger(__name__)
+
+Check = Callable[[wire.WorkerInfo], str | None]
+"""Why an instance may not be used, or None when it may."""
+
+_POLL_SECONDS = 0.05
+_DESCRIBE_TIMEOUT = 2.0
+_BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+class Peers:
+    """Follows discovery and asks every new instance what it is before it gets work.
+
+    Discovery alone is not enough: a killed worker stays listed until its lease runs out, and a worker of
+    another model or version would answer with wrong vectors. An instance that failed a call is set
+    aside at once (``suspect``) and comes back when it answers ``Describe`` again.
+    """
+
+    def __init__(self, client: Client, check: Check) -> None:
+        self.client = client
+        self._check = check
+        self._ready: dict[int, wire.WorkerInfo] = {}
+        self._asking: dict[int, asyncio.Task[None]] = {}
+        self._refused: set[int] = set()
+        self._changed = asyncio.Event()
+        self._poll = asyncio.create_task(self._follow(), name=f"peers {client.address}")
+
+    @property
+    def ready(self) -> Mapping[int, wire.WorkerInfo]:
+        return MappingProxyType(self._ready)
+
+    async def wait(self, timeout: float) -> bool:
+        """Wait at most ``timeout`` seconds for an instance; true when there is one."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        while not self._ready:
+            left = deadline - asyncio.get_running_loop().time()
+            if left <= 0:
+                return False
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), left)
+            except TimeoutError:
+                return bool(self._ready)
+        return True
+
+    def suspect(self, instance: int) -> None:
+        """Give the instance no more work until it has answered again."""
+        if self._ready.pop(instance, None) is not None:
+            log.warning("%s: instance %x does not answer; set aside", self.client.address, instance)
+
+    async def close(self) -> None:
+        tasks = [self._poll, *self._asking.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self) -> None:
+        while True:
+            listed = set(self.client.instances())
+            for gone in self._ready.keys() - listed:
+                del self._ready[gone]
+            for gone in self._asking.keys() - listed:
+                self._asking[gone].cancel()
+            self._refused &= listed
+            for instance in listed - self._ready.keys() - self._asking.keys() - self._refused:
+                task = asyncio.create_task(self._ask(instance))
+                self._asking[instance] = task
+                task.add_done_callback(functools.partial(self._asked, instance))
+            await asyncio.sleep(_POLL_SECONDS)
+
+    def _asked(self, instance: int, _: asyncio.Task[None]) -> None:
+        self._asking.pop(instance, None)
+
+    async def _ask(self, instance: int) -> None:
+        attempt = 0
+        while True:
+            try:
+                info = await self.client.call(instance, wire.Describe(), timeout=_DESCRIBE_TIMEOUT)
+            except TesseraError as error:
+                if attempt == 0:
+                    log.info("%s: instance %x is not answering yet: %s", self.client.address, instance, error)
+                delay = _BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]
+                await asyncio.sleep(delay * random.uniform(0.8, 1.2))
+                attempt += 1
+                continue
+            if not isinstance(info, wire.WorkerInfo):
+                reason: str | None = f"it answered Describe with {type(info).__name__}"
+            else:
+                reason = self._check(info)
+            if reason is not None or not isinstance(info, wire.WorkerInfo):
+                self._refused.add(instance)
+                log.error("%s: instance %x is not used: %s", self.client.address, instance, reason)
+                return
+            self._ready[instance] = info
+            self._changed.set()
+            return

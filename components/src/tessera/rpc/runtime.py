@@ -1,0 +1,74 @@
+"""One process's membership in the Dynamo deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import Any
+
+import msgspec
+
+from tessera.errors import ConfigError
+
+_ENVIRONMENT_DEFAULTS = {
+    # The span filter silences one line for each call; it must name the span, because the runtime adds
+    # the bare target back at INFO whatever the level is.
+    "DYN_LOG": "warn,request_span[router.route_request]=off",
+    # Without these the runtime binds and advertises the first routable interface.
+    "DYN_TCP_RPC_HOST": "127.0.0.1",
+    "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
+    "DYN_SYSTEM_HOST": "127.0.0.1",
+    # One page scan is larger than the runtime's 32 MiB; the frontend's own body limit comes first.
+    "DYN_TCP_MAX_MESSAGE_SIZE": str(256 << 20),
+}
+
+
+def set_environment_defaults() -> None:
+    """Give Dynamo's own settings the defaults that fit one machine; what is set already stays.
+
+    Call it in ``main``, before the first ``Runtime``: Dynamo reads them once.
+    """
+    for name, value in _ENVIRONMENT_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+class RpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``discovery_backend`` and ``request_plane`` take Dynamo's own values."""
+
+    namespace: str = "tessera"
+    discovery_backend: str = "file"
+    request_plane: str = "tcp"
+
+
+class Runtime:
+    """Owns the ``DistributedRuntime`` of this process. Belongs to the event loop that created it."""
+
+    def __init__(self, config: RpcConfig) -> None:
+        # Imported here because the module reads the environment, its log level above all, when it loads.
+        from dynamo.runtime import DistributedRuntime
+
+        self.config = config
+        try:
+            self._runtime: Any = DistributedRuntime(
+                asyncio.get_running_loop(), config.discovery_backend, config.request_plane
+            )
+        except Exception as error:
+            planes = f"discovery {config.discovery_backend!r}, request plane {config.request_plane!r}"
+            raise ConfigError(f"cannot join the Dynamo deployment ({planes}): {error}") from error
+
+    def address(self, component: str) -> str:
+        return f"{self.config.namespace}.{component}.generate"
+
+    def endpoint(self, address: str) -> Any:
+        """The Dynamo endpoint at ``namespace.component.endpoint`` or ``dyn://namespace.component.endpoint``."""
+        path = address.removeprefix("dyn://")
+        if len(path.split(".")) != 3:
+            raise ConfigError(f"{address!r} is no endpoint: expected dyn://namespace.component.endpoint")
+        return self._runtime.endpoint(path)
+
+    def set_ready(self, ready: bool) -> None:
+        """What ``/health`` on the runtime's system port answers."""
+        self._runtime.set_health_status(ready)
+
+    def shutdown(self) -> None:
+        self._runtime.shutdown()

@@ -1,0 +1,146 @@
+"""Serving one endpoint: decode, run, answer, and stay listed in discovery."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from tessera import wire
+from tessera.errors import RequestCancelled, TesseraError, Unavailable
+from tessera.rpc.runtime import Runtime
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[wire.Request], Awaitable[wire.Reply]]
+
+_HEALTH_PROBE = {"probe": "tessera"}
+
+
+class Server:
+    """One endpoint instance of this process.
+
+    A handler's errors travel as ``Failure`` replies; a caller that goes away cancels its handler. The
+    instance leaves discovery first when it stops, so that what is in flight can finish undisturbed.
+    """
+
+    def __init__(self, runtime: Runtime, address: str, handler: Handler) -> None:
+        self._endpoint: Any = runtime.endpoint(address)
+        self._handler = handler
+        self._runtime = runtime
+        self._running: set[asyncio.Task[wire.Reply]] = set()
+        self._served: asyncio.Future[Any] | None = None
+        self._watchdog: asyncio.Task[None] | None = None
+        self._stopping = False
+        self.address = address
+
+    @property
+    def instance(self) -> int:
+        return int(self._endpoint.connection_id())
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._running)
+
+    def expose_metrics(self, render: Callable[[], str]) -> None:
+        """Add Prometheus text to the runtime's own ``/metrics``."""
+        self._endpoint.metrics.register_prometheus_expfmt_callback(render)
+
+    async def start(self, *, check_every: float = 2.0) -> None:
+        """Register and serve; ``check_every`` seconds the instance makes sure that it is still listed."""
+        self._served = asyncio.ensure_future(
+            self._endpoint.serve_endpoint(
+                self._generate, graceful_shutdown=True, health_check_payload=_HEALTH_PROBE
+            )
+        )
+        listing = await self._endpoint.client()
+        await self._wait_listed(listing)
+        self._watchdog = asyncio.create_task(self._keep_listed(listing, check_every))
+        self._runtime.set_ready(True)
+
+    async def stop(self, *, timeout: float) -> None:
+        """Leave discovery, then wait at most ``timeout`` seconds for what is in flight."""
+        self._stopping = True
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+            await asyncio.gather(self._watchdog, return_exceptions=True)
+        self._runtime.set_ready(False)
+        if self._served is None:
+            return
+        await self._endpoint.unregister_endpoint_instance()
+        deadline = asyncio.get_running_loop().time() + timeout
+        # Callers learn of the departure a moment later; an empty set just now proves nothing.
+        quiet_since: float | None = None
+        while (now := asyncio.get_running_loop().time()) < deadline:
+            if self._running:
+                quiet_since = None
+            elif quiet_since is None:
+                quiet_since = now
+            elif now - quiet_since >= 0.5:
+                break
+            await asyncio.sleep(0.05)
+        if self._running:
+            log.warning(
+                "%s: %d calls were still running after %.0f s", self.address, len(self._running), timeout
+            )
+
+    async def _wait_listed(self, listing: Any) -> None:
+        assert self._served is not None
+        while self.instance not in listing.instance_ids():
+            if self._served.done():
+                self._served.result()
+                raise Unavailable(f"{self.address} stopped serving before it was registered")
+            await asyncio.sleep(0.02)
+
+    async def _keep_listed(self, listing: Any, check_every: float) -> None:
+        # The runtime does not renew a lease that ran out, after a freeze for example: the process would
+        # stay healthy and never be called again.
+        missing = 0
+        while True:
+            await asyncio.sleep(check_every)
+            missing = 0 if self.instance in listing.instance_ids() else missing + 1
+            if missing >= 2:
+                log.warning(
+                    "%s: instance %x is gone from discovery; registering again", self.address, self.instance
+                )
+                try:
+                    await self._endpoint.register_endpoint_instance()
+                except Exception as error:
+                    log.error("%s: cannot register again: %s", self.address, error)
+
+    async def _generate(self, request: object, context: Any) -> AsyncIterator[Any]:
+        # The parameter names are the runtime's: it passes the context by keyword.
+        if not isinstance(request, bytes):
+            yield {"status": "ok"}
+            return
+        yield wire.encode(await self._answer(request, context))
+
+    async def _answer(self, payload: bytes, context: Any) -> wire.Reply:
+        try:
+            message = wire.decode_request(payload)
+        except TesseraError as error:
+            return wire.Failure.of(error)
+        task = asyncio.ensure_future(self._run(message))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        gone = asyncio.ensure_future(context.async_killed_or_stopped())
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+        finally:
+            gone.cancel()
+        if task.cancelled():
+            return wire.Failure.of(RequestCancelled("the caller went away"))
+        return task.result()
+
+    async def _run(self, message: wire.Request) -> wire.Reply:
+        try:
+            return await self._handler(message)
+        except TesseraError as error:
+            return wire.Failure.of(error)
+        except Exception as error:
+            log.exception("%s: %s failed", self.address, type(message).__name__)
+            return wire.Failure.of(TesseraError(f"internal error: {type(error).__name__}"))

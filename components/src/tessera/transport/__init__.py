@@ -1,0 +1,1 @@
+"""The Transport seam: how vision rows cross from the worker that made them to the one that reads them."""

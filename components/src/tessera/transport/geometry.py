@@ -1,0 +1,112 @@
+"""The shape of a slab, and whether a handle fits it."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import torch
+
+from tessera.errors import HandOffError, TransportUnavailable
+from tessera.wire import Handle
+
+DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+"""The element types that may cross, by the name a handle gives them."""
+
+MAX_LEASE: Final = 2**63 - 1
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The wire name of ``dtype``; ``ValueError`` for one that does not cross."""
+    for name, known in DTYPES.items():
+        if known == dtype:
+            return name
+    raise ValueError(f"{dtype} rows cannot be handed off; known are {', '.join(DTYPES)}")
+
+
+class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``capacity_rows`` rows of ``hidden`` elements; slots begin at multiples of ``unit_rows`` rows."""
+
+    capacity_rows: int
+    unit_rows: int
+    hidden: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"unknown dtype {self.dtype!r}")
+        if self.hidden <= 0 or self.unit_rows <= 0 or self.capacity_rows <= 0:
+            raise ValueError("capacity_rows, unit_rows and hidden must be positive")
+        if self.capacity_rows % self.unit_rows:
+            raise ValueError(
+                f"capacity_rows={self.capacity_rows} is no multiple of unit_rows={self.unit_rows}"
+            )
+
+    @property
+    def units(self) -> int:
+        return self.capacity_rows // self.unit_rows
+
+    @property
+    def row_bytes(self) -> int:
+        return self.hidden * DTYPES[self.dtype].itemsize
+
+    @property
+    def unit_bytes(self) -> int:
+        return self.unit_rows * self.row_bytes
+
+    @property
+    def nbytes(self) -> int:
+        return self.capacity_rows * self.row_bytes
+
+    def unit_of(self, handle: Handle) -> int:
+        """Index of the handle's first unit, the one whose lease word speaks for the slot."""
+        return handle.offset // self.unit_bytes
+
+    def check(self, handle: Handle) -> None:
+        """Raise ``HandOffError`` unless the handle names a slot that this slab can have."""
+        rows = check_shape(handle)
+        if handle.dtype != self.dtype:
+            raise HandOffError(f"the handle's dtype is {handle.dtype}, its slab's is {self.dtype}")
+        if handle.shape[1] != self.hidden:
+            raise HandOffError(f"the handle's rows have {handle.shape[1]} elements, its slab's {self.hidden}")
+        if handle.offset < 0 or handle.offset % self.unit_bytes:
+            raise HandOffError(f"offset {handle.offset} is not where a slot of this slab begins")
+        if handle.offset + rows * self.row_bytes > self.nbytes:
+            raise HandOffError(f"{rows} rows at offset {handle.offset} end beyond the slab")
+        if handle.data:
+            raise HandOffError(f"a handle of kind {handle.kind} carries {len(handle.data)} bytes of data")
+
+
+def check_shape(handle: Handle) -> int:
+    """Check what every kind's handle must satisfy; the number of rows."""
+    if handle.dtype not in DTYPES:
+        raise HandOffError(f"the handle's dtype {handle.dtype!r} is not one that is handed off")
+    if len(handle.shape) != 2 or min(handle.shape) <= 0:
+        raise HandOffError(f"the handle's shape {handle.shape} is not [rows, hidden]")
+    if not 0 < handle.lease <= MAX_LEASE:
+        raise HandOffError(f"{handle.lease} is no lease")
+    return handle.shape[0]
+
+
+def check_destination(handle: Handle, into: torch.Tensor) -> None:
+    """Raise ``HandOffError`` unless ``into`` is exactly what the handle's rows fill."""
+    if into.dtype != DTYPES[handle.dtype]:
+        raise HandOffError(f"the handle's dtype is {handle.dtype}, the destination's {into.dtype}")
+    if tuple(into.shape) != handle.shape:
+        raise HandOffError(f"the handle's shape is {handle.shape}, the destination's {tuple(into.shape)}")
+    if not into.is_contiguous():
+        raise HandOffError("the destination is not contiguous")
+
+
+def check_origin(handle: Handle, *, kind: str, producer: str) -> None:
+    """Raise unless the handle is of this kind and from the slab's own producer."""
+    if handle.kind != kind:
+        raise HandOffError(f"a handle of kind {handle.kind!r} reached the {kind} transport")
+    if handle.producer != producer:
+        raise HandOffError(f"the handle names producer {handle.producer!r}, its slab belongs to {producer!r}")
+
+
+def unknown_slab(handle: Handle) -> TransportUnavailable:
+    return TransportUnavailable(
+        f"slab {handle.slab!r} of {handle.producer!r} is not connected by {handle.kind}"
+    )

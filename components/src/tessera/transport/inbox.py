@@ -1,0 +1,239 @@
+"""The reader's side: where each producer's rows come from, and how."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Final
+
+import torch
+
+from tessera.errors import ConfigError, HandOffError, LeaseExpired, TransportUnavailable
+from tessera.transport.base import Transport
+from tessera.transport.geometry import DTYPES
+from tessera.transport.host import device_ids, host_id
+from tessera.transport.kinds import make_transport, select_kinds
+from tessera.transport.nixl import NixlOptions
+from tessera.wire import Handle, ReaderInfo, SlabInfo
+
+Destination = torch.device | Callable[[tuple[int, int], torch.dtype], torch.Tensor]
+"""Where rows go: a device to allocate on, or a function of shape and dtype that returns the tensor."""
+
+CPU: Final = torch.device("cpu")
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InboxConfig:
+    """``reader`` names this process to its peers, ``transport`` is ``auto`` or kinds with commas between.
+
+    A kind that failed for a producer is tried again after ``retry_seconds``.
+    """
+
+    reader: str
+    transport: str = "auto"
+    retry_seconds: float = 60.0
+    nixl: NixlOptions = field(default_factory=NixlOptions)
+
+    def __post_init__(self) -> None:
+        if not self.reader:
+            raise ConfigError("reader must not be empty")
+
+
+@dataclass(frozen=True, slots=True)
+class KindCounters:
+    """What one kind has carried so far; ``failures`` counts transfers that did not deliver."""
+
+    transfers: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class _Peer:
+    infos: dict[str, SlabInfo] = field(default_factory=dict)
+    connected: str | None = None
+    failed: dict[str, float] = field(default_factory=dict)
+    reported: set[str] = field(default_factory=set)
+    route: str | None = None
+
+
+class Inbox:
+    """Reads the rows that producers publish. Not thread-safe: every call is made from one event loop."""
+
+    def __init__(self, config: InboxConfig) -> None:
+        self.config = config
+        self.kinds = select_kinds(config.transport)
+        self._transports: dict[str, Transport] = {}
+        self._peers: dict[str, _Peer] = {}
+        self._counters: dict[str, KindCounters] = {}
+        self._closed = False
+
+    def connect(self, producer: str, infos: Iterable[SlabInfo]) -> None:
+        """Take note of a producer's slab and reach it by the best kind that works.
+
+        What a producer said before is replaced; the same infos again change nothing.
+        """
+        offered = {info.kind: info for info in infos if info.producer == producer}
+        peer = self._peers.get(producer)
+        if peer is not None and peer.infos == offered:
+            return
+        if peer is not None:
+            self._disconnect(peer)
+        peer = self._peers[producer] = _Peer(infos=offered)
+        self._reach(producer, peer)
+
+    def reader_info(self, producer: str) -> ReaderInfo:
+        """What to tell the producer about this reader: the kind that reaches its slab, then ``inline``.
+
+        Raises ``TransportUnavailable`` when nothing reaches it and ``inline`` is not allowed.
+        """
+        peer = self._peers.get(producer)
+        kinds: list[str] = []
+        if peer is not None:
+            if peer.connected is None or any(time.monotonic() >= until for until in peer.failed.values()):
+                self._reach(producer, peer)
+            if peer.connected is not None:
+                kinds.append(peer.connected)
+        if "inline" in self.kinds:
+            kinds.append("inline")
+        if not kinds:
+            raise TransportUnavailable(f"{' and '.join(self.kinds)} cannot reach {producer}")
+        return ReaderInfo(host=host_id(), devices=device_ids(), kinds=tuple(kinds))
+
+    async def fetch(self, handle: Handle, into: Destination = CPU) -> torch.Tensor:
+        """The handle's rows ``[rows, hidden]``, copied out of the slab, whose slot is then released.
+
+        Raises ``LeaseExpired`` when the copy cannot be trusted, ``TransportUnavailable`` when the kind does
+        not work for this producer (and is not offered to it again for a while), ``HandOffError`` for a
+        handle that fits no slab. Nothing is leased afterwards in any of these cases, nor after a
+        cancellation, as far as the producer can still be reached.
+        """
+        transport = self._transport(handle.kind)
+        started = time.perf_counter()
+        try:
+            transport.check(handle)
+            rows = self._destination(handle, into)
+            await transport.fetch(handle, rows)
+            good = await transport.release(handle)
+        except BaseException as error:
+            transport.abandon(handle)
+            self._count(handle.kind, failures=1)
+            if isinstance(error, TransportUnavailable):
+                self._blame(handle, error)
+            raise
+        if not good:
+            self._count(handle.kind, failures=1)
+            raise LeaseExpired(f"lease {handle.lease} of {handle.producer} ended while its rows were copied")
+        nbytes = rows.numel() * rows.element_size()
+        self._count(handle.kind, transfers=1, nbytes=nbytes, seconds=time.perf_counter() - started)
+        self._note_route(handle.producer, handle.kind)
+        return rows
+
+    def discard(self, handle: Handle) -> None:
+        """Give back a slot whose rows are no longer wanted."""
+        if handle.kind in self.kinds:
+            self._transport(handle.kind).abandon(handle)
+
+    def forget(self, producer: str) -> None:
+        """Let go of a producer that went away."""
+        peer = self._peers.pop(producer, None)
+        if peer is not None:
+            self._disconnect(peer)
+
+    def routes(self) -> Mapping[str, str]:
+        """The kind that each producer's rows came by last."""
+        return {name: peer.route for name, peer in self._peers.items() if peer.route is not None}
+
+    def counters(self) -> Mapping[str, KindCounters]:
+        """What each kind has carried."""
+        return MappingProxyType(self._counters)
+
+    def close(self) -> None:
+        """Unmap and deregister everything; a second call does nothing."""
+        self._closed = True
+        self._peers.clear()
+        for transport in self._transports.values():
+            transport.close()
+        self._transports.clear()
+
+    def _transport(self, kind: str) -> Transport:
+        if self._closed:
+            raise HandOffError("the inbox is closed")
+        transport = self._transports.get(kind)
+        if transport is None:
+            if kind not in self.kinds:
+                raise HandOffError(
+                    f"a handle of kind {kind!r} reached a reader that uses {', '.join(self.kinds)}"
+                )
+            transport = make_transport(kind, self.config.reader, None, nixl=self.config.nixl)
+            self._transports[kind] = transport
+        return transport
+
+    def _destination(self, handle: Handle, into: Destination) -> torch.Tensor:
+        dtype = DTYPES[handle.dtype]
+        if isinstance(into, torch.device):
+            return torch.empty(handle.shape, dtype=dtype, device=into)
+        return into(handle.shape, dtype)
+
+    def _reach(self, producer: str, peer: _Peer) -> None:
+        """Connect by the best kind that is offered and not out of favour."""
+        now = time.monotonic()
+        for kind in self.kinds:
+            info = peer.infos.get(kind)
+            if info is None or now < peer.failed.get(kind, now):
+                continue
+            peer.failed.pop(kind, None)
+            if kind == peer.connected:
+                return
+            try:
+                self._transport(kind).connect(info)
+            except TransportUnavailable as error:
+                self._give_up(producer, kind, error)
+                continue
+            peer.connected = kind
+            return
+
+    def _blame(self, handle: Handle, error: TransportUnavailable) -> None:
+        # A handle of a slab that has been replaced says nothing about its successor.
+        peer = self._peers.get(handle.producer)
+        if peer is not None and handle.kind in peer.infos and peer.infos[handle.kind].slab == handle.slab:
+            self._give_up(handle.producer, handle.kind, error)
+
+    def _give_up(self, producer: str, kind: str, error: TransportUnavailable) -> None:
+        peer = self._peers.get(producer)
+        if peer is None:
+            return
+        peer.failed[kind] = time.monotonic() + self.config.retry_seconds
+        if kind == peer.connected:
+            peer.connected = None
+            self._transports[kind].disconnect(peer.infos[kind].slab)
+        if kind not in peer.reported:
+            peer.reported.add(kind)
+            _log.warning("hand-off from %s by %s given up: %s", producer, kind, error)
+
+    def _note_route(self, producer: str, kind: str) -> None:
+        peer = self._peers.setdefault(producer, _Peer())
+        if peer.route != kind:
+            peer.route = kind
+            peer.reported.discard(kind)
+            _log.info("hand-off from %s goes by %s", producer, kind)
+
+    def _disconnect(self, peer: _Peer) -> None:
+        # A slab may still be mapped by a better kind that failed later and came back.
+        for kind, info in peer.infos.items():
+            if kind in self._transports:
+                self._transports[kind].disconnect(info.slab)
+
+    def _count(
+        self, kind: str, *, transfers: int = 0, nbytes: int = 0, seconds: float = 0.0, failures: int = 0
+    ) -> None:
+        old = self._counters.get(kind, KindCounters())
+        self._counters[kind] = KindCounters(
+            old.transfers + transfers, old.bytes + nbytes, old.seconds + seconds, old.failures + failures
+        )

@@ -1,0 +1,120 @@
+"""The producer's side: one slab, and every way in which its rows can leave the process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from tessera.errors import ConfigError, TransportUnavailable
+from tessera.transport.base import Transport
+from tessera.transport.geometry import Geometry, dtype_name
+from tessera.transport.host import device_ids, host_id
+from tessera.transport.kinds import make_transport, select_kinds
+from tessera.transport.nixl import NixlOptions
+from tessera.transport.slab import Slab, SlabStats
+from tessera.transport.slot import Slot
+from tessera.wire import Handle, ReaderInfo, SlabInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxConfig:
+    """A producer's slab of ``capacity_rows`` rows ``[hidden]`` and the ways out of it.
+
+    ``unit_rows`` is what one tile yields: slots are multiples of it. ``lease_seconds`` is the time a reader
+    has, ``transport`` is ``auto`` or kinds separated by commas.
+    """
+
+    producer: str
+    capacity_rows: int
+    unit_rows: int
+    hidden: int
+    dtype: torch.dtype = torch.float32
+    device: str = "cpu"
+    lease_seconds: float = 30.0
+    transport: str = "auto"
+    nixl: NixlOptions = field(default_factory=NixlOptions)
+
+    def __post_init__(self) -> None:
+        if not self.producer:
+            raise ConfigError("producer must not be empty")
+        if self.lease_seconds <= 0:
+            raise ConfigError(f"lease_seconds={self.lease_seconds} must be positive")
+
+
+class Outbox:
+    """Owns the slab of one producer. Not thread-safe: every call is made from one event loop."""
+
+    def __init__(self, config: OutboxConfig) -> None:
+        try:
+            geometry = Geometry(
+                capacity_rows=config.capacity_rows,
+                unit_rows=config.unit_rows,
+                hidden=config.hidden,
+                dtype=dtype_name(config.dtype),
+            )
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        self.config = config
+        device = torch.device(config.device)
+        self.kinds = select_kinds(config.transport, slab_device=device)
+        self.slab = Slab(
+            geometry,
+            device=device,
+            lease_seconds=config.lease_seconds,
+            mirror="shm" in self.kinds or ("nixl" in self.kinds and not config.nixl.gpu_direct),
+        )
+        self._transports: dict[str, Transport] = {}
+        try:
+            for kind in self.kinds:
+                self._transports[kind] = make_transport(kind, config.producer, self.slab, nixl=config.nixl)
+        except BaseException:
+            self.close()
+            raise
+
+    async def acquire(self, rows: int, *, timeout: float) -> Slot:
+        """A slot to write ``[rows, hidden]`` into; see ``Slab.acquire``."""
+        return await self.slab.acquire(rows, timeout=timeout)
+
+    async def publish(self, slot: Slot, reader: ReaderInfo) -> Handle:
+        """Make a filled slot readable, by the first of the reader's kinds that leads from here to it.
+
+        The rows must be complete: the engine has finished with them. Raises ``TransportUnavailable`` when
+        the two sides have no kind in common; the slot then still belongs to the caller.
+        """
+        for kind in reader.kinds:
+            transport = self._transports.get(kind)
+            if transport is not None and self._reaches(kind, reader):
+                return await transport.publish(slot)
+        raise TransportUnavailable(
+            f"no transport leads to this reader: it can use {', '.join(reader.kinds) or 'none'}, "
+            f"{self.config.producer} offers {', '.join(self.kinds)}"
+        )
+
+    def infos(self) -> tuple[SlabInfo, ...]:
+        """How readers reach the slab, best kind first."""
+        infos = (transport.describe() for transport in self._transports.values())
+        return tuple(info for info in infos if info is not None)
+
+    def stats(self) -> SlabStats:
+        return self.slab.stats()
+
+    async def drain(self, *, timeout: float) -> bool:
+        """Wait until no reader holds a lease; false when ``timeout`` seconds were not enough."""
+        return await self.slab.drain(timeout=timeout)
+
+    def close(self) -> None:
+        """Deregister and let go of the slab; a second call does nothing."""
+        for transport in self._transports.values():
+            transport.close()
+        self._transports.clear()
+        self.slab.close()
+
+    def _reaches(self, kind: str, reader: ReaderInfo) -> bool:
+        if kind in ("shm", "cuda_ipc") and reader.host != host_id():
+            return False
+        if kind == "cuda_ipc":
+            device = self.slab.device
+            index = device.index if device.index is not None else torch.cuda.current_device()
+            return device_ids()[index] in reader.devices
+        return True

@@ -1,0 +1,1 @@
+"""Worker processes: encode, embed, and both in one."""

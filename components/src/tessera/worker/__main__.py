@@ -1,0 +1,82 @@
+"""``python -m tessera.worker``: start, warm up, serve, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import torch
+import uvloop
+
+from tessera.config import WorkerConfig
+from tessera.errors import TesseraError
+from tessera.rpc import Runtime, Server, set_environment_defaults
+from tessera.worker.arguments import parse
+from tessera.worker.metrics import WorkerMetrics
+from tessera.worker.roles import COMPONENT, Builder
+
+T = TypeVar("T")
+
+log = logging.getLogger("tessera.worker")
+
+
+async def serve(config: WorkerConfig) -> None:
+    """Run one worker until SIGTERM or SIGINT."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    runtime = Runtime(config.rpc)
+    metrics = WorkerMetrics()
+    address = runtime.address(COMPONENT[config.mode])
+    name = f"{runtime.endpoint(address).connection_id():x}"
+    builder = Builder(config=config, runtime=runtime, metrics=metrics, name=name)
+    service = await _unless(stop, builder.build())
+    if service is None:
+        runtime.shutdown()
+        return
+    server = Server(runtime, address, service.handle)
+    server.expose_metrics(metrics.render)
+    await server.start()
+    log.info("ready: %s worker %s serves %s at %s", config.mode, name, config.served_model_name, address)
+    await stop.wait()
+    log.info("draining")
+    await server.stop(timeout=config.drain_seconds)
+    await service.drain(config.drain_seconds)
+    await service.close()
+    runtime.shutdown()
+    log.info("stopped")
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """The result of ``work``, or None when ``stop`` came first."""
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    if task.done():
+        return task.result()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    return None
+
+
+def main() -> int:
+    set_environment_defaults()
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    try:
+        config = parse()
+        torch.set_num_threads(config.stages.threads or torch.get_num_threads())
+        uvloop.run(serve(config))
+    except TesseraError as error:
+        log.error("%s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

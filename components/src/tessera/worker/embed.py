@@ -1,0 +1,240 @@
+"""The embed role: items in, vectors out. Vision rows come from the cache or from a ``VisionSource``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from tessera import wire
+from tessera.batching import Batcher, Outcome
+from tessera.cache import EmbeddingCache, SingleFlight
+from tessera.engine import Launched, TextEngine
+from tessera.engine.config import EngineConfig
+from tessera.engine.packing import PackedInput, pack
+from tessera.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    InvalidInput,
+    ProtocolError,
+    TesseraError,
+    Unavailable,
+)
+from tessera.models.base import Model
+from tessera.worker.metrics import WorkerMetrics
+from tessera.worker.vision_source import EncodedImage, VisionSource
+
+T = TypeVar("T")
+Vector = npt.NDArray[np.float32]
+
+# A flight is shared by callers with deadlines of their own, which each of them keeps.
+_FLIGHT_SECONDS = 120.0
+
+
+class EmbedService:
+    """Answers ``EmbedRequest`` and ``Describe``; used by the embed and the aggregated role alike."""
+
+    def __init__(
+        self,
+        model: Model,
+        engine: TextEngine,
+        config: EngineConfig,
+        cache: EmbeddingCache,
+        vision: VisionSource | None,
+        metrics: WorkerMetrics,
+        info: wire.WorkerInfo,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._vision = vision
+        self._metrics = metrics
+        self._info = info
+        self._flights: SingleFlight[EncodedImage] = SingleFlight()
+        # The digest names the image; the salt names everything else that its rows depend on.
+        self._salt = blake3(f"{model.fingerprint}\0{info.dtype}".encode()).digest(16)
+
+        def launch(inputs: Sequence[PackedInput]) -> Launched[Sequence[Vector]]:
+            # An array of rows is the sequence of its rows.
+            return cast(Launched[Sequence[Vector]], engine.launch(pack(inputs)))
+
+        self._batcher: Batcher[PackedInput, Vector] = Batcher(
+            "text",
+            launch,
+            cost=engine.cost,
+            budget=config.max_batch_cost,
+            max_queued=config.max_queue_cost,
+            depth=engine.depth,
+            observe=metrics.batch("text"),
+        )
+        metrics.watch_queue("text", lambda: float(self._batcher.queued))
+        metrics.watch_cache(cache.stats)
+
+    async def handle(self, request: wire.Request) -> wire.Reply:
+        if isinstance(request, wire.Describe):
+            return self._info
+        if not isinstance(request, wire.EmbedRequest):
+            raise ProtocolError(f"an embed worker does not answer {type(request).__name__}")
+        try:
+            async with asyncio.timeout(request.timeout_ms / 1e3):
+                return await self._embed(request)
+        except TimeoutError as error:
+            self._metrics.items.labels("embed", DeadlineExceeded.code).inc(len(request.items))
+            raise DeadlineExceeded("the request was not answered in time") from error
+
+    async def drain(self, timeout: float) -> None:
+        """Nobody reads this worker's memory."""
+
+    async def close(self) -> None:
+        await self._batcher.close()
+        if self._vision is not None:
+            await self._vision.close()
+
+    async def _embed(self, request: wire.EmbedRequest) -> wire.EmbedReply:
+        # Text goes into the queue at once, in order and without a task for each: requests with many short
+        # inputs are the ones where that cost shows.
+        pending: list[asyncio.Future[_Embedded] | asyncio.Future[Outcome[Vector]] | TesseraError] = []
+        for item in request.items:
+            try:
+                tokens = self._tokens(item)
+                if item.images:
+                    pending.append(asyncio.ensure_future(self._embed_with_images(request, item, tokens)))
+                else:
+                    pending.append(self._batcher.submit(PackedInput(tokens=tokens), len(tokens)))
+            except TesseraError as error:
+                pending.append(error)
+        futures = [entry for entry in pending if not isinstance(entry, TesseraError)]
+        try:
+            if futures:
+                await asyncio.wait(futures)
+        finally:
+            for future in futures:
+                future.cancel()
+        return self._reply(pending)
+
+    def _reply(
+        self, settled: Sequence[asyncio.Future[_Embedded] | asyncio.Future[Outcome[Vector]] | TesseraError]
+    ) -> wire.EmbedReply:
+        vectors = np.zeros((len(settled), self._model.hidden), np.float32)
+        failures: dict[int, wire.Failure] = {}
+        cached = [0] * len(settled)
+        timings = wire.Timings()
+        for index, entry in enumerate(settled):
+            error = entry if isinstance(entry, TesseraError) else _error(entry)
+            if error is not None:
+                failures[index] = wire.Failure.of(error)
+                self._metrics.items.labels("embed", error.code).inc()
+                continue
+            assert not isinstance(entry, TesseraError)
+            result = entry.result()
+            if isinstance(result, Outcome):
+                result = _Embedded.of(result)
+            vectors[index] = result.vector
+            cached[index] = result.cached_tokens
+            timings = timings.merge(result.timings)
+            self._metrics.items.labels("embed", "ok").inc()
+        self._metrics.time("text_queue", timings.queue_ms)
+        return wire.EmbedReply(
+            vectors=vectors.tobytes(),
+            hidden=self._model.hidden,
+            failures=failures,
+            cached_tokens=tuple(cached),
+            timings=timings,
+        )
+
+    def _tokens(self, item: wire.Item) -> npt.NDArray[np.int32]:
+        if not item.tokens or len(item.tokens) % 4:
+            raise InvalidInput("the tokens are empty or not int32", param=item.param)
+        tokens = np.frombuffer(item.tokens, "<i4")
+        # An id outside the table would read foreign memory on a GPU.
+        if int(tokens.min()) < 0 or int(tokens.max()) >= self._model.vocab_size:
+            raise InvalidInput(f"token ids must be in 0..{self._model.vocab_size - 1}", param=item.param)
+        if len(tokens) > self._model.max_tokens:
+            raise InvalidInput(
+                f"{len(tokens)} tokens are more than the model's {self._model.max_tokens}", param=item.param
+            )
+        return tokens
+
+    async def _embed_with_images(
+        self, request: wire.EmbedRequest, item: wire.Item, tokens: npt.NDArray[np.int32]
+    ) -> _Embedded:
+        index = self._model.vision_index(tokens)
+        expected = sum(image.tiles for image in item.images) * self._model.tokens_per_tile
+        if len(index) != expected:
+            raise InvalidInput(
+                f"found {len(index)} image tokens, but the {len(item.images)} images need {expected}",
+                param=item.param,
+            )
+        encoded = await _gather([self._rows(request, image) for image in item.images])
+        cached = sum(
+            image.tiles * self._model.tokens_per_tile
+            for image, (_, was_cached) in zip(item.images, encoded, strict=True)
+            if was_cached
+        )
+        rows = tuple(image.rows for image, _ in encoded)
+        outcome = await self._batcher.submit(
+            PackedInput(tokens=tokens, vision=rows, vision_index=index), len(tokens)
+        )
+        timings = wire.Timings(queue_ms=outcome.queue_ms, embed_ms=outcome.run_ms)
+        for image, was_cached in encoded:
+            timings = timings if was_cached else timings.merge(image.timings)
+        return _Embedded(outcome.value, cached, timings)
+
+    async def _rows(self, request: wire.EmbedRequest, image: wire.Image) -> tuple[EncodedImage, bool]:
+        """One image's rows, and whether they came from the cache."""
+        if self._vision is None:
+            raise InvalidInput("this deployment serves text only", param=image.param)
+        key = image.digest + self._salt
+        rows = self._cache.get(key)
+        if rows is not None:
+            return EncodedImage(rows, wire.Timings()), True
+        return await self._flights.run(key, lambda: self._encode(key, request.request_id, image)), False
+
+    async def _encode(self, key: bytes, request_id: str, image: wire.Image) -> EncodedImage:
+        assert self._vision is not None
+        encoded = await self._vision.encode(image, request_id=request_id, timeout=_FLIGHT_SECONDS)
+        expected = (image.tiles * self._model.tokens_per_tile, self._model.hidden)
+        if tuple(encoded.rows.shape) != expected:
+            raise EngineFailed(
+                f"the vision stage gave rows {tuple(encoded.rows.shape)}, not {expected}", param=image.param
+            )
+        self._cache.put(key, encoded.rows if encoded.rows.device.type == "cpu" else encoded.rows.cpu())
+        return encoded
+
+
+class _Embedded:
+    """One item's vector with what it cost."""
+
+    __slots__ = ("cached_tokens", "timings", "vector")
+
+    def __init__(self, vector: Vector, cached_tokens: int, timings: wire.Timings) -> None:
+        self.vector = vector
+        self.cached_tokens = cached_tokens
+        self.timings = timings
+
+    @classmethod
+    def of(cls, outcome: Outcome[Vector]) -> _Embedded:
+        return cls(outcome.value, 0, wire.Timings(queue_ms=outcome.queue_ms, embed_ms=outcome.run_ms))
+
+
+def _error(settled: asyncio.Future[_Embedded] | asyncio.Future[Outcome[Vector]]) -> TesseraError | None:
+    error = settled.exception()
+    if error is None or isinstance(error, TesseraError):
+        return error
+    raise error
+
+
+async def _gather(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results in order; the first error cancels the rest."""
+    if len(calls) == 1:
+        return [await calls[0]]
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

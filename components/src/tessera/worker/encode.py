@@ -1,0 +1,76 @@
+"""The encode role: one image in, a handle to its vision rows out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from tessera import wire
+from tessera.errors import DeadlineExceeded, ProtocolError, TesseraError
+from tessera.transport.outbox import Outbox
+from tessera.worker.metrics import WorkerMetrics
+from tessera.worker.vision_stage import VisionStage
+
+log = logging.getLogger(__name__)
+
+
+class EncodeService:
+    """Answers ``EncodeRequest`` and ``Describe``. Knows nothing of tokens, prompts or HTTP."""
+
+    def __init__(
+        self, stage: VisionStage, outbox: Outbox, metrics: WorkerMetrics, info: wire.WorkerInfo
+    ) -> None:
+        self._stage = stage
+        self._outbox = outbox
+        self._metrics = metrics
+        self._info = info
+
+    async def handle(self, request: wire.Request) -> wire.Reply:
+        if isinstance(request, wire.Describe):
+            return self._info
+        if not isinstance(request, wire.EncodeRequest):
+            raise ProtocolError(f"an encode worker does not answer {type(request).__name__}")
+        try:
+            async with asyncio.timeout(request.timeout_ms / 1e3):
+                reply = await self._encode(request)
+        except TimeoutError as error:
+            self._metrics.items.labels("encode", DeadlineExceeded.code).inc()
+            raise DeadlineExceeded("the image was not encoded in time", param=request.image.param) from error
+        except TesseraError as error:
+            self._metrics.items.labels("encode", error.code).inc()
+            raise
+        except asyncio.CancelledError:
+            self._metrics.items.labels("encode", "cancelled").inc()
+            raise
+        self._metrics.items.labels("encode", "ok").inc()
+        return reply
+
+    async def _encode(self, request: wire.EncodeRequest) -> wire.EncodeReply:
+        tiles, preprocess_ms = await self._stage.preprocess(request.image)
+        slot = await self._outbox.acquire(self._stage.rows(tiles), timeout=request.timeout_ms / 1e3)
+        try:
+            outcome = await self._stage.encode(tiles, slot.rows, abandoned=slot.free)
+        except asyncio.CancelledError:
+            # The engine may be writing into the slot; it is freed when the engine is done with it.
+            raise
+        except BaseException:
+            slot.free()
+            raise
+        try:
+            handle = await self._outbox.publish(slot, request.reader)
+        except BaseException:
+            slot.free()
+            raise
+        timings = wire.Timings(
+            queue_ms=outcome.queue_ms, preprocess_ms=preprocess_ms, encode_ms=outcome.run_ms
+        )
+        return wire.EncodeReply(handle=handle, timings=timings)
+
+    async def drain(self, timeout: float) -> None:
+        """Wait at most ``timeout`` seconds for readers that are still copying."""
+        if not await self._outbox.drain(timeout=timeout):
+            log.warning("leases were still held after %.0f s", timeout)
+
+    async def close(self) -> None:
+        await self._stage.close()
+        self._outbox.close()

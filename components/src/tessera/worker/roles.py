@@ -1,0 +1,166 @@
+"""Building a worker of each role from its configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+
+from tessera import wire
+from tessera.cache import EmbeddingCache
+from tessera.config import Mode, WorkerConfig
+from tessera.engine.factory import make_text_engine, make_vision_engine
+from tessera.engine.torch_device import Placement, place
+from tessera.models import Model, open_model
+from tessera.rpc import Client, Peers, Runtime
+from tessera.transport.inbox import Inbox, InboxConfig
+from tessera.transport.nixl import NixlOptions
+from tessera.transport.outbox import Outbox, OutboxConfig
+from tessera.worker.embed import EmbedService
+from tessera.worker.encode import EncodeService
+from tessera.worker.local_vision import LocalVision
+from tessera.worker.metrics import WorkerMetrics
+from tessera.worker.remote_vision import RemoteVision
+from tessera.worker.vision_source import VisionSource
+from tessera.worker.vision_stage import VisionStage
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Service(Protocol):
+    """What a role answers with; ``drain`` waits for what peers still hold."""
+
+    async def handle(self, request: wire.Request) -> wire.Reply: ...
+
+    async def drain(self, timeout: float) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+COMPONENT = {Mode.AGG: "embed", Mode.EMBED: "embed", Mode.ENCODE: "encode"}
+"""The Dynamo component each role serves: a frontend calls aggregated and embed workers alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Builder:
+    """Loads what a role needs, warms it up, and wires it together.
+
+    ``name`` is the instance's own in discovery, by which peers know it as a producer or reader of rows.
+    """
+
+    config: WorkerConfig
+    runtime: Runtime
+    metrics: WorkerMetrics
+    name: str
+
+    async def build(self) -> Service:
+        model = open_model(self.config.model_path)
+        if self.config.mode is Mode.ENCODE:
+            return await self._encode(model)
+        return await self._embed(model)
+
+    async def _encode(self, model: Model) -> EncodeService:
+        config, transport = self.config.stages.vision, self.config.stages.transport
+        placement = place(config)
+        stage = await self._vision_stage(model, placement)
+        row_bytes = model.hidden * placement.torch_dtype.itemsize
+        outbox = Outbox(
+            OutboxConfig(
+                producer=self.name,
+                capacity_rows=max(
+                    (transport.slab_mb << 20) // row_bytes, model.max_tiles * model.tokens_per_tile
+                ),
+                unit_rows=model.tokens_per_tile,
+                hidden=model.hidden,
+                dtype=placement.torch_dtype,
+                device=placement.device,
+                lease_seconds=transport.lease_seconds,
+                transport=transport.kind,
+            )
+        )
+        self.metrics.watch_slab(outbox.stats)
+        return EncodeService(stage, outbox, self.metrics, self._info(model, placement, outbox.infos()))
+
+    async def _embed(self, model: Model) -> EmbedService:
+        config = self.config.stages.text
+        placement = place(config)
+        engine = await _timed("loaded the text engine", lambda: make_text_engine(model, config, placement))
+        await _timed("warmed the text engine", engine.warm)
+        info = self._info(model, placement)
+        return EmbedService(
+            model,
+            engine,
+            config,
+            EmbeddingCache(self.config.cache_bytes),
+            await self._vision_source(model, placement, info),
+            self.metrics,
+            info,
+        )
+
+    async def _vision_source(
+        self, model: Model, placement: Placement, own: wire.WorkerInfo
+    ) -> VisionSource | None:
+        if self.config.mode is Mode.AGG:
+            vision_placement = place(self.config.stages.vision)
+            return LocalVision(
+                await self._vision_stage(model, vision_placement), model.hidden, vision_placement
+            )
+        if not self.config.images:
+            return None
+
+        def check(info: wire.WorkerInfo) -> str | None:
+            theirs, ours = (info.fingerprint, info.dtype), (own.fingerprint, own.dtype)
+            return None if theirs == ours else f"it serves {theirs}, this worker {ours}"
+
+        transport = self.config.stages.transport
+        nixl = NixlOptions(staging_bytes=transport.staging_mb << 20)
+        return RemoteVision(
+            Peers(await Client.connect(self.runtime, self.config.encode_endpoint), check),
+            Inbox(InboxConfig(reader=self.name, transport=transport.kind, nixl=nixl)),
+            self.metrics,
+            device=torch.device(placement.device),
+            wait_seconds=self.config.encode_wait_seconds,
+        )
+
+    async def _vision_stage(self, model: Model, placement: Placement) -> VisionStage:
+        stages = self.config.stages
+        engine = await _timed(
+            "loaded the vision engine", lambda: make_vision_engine(model, stages.vision, placement)
+        )
+        await _timed("warmed the vision engine", engine.warm)
+        return VisionStage(
+            model,
+            engine,
+            stages.vision,
+            self.metrics,
+            threads=stages.preprocess_threads,
+            max_pixels=self.config.max_image_pixels,
+        )
+
+    def _info(
+        self, model: Model, placement: Placement, slabs: tuple[wire.SlabInfo, ...] = ()
+    ) -> wire.WorkerInfo:
+        return wire.WorkerInfo(
+            role=self.config.mode.value,
+            model=self.config.served_model_name,
+            fingerprint=model.fingerprint,
+            dtype=placement.dtype,
+            hidden=model.hidden,
+            images=self.config.mode is not Mode.EMBED or self.config.images,
+            slabs=slabs,
+        )
+
+
+async def _timed(what: str, make: Callable[[], T]) -> T:
+    # Off the event loop, which has a signal to answer and a lease to keep meanwhile.
+    started = time.perf_counter()
+    made = await asyncio.to_thread(make)
+    log.info("%s in %.1f s", what, time.perf_counter() - started)
+    return made

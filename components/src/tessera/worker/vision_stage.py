@@ -1,0 +1,113 @@
+"""From image bytes to vision rows in memory of the caller's choice: decode, tile, batch, encode."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tessera import imaging, wire
+from tessera.batching import Batcher, Outcome
+from tessera.engine import Launched, VisionEngine
+from tessera.engine.config import EngineConfig
+from tessera.errors import InvalidInput
+from tessera.models.base import Model, UInt8Array
+from tessera.worker.metrics import WorkerMetrics
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    tiles: UInt8Array
+    out: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The engine wrote each entry's rows where the entry said; what is left to give back is nothing."""
+
+    launched: Launched[object]
+    count: int
+
+    def done(self) -> bool:
+        return self.launched.done()
+
+    def result(self) -> Sequence[None]:
+        self.launched.result()
+        return [None] * self.count
+
+
+class VisionStage:
+    """Owns the preprocessing threads and the vision engine's queue."""
+
+    def __init__(
+        self,
+        model: Model,
+        engine: VisionEngine,
+        config: EngineConfig,
+        metrics: WorkerMetrics,
+        *,
+        threads: int,
+        max_pixels: int,
+    ) -> None:
+        self._model = model
+        self._metrics = metrics
+        self._max_pixels = max_pixels
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="preprocess")
+
+        def launch(work: Sequence[_Work]) -> _Written:
+            written = engine.launch([entry.tiles for entry in work], [entry.out for entry in work])
+            return _Written(written, len(work))
+
+        self._batcher: Batcher[_Work, None] = Batcher(
+            "vision",
+            launch,
+            cost=engine.cost,
+            budget=config.max_batch_cost,
+            max_queued=config.max_queue_cost,
+            depth=engine.depth,
+            observe=metrics.batch("vision"),
+        )
+        metrics.watch_queue("vision", lambda: float(self._batcher.queued))
+
+    def rows(self, tiles: UInt8Array) -> int:
+        return len(tiles) * self._model.tokens_per_tile
+
+    async def preprocess(self, image: wire.Image) -> tuple[UInt8Array, float]:
+        """uint8 ``[tiles, 3, height, width]`` and the milliseconds it took, off the event loop."""
+        started = time.perf_counter()
+        tiles = await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, image)
+        elapsed = (time.perf_counter() - started) * 1e3
+        self._metrics.time("preprocess", elapsed)
+        return tiles, elapsed
+
+    async def encode(
+        self, tiles: UInt8Array, out: torch.Tensor, *, abandoned: Callable[[], None] = lambda: None
+    ) -> Outcome[None]:
+        """Write the tiles' rows into ``out``.
+
+        When this is cancelled, ``out`` still belongs to the engine until ``abandoned`` is called.
+        """
+        outcome = await self._batcher.submit(_Work(tiles, out), len(tiles), abandoned=abandoned)
+        self._metrics.time("vision_queue", outcome.queue_ms)
+        return outcome
+
+    async def close(self) -> None:
+        await self._batcher.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _decode(self, image: wire.Image) -> UInt8Array:
+        # The frontend has looked at the header too, but a worker does not trust its callers with memory.
+        imaging.probe(image.data, param=image.param, max_pixels=self._max_pixels)
+        tiles = self._model.preprocess(image.data, param=image.param)
+        if len(tiles) != image.tiles:
+            raise InvalidInput(
+                f"the image became {len(tiles)} tiles, but its prompt was built for {image.tiles}",
+                param=image.param,
+            )
+        return tiles

@@ -1,0 +1,134 @@
+# Sourced by the launch scripts: environment with defaults, set-up, children, readiness.
+# shellcheck shell=bash
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+export PYTHON=${PYTHON:-python3}
+export VENV=${VENV:-$ROOT/.venv}
+export MODEL_PATH=${MODEL_PATH:-$ROOT/.cache/models/tessera-random}
+export SERVED_MODEL_NAME=${SERVED_MODEL_NAME:-$(basename "$MODEL_PATH")}
+export DYN_HTTP_HOST=${DYN_HTTP_HOST:-127.0.0.1}
+export DYN_HTTP_PORT=${DYN_HTTP_PORT:-8000}
+# Workers answer /health and /metrics on this port and the ones above it.
+export DYN_SYSTEM_PORT_BASE=${DYN_SYSTEM_PORT_BASE:-8081}
+export DYN_NAMESPACE=${DYN_NAMESPACE:-tessera}
+export DYN_DISCOVERY_BACKEND=${DYN_DISCOVERY_BACKEND:-file}
+export DYN_REQUEST_PLANE=${DYN_REQUEST_PLANE:-tcp}
+export MODALITY=${MODALITY:-multimodal}
+export ALLOWED_LOCAL_MEDIA_PATH=${ALLOWED_LOCAL_MEDIA_PATH:-}
+export MAX_FILE_SIZE_MB=${MAX_FILE_SIZE_MB:-50}
+export READY_TIMEOUT_SECONDS=${READY_TIMEOUT_SECONDS:-600}
+ENGINE_CONFIGS=$ROOT/engine_configs/llama_nemotron_vl
+
+PIDS=()
+NAMES=()
+OWN_STORE=
+
+say() { printf '%s\n' "tessera: $*" >&2; }
+
+# Ends every child by its pid and waits for it; a second Ctrl-C does not leave any behind.
+cleanup() {
+    local status=$?
+    trap '' INT TERM
+    trap - EXIT
+    local pid
+    for pid in "${PIDS[@]:-}"; do
+        if [[ -n $pid ]]; then kill -TERM "$pid" 2>/dev/null || true; fi
+    done
+    for pid in "${PIDS[@]:-}"; do
+        if [[ -n $pid ]]; then wait "$pid" 2>/dev/null || true; fi
+    done
+    if [[ -n $OWN_STORE ]]; then rm -rf "$OWN_STORE"; fi
+    exit "$status"
+}
+
+# Creates the virtual environment on first use, and again when what it is made from has changed.
+set_up() {
+    trap cleanup EXIT
+    trap 'exit 130' INT
+    trap 'exit 143' TERM
+    "$ROOT/scripts/setup" "${1:-worker}"
+    if [[ ! -e $MODEL_PATH ]]; then
+        if [[ $MODEL_PATH != "$ROOT/.cache/models/tessera-random" ]]; then
+            say "MODEL_PATH=$MODEL_PATH: no such directory"
+            exit 1
+        fi
+        say "making a small random checkpoint in $MODEL_PATH"
+        "$VENV/bin/tessera-checkpoint" --out "$MODEL_PATH" --seed 0
+    fi
+    if [[ $DYN_DISCOVERY_BACKEND == file && -z ${DYN_FILE_KV:-} ]]; then
+        OWN_STORE=$(mktemp -d "${TMPDIR:-/tmp}/tessera.XXXXXX")
+        export DYN_FILE_KV=$OWN_STORE
+    fi
+}
+
+# start NAME COMMAND...: runs a child in the background under a name for messages.
+start() {
+    local name=$1
+    shift
+    "$@" &
+    PIDS+=($!)
+    NAMES+=("$name")
+}
+
+shared_flags() {
+    printf '%s\n' --model-path "$MODEL_PATH" --served-model-name "$SERVED_MODEL_NAME" --namespace "$DYN_NAMESPACE" \
+        --discovery-backend "$DYN_DISCOVERY_BACKEND" --request-plane "$DYN_REQUEST_PLANE"
+}
+
+start_frontend() {
+    local flags=(--host "$DYN_HTTP_HOST" --port "$DYN_HTTP_PORT" --max-file-size-mb "$MAX_FILE_SIZE_MB")
+    if [[ -n $ALLOWED_LOCAL_MEDIA_PATH ]]; then
+        flags+=(--allowed-local-media-path "$ALLOWED_LOCAL_MEDIA_PATH")
+    fi
+    # FRONTEND_ARGS holds further flags, separated by spaces.
+    # shellcheck disable=SC2206
+    flags+=(${FRONTEND_ARGS:-})
+    mapfile -t -O "${#flags[@]}" flags < <(shared_flags)
+    start frontend env -u DYN_SYSTEM_PORT "$VENV/bin/python" -m tessera.frontend "${flags[@]}"
+}
+
+# start_worker MODE INDEX GPUS ENGINE_ARGS [FLAGS...]: GPUS is a list like 0,1; worker INDEX takes one of it.
+start_worker() {
+    local mode=$1 index=$2 gpus=$3 engine_args=$4
+    shift 4
+    local flags=(--disaggregation-mode "$mode" --modality "$MODALITY" --extra-engine-args "$engine_args")
+    mapfile -t -O "${#flags[@]}" flags < <(shared_flags)
+    local environment=(DYN_SYSTEM_PORT=$((DYN_SYSTEM_PORT_BASE + ${#PIDS[@]} - 1)))
+    if [[ -n $gpus ]]; then
+        local list
+        IFS=, read -ra list <<<"$gpus"
+        environment+=("CUDA_VISIBLE_DEVICES=${list[index % ${#list[@]}]}")
+    fi
+    start "$mode worker $index" env "${environment[@]}" "$VENV/bin/python" -m tessera.worker "${flags[@]}" "$@"
+}
+
+# Asks /health until the service is ready with the given numbers of workers, or a child has ended.
+wait_ready() {
+    "$VENV/bin/python" -m tessera.frontend.ready --url "http://$DYN_HTTP_HOST:$DYN_HTTP_PORT" \
+        --embed "$1" --encode "$2" --timeout "$READY_TIMEOUT_SECONDS" --pids "${PIDS[@]}" &
+    local asking=$!
+    wait "$asking" || {
+        say "the service did not become ready; see the messages above"
+        exit 1
+    }
+    say "ready at http://$DYN_HTTP_HOST:$DYN_HTTP_PORT, model $SERVED_MODEL_NAME. Try:"
+    cat >&2 <<EOF
+
+  curl -s http://$DYN_HTTP_HOST:$DYN_HTTP_PORT/v1/embeddings -H 'Content-Type: application/json' \\
+    -d '{"model": "$SERVED_MODEL_NAME", "input": "a photo of a flower"}'
+
+EOF
+}
+
+# Waits until a child ends, which none should, and says which.
+supervise() {
+    local status=0 index
+    wait -n "${PIDS[@]}" || status=$?
+    for index in "${!PIDS[@]}"; do
+        if ! kill -0 "${PIDS[index]}" 2>/dev/null; then
+            say "${NAMES[index]} (pid ${PIDS[index]}) ended with status $status; stopping the rest"
+        fi
+    done
+    exit 1
+}

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# A frontend, ENCODE_WORKERS encode workers and EMBED_WORKERS embed workers, each a process of its own.
+# Extra arguments go to the embed workers, for example --multimodal-embedding-cache-capacity-gb 10
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+ENCODE_WORKERS=${ENCODE_WORKERS:-1}
+EMBED_WORKERS=${EMBED_WORKERS:-1}
+ENCODE_ENGINE_ARGS=${ENCODE_ENGINE_ARGS:-$ENGINE_CONFIGS/encode.yaml}
+EMBED_ENGINE_ARGS=${EMBED_ENGINE_ARGS:-$ENGINE_CONFIGS/embed.yaml}
+# Lists of GPUs, one for each worker in turn: ENCODE_CUDA_VISIBLE_DEVICES=0,1
+ENCODE_CUDA_VISIBLE_DEVICES=${ENCODE_CUDA_VISIBLE_DEVICES:-}
+EMBED_CUDA_VISIBLE_DEVICES=${EMBED_CUDA_VISIBLE_DEVICES:-}
+ENCODE_ENDPOINT=${ENCODE_ENDPOINT:-dyn://$DYN_NAMESPACE.encode.generate}
+
+set_up
+start_frontend
+for ((worker = 0; worker < ENCODE_WORKERS; worker++)); do
+    start_worker encode "$worker" "$ENCODE_CUDA_VISIBLE_DEVICES" "$ENCODE_ENGINE_ARGS"
+done
+for ((worker = 0; worker < EMBED_WORKERS; worker++)); do
+    start_worker embed "$worker" "$EMBED_CUDA_VISIBLE_DEVICES" "$EMBED_ENGINE_ARGS" \
+        --encode-endpoint "$ENCODE_ENDPOINT" "$@"
+done
+wait_ready "$EMBED_WORKERS" "$ENCODE_WORKERS"
+supervise

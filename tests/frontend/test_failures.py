@@ -1,0 +1,80 @@
+"""Error classes and the answers they become."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from tessera import errors
+from tessera.errors import TesseraError
+from tessera.frontend.failures import MEANINGS, error_object, render, render_status, row_of
+
+
+def classes(root: type[TesseraError] = TesseraError) -> list[type[TesseraError]]:
+    return [root, *(found for child in root.__subclasses__() for found in classes(child))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "status"),
+    [
+        (errors.InvalidInput, 400),
+        (errors.ModelNotFound, 404),
+        (errors.PayloadTooLarge, 413),
+        (errors.UnsupportedMedia, 415),
+        (errors.MediaFetchError, 422),
+        (errors.Overloaded, 429),
+        (errors.RequestCancelled, 499),
+        (errors.EngineFailed, 500),
+        (errors.ProtocolError, 500),
+        (errors.Unavailable, 503),
+        (errors.LeaseExpired, 503),
+        (errors.DeadlineExceeded, 504),
+    ],
+)
+def test_statuses(kind: type[TesseraError], status: int) -> None:
+    failure = render(kind("why", param="input[3]"))
+    assert failure.status == status
+    body = orjson.loads(failure.body)
+    assert body == {"error": error_object(kind("why", param="input[3]"))}
+    assert body["error"]["code"] == kind.code
+    assert body["error"]["param"] == "input[3]"
+    assert body["error"]["message"] == "why"
+
+
+def test_every_error_has_a_listed_status() -> None:
+    for kind in classes():
+        assert row_of(kind("x")).status in MEANINGS
+
+
+def test_retry_after_is_whole_seconds_of_at_least_one() -> None:
+    def seconds(value: float | None) -> str | None:
+        return render(errors.Overloaded("full", retry_after=value)).headers.get("retry-after")
+
+    assert [seconds(value) for value in (0.01, 1.0, 1.2, 7.0, 1e9, float("inf"), float("nan"), -3.0)] == [
+        *("1", "1", "2", "7", "3600", "3600", "3600", "1"),
+    ]
+    assert seconds(None) == "1"
+    assert render(errors.Unavailable("gone")).headers["retry-after"] == "1"
+    assert "retry-after" not in render(errors.InvalidInput("bad")).headers
+
+
+def test_foreign_exceptions_tell_nothing() -> None:
+    failure = render(RuntimeError("password=hunter2"))
+    assert failure.status == 500
+    assert b"hunter2" not in failure.body
+    assert orjson.loads(failure.body)["error"]["type"] == "server_error"
+
+
+def test_text_that_is_no_unicode_still_renders() -> None:
+    assert orjson.loads(render(errors.InvalidInput("\ud800", param="\udfff")).body)["error"]["message"] == "?"
+
+
+@pytest.mark.parametrize("status", MEANINGS)
+def test_statuses_without_a_class(status: int) -> None:
+    failure = render_status(status, "why", retry_after=3.0)
+    error = orjson.loads(failure.body)["error"]
+    assert failure.status == status
+    assert error["message"] == "why"
+    assert error["type"]
+    assert error["code"]
+    assert failure.headers["retry-after"] == "3"

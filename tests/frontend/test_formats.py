@@ -1,0 +1,170 @@
+"""Vectors in every element type and encoding."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pytest
+
+from tessera.errors import EngineFailed, InvalidInput, UnsupportedMedia
+from tessera.frontend.formats import (
+    ResponseBody,
+    Usage,
+    check_width,
+    convert,
+    embeddings_body,
+    finish,
+    numbers,
+)
+from tessera.frontend.inputs import EmbedDtype
+from tessera.frontend.shapes import parse_embeddings
+
+HIDDEN = 64
+
+
+def unit_rows(count: int, seed: int = 0) -> npt.NDArray[np.float32]:
+    rows = np.random.default_rng(seed).standard_normal((count, HIDDEN)).astype(np.float32)
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+def body(vectors: npt.NDArray[np.float32], *, failures: object = None, **fields: object) -> ResponseBody:
+    request = parse_embeddings({"input": ["a"] * len(vectors), **fields})
+    usage = Usage(text_tokens=7, image_tokens=256, cached_tokens=256)
+    return embeddings_body(
+        vectors, request, model="m", identifier="embd-1", created=1700000000, usage=usage, failures=failures
+    )
+
+
+def cosine(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return (a * b).sum(1) / (np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1))
+
+
+def test_json_body() -> None:
+    vectors = unit_rows(3)
+    found = body(vectors)
+    assert found.media_type == "application/json"
+    parsed = orjson.loads(found.content)
+    assert {key: parsed[key] for key in ("id", "object", "created", "model")} == {
+        "id": "embd-1",
+        "object": "list",
+        "created": 1700000000,
+        "model": "m",
+    }
+    assert parsed["usage"] == {
+        "prompt_tokens": 263,
+        "total_tokens": 263,
+        "prompt_tokens_details": {"text_tokens": 7, "image_tokens": 256, "cached_tokens": 256},
+    }
+    assert [(row["index"], row["object"]) for row in parsed["data"]] == [(i, "embedding") for i in range(3)]
+    assert np.array_equal(np.array([row["embedding"] for row in parsed["data"]], np.float32), vectors)
+
+
+def test_base64_is_little_endian_float32() -> None:
+    vectors = unit_rows(2)
+    rows = orjson.loads(body(vectors, encoding_format="base64").content)["data"]
+    raw = b"".join(base64.b64decode(row["embedding"]) for row in rows)
+    assert np.array_equal(np.frombuffer(raw, "<f4").reshape(2, HIDDEN), vectors)
+
+
+@pytest.mark.parametrize("dtype", list(EmbedDtype))
+def test_bytes_and_json_and_base64_agree(dtype: EmbedDtype) -> None:
+    vectors = unit_rows(5)
+    values = convert(vectors, dtype)
+    raw = body(vectors, encoding_format="bytes", embed_dtype=dtype.value)
+    metadata = json.loads(raw.headers["metadata"])
+    assert raw.media_type == "application/octet-stream"
+    assert raw.content == values.tobytes()
+    assert metadata["shape"] == list(values.shape)
+    assert metadata["embed_dtype"] == dtype.value
+    assert metadata["endianness"] == "little"
+    coded = orjson.loads(body(vectors, encoding_format="base64", embed_dtype=dtype.value).content)["data"]
+    assert b"".join(base64.b64decode(row["embedding"]) for row in coded) == raw.content
+    listed = orjson.loads(body(vectors, embed_dtype=dtype.value).content)["data"]
+    expected = numbers(values, dtype)
+    assert np.array_equal(np.array([row["embedding"] for row in listed], expected.dtype), expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "least"),
+    [
+        (EmbedDtype.FLOAT16, 0.999999),
+        (EmbedDtype.BFLOAT16, 0.99999),
+        (EmbedDtype.INT8, 0.9995),
+        (EmbedDtype.UINT8, 0.9995),
+    ],
+)
+def test_conversions_keep_directions(dtype: EmbedDtype, least: float) -> None:
+    vectors = unit_rows(20)
+    values = numbers(convert(vectors, dtype), dtype).astype(np.float32)
+    if dtype is EmbedDtype.UINT8:
+        values -= 128
+    assert cosine(vectors, values).min() > least
+
+
+def test_bfloat16_rounds_to_nearest_even() -> None:
+    bits = np.array([[0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0xBF808000]], np.uint32)
+    assert convert(bits.view(np.float32), EmbedDtype.BFLOAT16).tolist() == [
+        [0x3F80, 0x3F82, 0x3F81, 0x3F80, 0xBF80]
+    ]
+
+
+def test_packed_signs() -> None:
+    row = np.array([[1, -1, 0, -0.5, 0.5, -1, -1, 1]], np.float32)
+    assert convert(row, EmbedDtype.UBINARY).tolist() == [[0b10101001]]
+    assert convert(row, EmbedDtype.BINARY).tolist() == [[0b10101001 - 128]]
+    assert convert(-row - 1, EmbedDtype.BINARY).dtype == np.int8
+
+
+def test_cutting_renormalises_only_when_asked() -> None:
+    vectors = unit_rows(4)
+    cut = finish(vectors, width=16, normalize=True)
+    assert np.allclose(np.linalg.norm(cut, axis=1), 1, atol=1e-6)
+    assert np.allclose(cosine(cut, vectors[:, :16].copy()), 1)
+    assert np.array_equal(finish(vectors, width=16, normalize=False), vectors[:, :16])
+    assert np.array_equal(finish(vectors, width=HIDDEN, normalize=True), vectors)
+    scaled = finish(vectors * 3, width=HIDDEN, normalize=True, unit=False)
+    assert np.allclose(scaled, vectors, atol=1e-6)
+    assert not finish(np.zeros((1, 8), np.float32), width=4, normalize=True).any()
+
+
+def test_widths_are_checked() -> None:
+    assert check_width(64, None, EmbedDtype.FLOAT32) == 64
+    for dimensions, dtype in [(65, EmbedDtype.FLOAT32), (12, EmbedDtype.BINARY)]:
+        with pytest.raises(InvalidInput) as caught:
+            check_width(64, dimensions, dtype)
+        assert caught.value.param == "dimensions"
+        assert str(dimensions) in caught.value.message
+
+
+def test_values_that_are_not_finite_never_leave() -> None:
+    vectors = unit_rows(2)
+    vectors[1, 3] = np.nan
+    with pytest.raises(EngineFailed):
+        body(vectors)
+
+
+def test_partial_answers() -> None:
+    vectors = unit_rows(3)
+    failures = {1: UnsupportedMedia("no image", param="input[1]")}
+    data = orjson.loads(body(vectors, failures=failures, partial=True).content)["data"]
+    assert data[1]["embedding"] is None
+    assert data[1]["error"]["code"] == "unsupported_media"
+    assert data[1]["error"]["param"] == "input[1]"
+    assert len(data[0]["embedding"]) == len(data[2]["embedding"]) == HIDDEN
+    raw = body(vectors, failures=failures, encoding_format="bytes")
+    rows = np.frombuffer(raw.content, "<f4").reshape(3, HIDDEN)
+    assert not rows[1].any()
+    assert np.array_equal(rows[2], vectors[2])
+    assert json.loads(raw.headers["metadata"])["errors"] == {"1": "unsupported_media"}
+
+
+def test_rows_from_a_buffer_are_not_written_to() -> None:
+    vectors = np.frombuffer(unit_rows(2).tobytes(), "<f4").reshape(2, HIDDEN)
+    failures = {0: UnsupportedMedia("no image")}
+    for encoding in ("float", "base64", "bytes"):
+        body(vectors, failures=failures, encoding_format=encoding)
+    assert vectors.all()

@@ -1,0 +1,257 @@
+"""Every wire form of an input, and what it becomes."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.errors import InvalidInput
+from tessera.frontend.inputs import EmbeddingsRequest, ImageSource, Input, RequestLimits
+from tessera.frontend.shapes import parse_embeddings
+from tessera.models.base import Role
+
+PNG = "data:image/png;base64,iVBORw0KGgo="
+WEB = "https://example.com/cat.png"
+
+
+def parse(**body: object) -> EmbeddingsRequest:
+    return parse_embeddings(body)
+
+
+def inputs(value: object, **more: object) -> tuple[Input, ...]:
+    return parse_embeddings({"input": value, **more}).inputs
+
+
+def text_part(text: str) -> dict[str, object]:
+    return {"type": "text", "text": text}
+
+
+def image_part(url: str = WEB) -> dict[str, object]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def summary(found: Input) -> tuple[object, list[str], Role]:
+    return found.text, [image.url for image in found.images], found.role
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("hello", [("hello", [], Role.NONE)]),
+        (["a", "b"], [("a", [], Role.NONE), ("b", [], Role.NONE)]),
+        ([1, 2, 3], [((1, 2, 3), [], Role.NONE)]),
+        ([[1, 2], [3]], [((1, 2), [], Role.NONE), ((3,), [], Role.NONE)]),
+        (PNG, [("", [PNG], Role.PASSAGE)]),
+        (f"a cat\n{PNG}", [("a cat", [PNG], Role.PASSAGE)]),
+        (f"a cat {PNG}", [("a cat", [PNG], Role.PASSAGE)]),
+        (f"{PNG} a cat", [("a cat", [PNG], Role.PASSAGE)]),
+        (f"a {PNG}\n{PNG} cat", [("a\ncat", [PNG, PNG], Role.PASSAGE)]),
+        (f"see<{PNG}>", [(f"see<{PNG}>", [], Role.NONE)]),
+        ("write data:image/png;base64, first", [("write data:image/png;base64, first", [], Role.NONE)]),
+        (WEB, [(WEB, [], Role.NONE)]),
+        ({"text": "a"}, [("a", [], Role.NONE)]),
+        ([{"text": "a", "image": WEB}], [("a", [WEB], Role.PASSAGE)]),
+        ([{"text": None, "image": WEB}], [("", [WEB], Role.PASSAGE)]),
+        ([{"image": "/9j/4AAQSkZJRg=="}], [("", ["data:;base64,/9j/4AAQSkZJRg=="], Role.PASSAGE)]),
+        ([{"image": "iVBORw0KGgo="}], [("", ["data:;base64,iVBORw0KGgo="], Role.PASSAGE)]),
+        ([{"image": "/srv/media/cat.png"}], [("", ["/srv/media/cat.png"], Role.PASSAGE)]),
+        ([text_part("a "), image_part(), text_part("b")], [("a b", [WEB], Role.PASSAGE)]),
+        (
+            ["x", [text_part("a"), image_part()], [text_part("b")]],
+            [("x", [], Role.NONE), ("a", [WEB], Role.PASSAGE), ("b", [], Role.NONE)],
+        ),
+        ([{"type": "input_text", "text": "a"}], [("a", [], Role.NONE)]),
+        ([{"type": "input_image", "image_url": WEB, "detail": "auto"}], [("", [WEB], Role.PASSAGE)]),
+        ([{"type": "image_base64", "image_base64": PNG}], [("", [PNG], Role.PASSAGE)]),
+        ([{"type": "image", "image": WEB}], [("", [WEB], Role.PASSAGE)]),
+        ([{"role": "query", "content": "a"}], [("a", [], Role.QUERY)]),
+        ([[{"role": "query", "content": [image_part()]}]], [("", [WEB], Role.QUERY)]),
+        ([{"content": [text_part("a")]}, {"content": "b"}], [("a", [], Role.NONE), ("b", [], Role.NONE)]),
+        (
+            ["a", {"role": "document", "content": "b"}, [7], {"text": "c"}],
+            [("a", [], Role.NONE), ("b", [], Role.PASSAGE), ((7,), [], Role.NONE), ("c", [], Role.NONE)],
+        ),
+    ],
+)
+def test_input_forms(value: object, expected: list[object]) -> None:
+    assert [summary(found) for found in inputs(value)] == expected
+
+
+def test_messages_are_one_conversation_or_a_batch() -> None:
+    message = {"role": "user", "content": [image_part(), text_part("a cat")]}
+    assert [summary(found) for found in parse(messages=[message]).inputs] == [("a cat", [WEB], Role.PASSAGE)]
+    batch = parse(messages=[[message], [{"role": "query", "content": "b"}]]).inputs
+    assert [found.param for found in batch] == ["messages[0]", "messages[1]"]
+    assert summary(batch[1]) == ("b", [], Role.QUERY)
+
+
+def test_params_and_uuids_are_exact() -> None:
+    part = {**image_part(), "uuid": "cat-1"}
+    (found,) = parse(messages=[{"role": "user", "content": [text_part("a"), part]}]).inputs
+    assert found.param == "messages"
+    assert found.images == (
+        ImageSource(url=WEB, param="messages[0].content[1].image_url.url", uuid="cat-1"),
+    )
+    assert inputs(["a", [image_part()]])[1].images[0].param == "input[1][0].image_url.url"
+    assert inputs(["a", {"image": WEB}])[1].images[0].param == "input[1].image"
+    assert inputs(["a", PNG])[1].images[0].param == "input[1]"
+    assert inputs("a")[0].param == "input"
+    assert inputs([1, 2])[0].param == "input"
+
+
+@pytest.mark.parametrize(
+    ("body", "role"),
+    [
+        ({"input": "a"}, Role.NONE),
+        ({"input": PNG}, Role.PASSAGE),
+        ({"input": "a", "input_type": "query"}, Role.QUERY),
+        ({"input": "a", "input_type": "passage"}, Role.PASSAGE),
+        ({"input": PNG, "input_type": "query"}, Role.QUERY),
+        ({"input": "a", "task": "retrieval.query"}, Role.QUERY),
+        ({"input": "a", "model": "m-query"}, Role.QUERY),
+        ({"input": "a", "model": "m-passage"}, Role.PASSAGE),
+        ({"input": "a", "model": "m-query", "input_type": "passage"}, Role.PASSAGE),
+        ({"input": [{"role": "query", "content": "a"}], "input_type": "passage"}, Role.QUERY),
+        ({"input": [{"role": "user", "content": "a"}], "input_type": "passage"}, Role.PASSAGE),
+        ({"input": [1, 2], "input_type": "query"}, Role.NONE),
+    ],
+)
+def test_role_table(body: dict[str, object], role: Role) -> None:
+    assert parse_embeddings(body).inputs[0].role is role
+
+
+def test_model_suffix_is_removed_only_where_it_is_one() -> None:
+    def model(name: str, *served: str) -> str | None:
+        return parse_embeddings({"input": "a", "model": name}, models=served).model
+
+    assert model("m-query") == "m"
+    assert model("m-query", "m") == "m"
+    assert model("m-query", "m-query") == "m-query"
+    assert model("x-query", "m") == "x-query"
+    assert model("-query") == "-query"
+    assert parse(input="a").model is None
+
+
+@pytest.mark.parametrize(
+    ("value", "modality", "expected"),
+    [
+        (f"about {PNG}", "text", (f"about {PNG}", [])),
+        (PNG, "image", ("", [PNG])),
+        (WEB, "image", ("", [WEB])),
+        (f"a cat {WEB}", "text_image", ("a cat", [WEB])),
+        (f"a {WEB} {PNG}", "text_image", (f"a {WEB}", [PNG])),
+    ],
+)
+def test_modality_says_how_to_read_a_string(value: str, modality: str, expected: object) -> None:
+    (found,) = inputs(value, modality=modality)
+    assert summary(found)[:2] == expected
+
+
+def test_modality_for_each_input() -> None:
+    found = inputs(["a", PNG, f"b {PNG}"], modality=["text", "image", "text_image"])
+    assert [(item.text, len(item.images)) for item in found] == [("a", 0), ("", 1), ("b", 1)]
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({}, "input", "neither"),
+        ({"input": "a", "messages": [{"role": "user", "content": "a"}]}, "input", "both"),
+        ({"input": []}, "input", "at least one input"),
+        ({"input": ""}, "input", "empty string"),
+        ({"input": 7}, "input", "found 7"),
+        ({"input": True}, "input", "found true"),
+        ({"input": ["a", ""]}, "input[1]", "empty string"),
+        ({"input": ["a", None]}, "input[1]", "found null"),
+        ({"input": ["a", 3]}, "input[1]", "found 3"),
+        ({"input": [1, -1]}, "input[1]", "found -1"),
+        ({"input": [1, True]}, "input[1]", "found true"),
+        ({"input": [1.5]}, "input[0]", "found 1.5"),
+        ({"input": [float("nan")]}, "input[0]", "found nan"),
+        ({"input": [[1, "a"]]}, "input[0][1]", "found 'a'"),
+        ({"input": [[2**31]]}, "input[0][0]", "token id"),
+        ({"input": [[]]}, "input[0]", "an empty list"),
+        ({"input": [["a"]]}, "input[0][0]", "found 'a'"),
+        ({"input": [[[1]]]}, "input[0][0]", "a list of 1"),
+        ({"input": [{}]}, "input[0]", "text, image or both"),
+        ({"input": [{"text": 1}]}, "input[0].text", "found 1"),
+        ({"input": [{"text": "a", "img": WEB}]}, "input[0].img", "unknown key"),
+        ({"input": [{"image": {"url": WEB}}]}, "input[0].image", "an object"),
+        ({"input": [{"image": "ftp://user:secret@x"}]}, "input[0].image", "data, http, https or file URL"),
+        ({"input": ["a", text_part("b")]}, "input[1]", "beside inputs of another kind"),
+        ({"input": text_part("b")}, "input", "in a list"),
+        ({"input": [[text_part("")]]}, "input[0][0].text", "empty string"),
+        ({"input": [[{"type": "text"}]]}, "input[0][0].text", "found null"),
+        ({"input": [[{"type": "video_url", "video_url": "x"}]]}, "input[0][0].type", "'video_url'"),
+        ({"input": [[text_part("a"), "b"]]}, "input[0][1]", "a content part"),
+        ({"input": [[{"type": "image_url"}]]}, "input[0][0].image_url", "found null"),
+        ({"input": [[image_part("gopher://x")]]}, "input[0][0].image_url.url", "data, http, https"),
+        (
+            {"input": [[{"type": "image_url", "image_url": {"url": WEB, "x": 1}}]]},
+            "input[0][0].image_url.x",
+            "unknown key",
+        ),
+        (
+            {"input": [[{"type": "image_url", "image_url": {"url": WEB, "detail": "high"}}]]},
+            "input[0][0].image_url.detail",
+            "auto",
+        ),
+        ({"input": [[{"type": "image_url", "uuid": "a"}]]}, "input[0][0].image_url", "along with its uuid"),
+        ({"input": [[{**image_part(), "uuid": ""}]]}, "input[0][0].uuid", "1 to 256"),
+        ({"input": [[{"role": "bot", "content": "a"}]]}, "input[0][0].role", "found 'bot'"),
+        ({"input": [[{"role": "user", "content": 1}]]}, "input[0][0].content", "found 1"),
+        ({"input": [[{"role": "user", "content": []}]]}, "input[0][0].content", "an empty list"),
+        ({"input": [[{"content": "a"}]]}, "input[0][0].role", "found null"),
+        ({"input": [{"role": "user", "content": "a", "name": "x"}]}, "input[0].name", "unknown key"),
+        ({"messages": []}, "messages", "an empty list"),
+        ({"messages": [[]]}, "messages[0]", "an empty list"),
+        ({"messages": "a"}, "messages", "found 'a'"),
+        ({"messages": ["a"]}, "messages[0]", "a message"),
+        ({"messages": [{"role": "user", "content": "a"}] * 2}, "messages", "[[message], [message]]"),
+        (
+            {"messages": [{"role": "user", "content": [text_part("a"), image_part("x")]}]},
+            "messages[0].content[1].image_url.url",
+            "URL",
+        ),
+        ({"input": "a", "modality": "image"}, "input", "an image alone"),
+        ({"input": PNG, "modality": "text_image"}, "input", "must be non-empty"),
+        ({"input": "a", "modality": "text_image"}, "input", "expects an image"),
+        ({"input": {"image": WEB, "text": "a"}, "modality": "text"}, "input", "expects no image"),
+        ({"input": ["a", "b"], "modality": ["text"]}, "modality", "each of the 2 inputs, found 1"),
+        ({"input": "a", "modality": "video"}, "modality", "one of text, image, text_image"),
+        ({"input": "a", "modality": ["sound"]}, "modality[0]", "found 'sound'"),
+    ],
+)
+def test_errors_name_path_and_reason(body: dict[str, object], param: str, words: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_embeddings(body)
+    assert caught.value.param == param
+    assert words in caught.value.message
+    assert caught.value.message.startswith(param)
+    assert "secret" not in caught.value.message
+
+
+def test_limits_name_both_numbers() -> None:
+    limits = RequestLimits(inputs=2, images_per_input=1, characters=5)
+    for body, numbers in [
+        ({"input": ["a"] * 3}, ("2", "3")),
+        ({"input": [[image_part(), image_part()]]}, ("1", "2")),
+        ({"input": ["abcdef"]}, ("5", "6")),
+        ({"input": [[1] * 6]}, ("5", "6")),
+    ]:
+        with pytest.raises(InvalidInput) as caught:
+            parse_embeddings(body, limits=limits)
+        assert all(number in caught.value.message for number in numbers)
+
+
+def test_payloads_are_never_repeated() -> None:
+    payload = "data:image/png;base64,SECRETSECRET"
+    for body in [
+        {"input": "a", "user": 1, "encoding_format": payload},
+        {"input": [[{"role": payload, "content": "a"}]]},
+        {"input": [[{"type": payload}]]},
+        {"input": "a", "truncate": "A" * 500},
+    ]:
+        with pytest.raises(InvalidInput) as caught:
+            parse_embeddings(body)
+        assert "SECRET" not in caught.value.message
+        assert len(caught.value.message) < 400

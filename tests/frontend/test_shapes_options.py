@@ -1,0 +1,172 @@
+"""The fields beside the inputs, the body as a whole, and its description."""
+
+from __future__ import annotations
+
+import time
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessera.errors import InvalidInput
+from tessera.frontend.inputs import EmbedDtype, EmbeddingsRequest, EncodingFormat
+from tessera.frontend.shapes import EMBEDDINGS_BODY, parse_embeddings, read_json
+from tessera.frontend.shapes.options import FIELDS, INERT
+from tessera.models.base import Truncate
+
+
+def parse(**fields: object) -> EmbeddingsRequest:
+    return parse_embeddings({"input": "a", **fields})
+
+
+def test_defaults() -> None:
+    assert parse() == EmbeddingsRequest(inputs=parse().inputs)
+
+
+def test_null_counts_as_absent() -> None:
+    assert parse(**dict.fromkeys(FIELDS - {"input"})) == parse()
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "value"),
+    [
+        ({"model": "m"}, "model", "m"),
+        ({"encoding_format": "base64"}, "encoding_format", EncodingFormat.BASE64),
+        ({"encoding_format": "bytes"}, "encoding_format", EncodingFormat.BYTES),
+        ({"embed_dtype": "bfloat16"}, "dtype", EmbedDtype.BFLOAT16),
+        ({"embedding_type": "float"}, "dtype", EmbedDtype.FLOAT32),
+        ({"embedding_type": "ubinary", "embed_dtype": "ubinary"}, "dtype", EmbedDtype.UBINARY),
+        ({"dimensions": 512}, "dimensions", 512),
+        ({"normalize": False}, "normalize", False),
+        ({"use_activation": False}, "normalize", False),
+        ({"normalized": True, "use_activation": True}, "normalize", True),
+        ({"truncate": "START"}, "truncate", Truncate.START),
+        ({"truncate": True}, "truncate", Truncate.END),
+        ({"truncate_prompt_tokens": -1}, "truncate", Truncate.END),
+        ({"truncate_prompt_tokens": -1}, "max_tokens", None),
+        ({"truncate_prompt_tokens": 77}, "max_tokens", 77),
+        ({"truncate_prompt_tokens": 77, "truncation_side": "left"}, "truncate", Truncate.START),
+        ({"truncate_prompt_tokens": 77, "truncate": "START"}, "truncate", Truncate.START),
+        ({"truncation_side": "left"}, "truncate", Truncate.NONE),
+        ({"partial": True}, "partial", True),
+        ({"user": "u"}, "user", "u"),
+        ({"priority": -5}, "priority", -5),
+        ({"rid": "r-1"}, "request_id", "r-1"),
+    ],
+)
+def test_fields(fields: dict[str, object], name: str, value: object) -> None:
+    assert getattr(parse(**fields), name) == value
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"inputs": "a"}, "inputs", "unknown key"),
+        ({"model": 1}, "model", "found 1"),
+        ({"model": ""}, "model", "non-empty"),
+        ({"encoding_format": "hex"}, "encoding_format", "one of float, base64, bytes, found 'hex'"),
+        ({"encoding_format": ["float"]}, "encoding_format", "a list of 1"),
+        ({"embed_dtype": "fp8_e4m3"}, "embed_dtype", "float32"),
+        ({"embed_dtype": "int8", "embedding_type": "uint8"}, "embedding_type", "contradicts embed_dtype"),
+        ({"dimensions": 0}, "dimensions", "positive integer"),
+        ({"dimensions": True}, "dimensions", "found true"),
+        ({"dimensions": 8.0}, "dimensions", "found 8.0"),
+        ({"normalize": 1}, "normalize", "true or false"),
+        ({"normalize": True, "use_activation": False}, "use_activation", "contradicts normalize"),
+        ({"truncate": "LEFT"}, "truncate", "NONE, START, END"),
+        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-1"),
+        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "positive"),
+        ({"truncate_prompt_tokens": 9, "truncate": "NONE"}, "truncate_prompt_tokens", "contradicts"),
+        ({"truncate": "END", "truncation_side": "left"}, "truncation_side", "contradicts"),
+        ({"truncation_side": "up"}, "truncation_side", "left, right"),
+        ({"input_type": "image"}, "input_type", "query"),
+        ({"task": "classification"}, "task", "retrieval.query"),
+        ({"task": "query", "input_type": "passage"}, "task", "contradicts"),
+        ({"user": 1}, "user", "found 1"),
+        ({"priority": 2**63}, "priority", "64-bit"),
+        ({"priority": "high"}, "priority", "found 'high'"),
+        ({"request_id": "a\r\nb"}, "request_id", "visible ASCII"),
+        ({"partial": "yes"}, "partial", "true or false"),
+        ({"chat_template": "{{ x }}"}, "chat_template", "not supported"),
+        ({"mm_processor_kwargs": {"size": 1}}, "mm_processor_kwargs", "not supported"),
+        ({"endianness": "big"}, "endianness", "not supported"),
+        ({"add_special_tokens": False}, "add_special_tokens", "not supported"),
+        ({"add_special_tokens": 1}, "add_special_tokens", "not supported"),
+    ],
+)
+def test_errors(fields: dict[str, object], param: str, words: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse(**fields)
+    assert caught.value.param == param
+    assert words in caught.value.message
+
+
+def test_harmless_values_of_fields_without_meaning() -> None:
+    for name, values in INERT.items():
+        for value in values:
+            assert parse(**{name: value}) == parse()
+    message = [{"role": "user", "content": "a"}]
+    assert parse_embeddings({"messages": message, "add_special_tokens": False}).inputs
+
+
+@pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'"\\ud800"', b"[" * 5000, b"NaN", b"{} {}"])
+def test_malformed_json(raw: bytes) -> None:
+    with pytest.raises(InvalidInput, match="not valid JSON"):
+        read_json(raw)
+
+
+@pytest.mark.parametrize("body", [None, [], "a", 1, True])
+def test_a_body_is_an_object(body: object) -> None:
+    with pytest.raises(InvalidInput, match="expected a JSON object"):
+        parse_embeddings(body)
+
+
+def test_the_schema_describes_every_field_and_is_json() -> None:
+    schema = EMBEDDINGS_BODY["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["properties"].keys() == FIELDS
+    assert schema["additionalProperties"] is False
+    assert orjson.loads(orjson.dumps(EMBEDDINGS_BODY)) == EMBEDDINGS_BODY
+
+
+def test_short_strings_parse_in_well_under_a_millisecond() -> None:
+    raw = orjson.dumps({"model": "m", "input": [f"a short sentence, number {i}" for i in range(64)]})
+    best = float("inf")
+    for _ in range(20):
+        begin = time.perf_counter()
+        parse_embeddings(read_json(raw))
+        best = min(best, time.perf_counter() - begin)
+    assert best < 1e-3
+
+
+_KEYS = sorted({*FIELDS, "type", "text", "image", "image_url", "url", "role", "content", "uuid", "detail"})
+_WORDS = ["text", "image_url", "input_image", "user", "query", "data:image/png;base64,AAAA", "http://x/y", "/x"]
+_SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 2**33)
+    | st.floats()
+    | st.sampled_from(_WORDS)
+    | st.text(max_size=12)
+)
+_JSON = st.recursive(
+    _SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(_KEYS) | st.text(max_size=4), inner, max_size=4)
+    ),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.dictionaries(st.sampled_from(_KEYS), _JSON, max_size=3) | _JSON, _JSON)
+def test_anything_is_either_parsed_or_invalid(body: object, value: object) -> None:
+    for candidate in (body, {"input": value}, {"messages": value}, {"input": [value, value]}):
+        try:
+            request = parse_embeddings(candidate)
+        except InvalidInput as error:
+            assert error.message
+        else:
+            assert request.inputs
+            assert all(found.text or found.images for found in request.inputs)

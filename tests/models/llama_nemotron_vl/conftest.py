@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn.datasets import load_sample_images
+
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models.llama_nemotron_vl.random_checkpoint import write_checkpoint
+from tessera.models.llama_nemotron_vl.random_spec import CheckpointSpec
+
+SMALL = CheckpointSpec(image_size=64, base_vocab=600)
+
+MakeCheckpoint = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
+    """Write a checkpoint of 64-pixel tiles, changed as the arguments say; equal arguments share one."""
+    root = tmp_path_factory.mktemp("checkpoints")
+    made: dict[str, Path] = {}
+
+    def make(*, dtype: str = "float32", seed: int = 0, **changes: Any) -> Path:
+        spec = dataclasses.replace(SMALL, **changes)
+        key = repr((spec, dtype, seed))
+        if key not in made:
+            made[key] = root / str(len(made))
+            write_checkpoint(made[key], spec, seed=seed, dtype=dtype)
+        return made[key]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def small(make_checkpoint: MakeCheckpoint) -> LlamaNemotronVL:
+    return LlamaNemotronVL.open(make_checkpoint())
+
+
+@pytest.fixture(scope="session")
+def photos() -> dict[str, bytes]:
+    names = load_sample_images().filenames
+    return {Path(name).stem: Path(name).read_bytes() for name in names}

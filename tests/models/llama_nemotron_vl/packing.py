@@ -1,0 +1,67 @@
+"""Runs modules over packed batches, as an engine would."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tessera.models.base import Prompt, Role, Truncate
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packed:
+    """Arguments of a ``TextModule``, on the CPU."""
+
+    input_ids: torch.Tensor
+    positions: torch.Tensor
+    cu_seqlens: torch.Tensor
+    lengths: list[int]
+    vision_rows: torch.Tensor
+    vision_index: torch.Tensor
+
+    @property
+    def arguments(
+        self,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int], torch.Tensor, torch.Tensor]:
+        return (
+            self.input_ids,
+            self.positions,
+            self.cu_seqlens,
+            self.lengths,
+            self.vision_rows,
+            self.vision_index,
+        )
+
+
+def pack(model: LlamaNemotronVL, prompts: Sequence[Prompt], rows: Sequence[torch.Tensor]) -> Packed:
+    tokens = np.concatenate([prompt.tokens for prompt in prompts])
+    lengths = [len(prompt.tokens) for prompt in prompts]
+    bounds = np.cumsum([0, *lengths]).astype(np.int32)
+    positions = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
+    joined = (
+        torch.cat([part.reshape(-1, model.hidden) for part in rows]) if rows else torch.empty(0, model.hidden)
+    )
+    return Packed(
+        input_ids=torch.from_numpy(tokens),
+        positions=torch.from_numpy(positions),
+        cu_seqlens=torch.from_numpy(bounds),
+        lengths=lengths,
+        vision_rows=joined,
+        vision_index=torch.from_numpy(model.vision_index(tokens)),
+    )
+
+
+def prompt(
+    model: LlamaNemotronVL,
+    text: str | Sequence[int],
+    tiles: Sequence[int] = (),
+    *,
+    role: Role = Role.PASSAGE,
+    max_tokens: int = 100_000,
+    truncate: Truncate = Truncate.NONE,
+) -> Prompt:
+    return model.prompt(text, tiles, role=role, max_tokens=max_tokens, truncate=truncate, param="input[3]")

@@ -1,0 +1,147 @@
+"""A second process for the hand-off tests: an outbox or an inbox behind a pipe of commands."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+
+from tessera.errors import TesseraError
+from tessera.transport.inbox import Inbox, InboxConfig
+from tessera.transport.outbox import Outbox, OutboxConfig
+from tessera.transport.slot import Slot
+from tessera.wire import Handle, ReaderInfo, SlabInfo
+
+HIDDEN = 64
+UNIT_ROWS = 16
+
+
+def sample(seed: int, rows: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Rows ``[rows, HIDDEN]`` that two processes can both make."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, HIDDEN, generator=generator).to(dtype)
+
+
+def outbox_config(**changes: Any) -> OutboxConfig:
+    values: dict[str, Any] = {
+        "producer": "encoder-1",
+        "capacity_rows": 8 * UNIT_ROWS,
+        "unit_rows": UNIT_ROWS,
+        "hidden": HIDDEN,
+        "dtype": torch.float32,
+    }
+    return OutboxConfig(**(values | changes))
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    return torch.equal(left.cpu().view(torch.uint8), right.cpu().view(torch.uint8))
+
+
+class Host:
+    """What the child can be told to do; every method is one command."""
+
+    def __init__(self) -> None:
+        self.outbox: Outbox | None = None
+        self.inbox: Inbox | None = None
+        self.held: list[Slot] = []
+
+    async def open_outbox(self, config: OutboxConfig) -> tuple[SlabInfo, ...]:
+        await self.close()
+        self.outbox = Outbox(config)
+        return self.outbox.infos()
+
+    async def publish(self, seed: int, rows: int, reader: ReaderInfo, timeout: float = 1.0) -> Handle:
+        assert self.outbox is not None
+        slot = await self.outbox.acquire(rows, timeout=timeout)
+        slot.rows.copy_(sample(seed, rows, self.outbox.config.dtype))
+        if self.outbox.slab.device.type == "cuda":
+            torch.cuda.synchronize()
+        return await self.outbox.publish(slot, reader)
+
+    async def stats(self) -> Any:
+        assert self.outbox is not None
+        self.outbox.slab.sweep()
+        return self.outbox.stats()
+
+    async def drain(self, timeout: float) -> bool:
+        assert self.outbox is not None
+        return await self.outbox.drain(timeout=timeout)
+
+    async def open_inbox(self, kind: str, producer: str, infos: tuple[SlabInfo, ...]) -> ReaderInfo:
+        await self.close()
+        self.inbox = Inbox(InboxConfig(reader="reader-2", transport=kind))
+        self.inbox.connect(producer, infos)
+        return self.inbox.reader_info(producer)
+
+    async def fetch(self, handle: Handle) -> torch.Tensor:
+        assert self.inbox is not None
+        return await self.inbox.fetch(handle)
+
+    async def open_files(self) -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    async def close(self) -> None:
+        if self.outbox is not None:
+            self.outbox.close()
+        if self.inbox is not None:
+            self.inbox.close()
+        self.outbox = self.inbox = None
+
+    async def serve(self, pipe: Connection) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                name, args = await loop.run_in_executor(None, pipe.recv)
+            except EOFError:
+                break
+            try:
+                answer = await getattr(self, name)(*args)
+            except TesseraError as error:
+                answer = error
+            # Sent as a list: torch would pass a bare tensor by a shared-memory file of its own.
+            if isinstance(answer, torch.Tensor):
+                answer = answer.tolist()
+            pipe.send(answer)
+        await self.close()
+
+
+def _run(pipe: Connection) -> None:
+    asyncio.run(Host().serve(pipe))
+
+
+class Peer:
+    """The parent's end. Commands may overlap only if they are awaited one after the other."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_run, args=(theirs,), daemon=True)
+        self.process.start()
+        theirs.close()
+
+    async def call(self, name: str, *args: Any) -> Any:
+        self._pipe.send((name, args))
+        answer = await asyncio.to_thread(self._pipe.recv)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self.process.join()
+
+    def close(self) -> None:
+        self._pipe.close()
+        self.process.join(10)
+        if self.process.is_alive():
+            self.kill()
+        self.process.close()
