@@ -22,6 +22,9 @@ ENGINE_CONFIGS=$ROOT/engine_configs/llama_nemotron_vl
 
 PIDS=()
 NAMES=()
+COMMANDS=()
+STARTED=()
+DELAYS=()
 OWN_STORE=
 
 say() { printf '%s\n' "tessera: $*" >&2; }
@@ -62,13 +65,17 @@ set_up() {
     fi
 }
 
-# start NAME COMMAND...: runs a child in the background under a name for messages.
+# start NAME COMMAND...: runs a child in the background; its command is kept for a restart.
 start() {
     local name=$1
     shift
     "$@" &
     PIDS+=($!)
     NAMES+=("$name")
+    STARTED+=("$SECONDS")
+    DELAYS+=(1)
+    # Quoted so that it can be run again later.
+    COMMANDS+=("$(printf '%q ' "$@")")
 }
 
 shared_flags() {
@@ -121,14 +128,23 @@ wait_ready() {
 EOF
 }
 
-# Waits until a child ends, which none should, and says which.
+# Starts every child that ends again, each time a little later if it keeps ending at once. Never returns.
 supervise() {
-    local status=0 index
-    wait -n "${PIDS[@]}" || status=$?
-    for index in "${!PIDS[@]}"; do
-        if ! kill -0 "${PIDS[index]}" 2>/dev/null; then
-            say "${NAMES[index]} (pid ${PIDS[index]}) ended with status $status; stopping the rest"
-        fi
+    local status ended index
+    while true; do
+        status=0
+        wait -n -p ended "${PIDS[@]}" || status=$?
+        for index in "${!PIDS[@]}"; do
+            if [[ ${PIDS[index]} != "${ended:-}" ]]; then continue; fi
+            if ((SECONDS - STARTED[index] > 60)); then DELAYS[index]=1; fi
+            say "${NAMES[index]} (pid $ended) ended with status $status; starting it again in ${DELAYS[index]} s"
+            # A sleep in the foreground would keep a signal waiting until it is over.
+            sleep "${DELAYS[index]}" &
+            wait $! || true
+            eval "${COMMANDS[index]} &"
+            PIDS[index]=$!
+            STARTED[index]=$SECONDS
+            DELAYS[index]=$((DELAYS[index] < 16 ? DELAYS[index] * 2 : 30))
+        done
     done
-    exit 1
 }

@@ -88,9 +88,7 @@ def test_params_and_uuids_are_exact() -> None:
     part = {**image_part(), "uuid": "cat-1"}
     (found,) = parse(messages=[{"role": "user", "content": [text_part("a"), part]}]).inputs
     assert found.param == "messages"
-    assert found.images == (
-        ImageSource(url=WEB, param="messages[0].content[1].image_url.url", uuid="cat-1"),
-    )
+    assert found.images == (ImageSource(url=WEB, param="messages[0].content[1].image_url.url", uuid="cat-1"),)
     assert inputs(["a", [image_part()]])[1].images[0].param == "input[1][0].image_url.url"
     assert inputs(["a", {"image": WEB}])[1].images[0].param == "input[1].image"
     assert inputs(["a", PNG])[1].images[0].param == "input[1]"

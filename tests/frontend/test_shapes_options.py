@@ -140,7 +140,16 @@ def test_short_strings_parse_in_well_under_a_millisecond() -> None:
 
 
 _KEYS = sorted({*FIELDS, "type", "text", "image", "image_url", "url", "role", "content", "uuid", "detail"})
-_WORDS = ["text", "image_url", "input_image", "user", "query", "data:image/png;base64,AAAA", "http://x/y", "/x"]
+_WORDS = [
+    "text",
+    "image_url",
+    "input_image",
+    "user",
+    "query",
+    "data:image/png;base64,AAAA",
+    "http://x/y",
+    "/x",
+]
 _SCALARS = (
     st.none()
     | st.booleans()

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from sklearn.datasets import load_sample_images
 
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.llama_nemotron_vl.random_checkpoint import write_checkpoint
@@ -16,14 +14,6 @@ from tessera.models.llama_nemotron_vl.random_spec import CheckpointSpec
 SMALL = CheckpointSpec(image_size=64, base_vocab=600)
 
 MakeCheckpoint = Callable[..., Path]
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
@@ -46,9 +36,3 @@ def make_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> MakeCheckpoint:
 @pytest.fixture(scope="session")
 def small(make_checkpoint: MakeCheckpoint) -> LlamaNemotronVL:
     return LlamaNemotronVL.open(make_checkpoint())
-
-
-@pytest.fixture(scope="session")
-def photos() -> dict[str, bytes]:
-    names = load_sample_images().filenames
-    return {Path(name).stem: Path(name).read_bytes() for name in names}

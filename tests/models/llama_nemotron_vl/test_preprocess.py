@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from models.llama_nemotron_vl.conftest import MakeCheckpoint
-from references.llama_nemotron_vl import Reference
 from tessera.errors import InvalidInput, UnsupportedMedia
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.llama_nemotron_vl.preprocess import decode
+from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
+from tests.references.llama_nemotron_vl import Reference
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
@@ -101,6 +101,7 @@ def test_orientation(small: LlamaNemotronVL, reference: Reference, orientation: 
     assert decode(data, param="x").size == ((90, 40) if orientation < 5 else (40, 90))
 
 
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_unreadable_orientation_means_upright() -> None:
     assert decode(encoded(gradient(), "JPEG", exif=b"Exif\0\0II*\0\xff\xff\xff\xff"), param="x").size == (
         90,

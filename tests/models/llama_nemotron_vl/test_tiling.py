@@ -5,10 +5,10 @@ import random
 
 import pytest
 
-from references.llama_nemotron_vl import GRIDS
-from references.llama_nemotron_vl import grid as reference_grid
 from tessera.models.llama_nemotron_vl.config import ImageConfig
 from tessera.models.llama_nemotron_vl.tiling import candidates, choose_grid, count_tiles
+from tests.references.llama_nemotron_vl import GRIDS
+from tests.references.llama_nemotron_vl import grid as reference_grid
 
 HALVES = (0.5, 0.5, 0.5)
 SIX = ImageConfig(

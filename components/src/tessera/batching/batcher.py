@@ -98,7 +98,8 @@ class Batcher(Generic[P, R]):
     ) -> asyncio.Future[Outcome[R]]:
         """Queue one payload. Cancelling the future drops it, if the engine has not begun it.
 
-        ``abandoned`` is called after a cancellation, once the engine is done with the payload. Raises ``Overloaded`` when ``max_queued`` would be passed, ``Unavailable`` after ``close``.
+        ``abandoned`` is called after a cancellation, once the engine is done with the payload. Raises
+        ``Overloaded`` when ``max_queued`` would be passed, ``Unavailable`` after ``close``.
         """
         if self._closed:
             raise Unavailable(f"the {self.name} engine is closing")

@@ -177,8 +177,9 @@ def _raw(
     All rows have one shape, so the header gives it once instead of once for each row: a header that
     grows with the batch runs into the limits of clients and proxies.
     """
-    for index in failures:
-        values[index] = 0
+    if failures:
+        values = values.copy()  # it may be the engine's own, read-only
+        values[list(failures)] = 0
     metadata = {
         **head,
         "embed_dtype": dtype.value,

@@ -28,11 +28,19 @@ class Peers:
 
     Discovery alone is not enough: a killed worker stays listed until its lease runs out, and a worker of
     another model or version would answer with wrong vectors. An instance that failed a call is set
-    aside at once (``suspect``) and comes back when it answers ``Describe`` again.
+    aside at once (``suspect``) and comes back when it answers ``Describe`` again. ``joined`` is called
+    before an instance gets its first work.
     """
 
-    def __init__(self, client: Client, check: Check) -> None:
+    def __init__(
+        self,
+        client: Client,
+        check: Check,
+        *,
+        joined: Callable[[int, wire.WorkerInfo], None] = lambda *_: None,
+    ) -> None:
         self.client = client
+        self._joined = joined
         self._check = check
         self._ready: dict[int, wire.WorkerInfo] = {}
         self._asking: dict[int, asyncio.Task[None]] = {}
@@ -106,6 +114,7 @@ class Peers:
                 self._refused.add(instance)
                 log.error("%s: instance %x is not used: %s", self.client.address, instance, reason)
                 return
+            self._joined(instance, info)
             self._ready[instance] = info
             self._changed.set()
             return

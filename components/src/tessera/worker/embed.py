@@ -22,7 +22,6 @@ from tessera.errors import (
     InvalidInput,
     ProtocolError,
     TesseraError,
-    Unavailable,
 )
 from tessera.models.base import Model
 from tessera.worker.metrics import WorkerMetrics

@@ -12,7 +12,7 @@ import msgspec
 
 from tessera import wire
 from tessera.errors import DeadlineExceeded, HandOffError, ProtocolError, TesseraError, Unavailable
-from tessera.rpc import Peers
+from tessera.rpc import Check, Client, Peers
 from tessera.transport.inbox import Inbox
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.vision_source import EncodedImage
@@ -33,20 +33,22 @@ class RemoteVision:
 
     def __init__(
         self,
-        peers: Peers,
+        client: Client,
+        check: Check,
         inbox: Inbox,
         metrics: WorkerMetrics,
         *,
         device: torch.device,
         wait_seconds: float,
     ) -> None:
-        self._peers = peers
         self._inbox = inbox
         self._device = device
         self._metrics = metrics
         self._wait_seconds = wait_seconds
         self._tiles: defaultdict[int, int] = defaultdict(int)
         self._connected: set[str] = set()
+        # Reached before its first image comes: registering memory takes longer than an image does.
+        self._peers = Peers(client, check, joined=lambda instance, info: self._connect(f"{instance:x}", info))
 
     async def encode(self, image: wire.Image, *, request_id: str, timeout: float) -> EncodedImage:
         deadline = time.monotonic() + timeout

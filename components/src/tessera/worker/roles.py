@@ -17,7 +17,7 @@ from tessera.config import Mode, WorkerConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.torch_device import Placement, place
 from tessera.models import Model, open_model
-from tessera.rpc import Client, Peers, Runtime
+from tessera.rpc import Client, Runtime
 from tessera.transport.inbox import Inbox, InboxConfig
 from tessera.transport.nixl import NixlOptions
 from tessera.transport.outbox import Outbox, OutboxConfig
@@ -122,7 +122,8 @@ class Builder:
         transport = self.config.stages.transport
         nixl = NixlOptions(staging_bytes=transport.staging_mb << 20)
         return RemoteVision(
-            Peers(await Client.connect(self.runtime, self.config.encode_endpoint), check),
+            await Client.connect(self.runtime, self.config.encode_endpoint),
+            check,
             Inbox(InboxConfig(reader=self.name, transport=transport.kind, nixl=nixl)),
             self.metrics,
             device=torch.device(placement.device),

@@ -1,0 +1,35 @@
+"""Fixtures that every test may use: real photographs, a checkpoint, and the reference for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import sklearn.datasets
+import torch
+
+from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
+from tests.references.llama_nemotron_vl import Reference
+
+# The machine's cores are shared with the processes that the tests start.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def photos() -> dict[str, bytes]:
+    """Two real photographs, 640x427 JPEG each."""
+    folder = Path(sklearn.datasets.__file__).parent / "images"
+    return {name: (folder / f"{name}.jpg").read_bytes() for name in ("china", "flower")}
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small random checkpoint that the launch scripts serve by default."""
+    path = tmp_path_factory.mktemp("models") / "tessera-random"
+    assert make_checkpoint(["--out", str(path), "--seed", "0"]) in (0, None)
+    return path
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint: Path) -> Reference:
+    return Reference(checkpoint)

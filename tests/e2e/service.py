@@ -1,0 +1,139 @@
+"""A service started by its launch script, as a user would start it."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+ROOT = Path(__file__).parents[2]
+MODEL = "tessera-random"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """``worker_ports`` are in the order in which the script starts workers: encode first, then embed."""
+
+    url: str
+    worker_ports: tuple[int, ...]
+    script: subprocess.Popen[bytes]
+    log: Path
+
+    def health(self) -> dict[str, object]:
+        return httpx.get(f"{self.url}/health").json()
+
+    def frontend_metric(self, name: str, **labels: str) -> float:
+        return _metric(f"{self.url}/metrics", name, labels)
+
+    def worker_metric(self, worker: int, name: str, **labels: str) -> float:
+        """The sum of the samples of that name whose labels include these."""
+        return _metric(f"http://127.0.0.1:{self.worker_ports[worker]}/metrics", name, labels)
+
+    def pids(self) -> list[int]:
+        """The script's children in the order in which it started them: the frontend, then the workers."""
+        children = Path(f"/proc/{self.script.pid}/task/{self.script.pid}/children").read_text().split()
+        return [int(pid) for pid in children]
+
+    def wait_workers(self, embed: int, encode: int, timeout: float = 30.0) -> None:
+        """Wait until ``/health`` counts these workers."""
+        deadline = time.monotonic() + timeout
+        while (workers := self.health()["workers"]) != {"embed": embed, "encode": encode}:
+            assert time.monotonic() < deadline, workers
+            time.sleep(0.1)
+
+
+def _metric(url: str, name: str, labels: dict[str, str]) -> float:
+    text = httpx.get(url).text
+    return sum(
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    )
+
+
+def free_ports(count: int) -> list[int]:
+    """Consecutive ports that nobody listens on now, below 32768: the runtime reads its own as int16."""
+    while True:
+        first = random.randrange(20_000, 32_000)
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return list(range(first, first + count))
+
+
+@contextmanager
+def launch(
+    script: str,
+    checkpoint: Path,
+    log: Path,
+    *,
+    workers: int,
+    arguments: Sequence[str] = (),
+    environment: dict[str, str] | None = None,
+) -> Iterator[Service]:
+    """Run ``launch/<script>``, wait for its ready line, and end it with Ctrl-C; nothing may be left."""
+    port, *worker_ports = free_ports(workers + 1)
+    settings = {
+        "MODEL_PATH": str(checkpoint),
+        "SERVED_MODEL_NAME": MODEL,
+        "DYN_HTTP_PORT": str(port),
+        "DYN_SYSTEM_PORT_BASE": str(worker_ports[0] if worker_ports else 1),
+        "READY_TIMEOUT_SECONDS": "90",
+        # Two cores serve up to five processes here.
+        "OMP_NUM_THREADS": "1",
+    }
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [str(ROOT / "launch" / script), *arguments],
+            env=os.environ | settings | (environment or {}),
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    service = Service(f"http://127.0.0.1:{port}", tuple(worker_ports), process, log)
+    try:
+        deadline = time.monotonic() + 120
+        while b"tessera: ready at" not in log.read_bytes():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield service
+    finally:
+        # A terminal sends Ctrl-C to the whole foreground group.
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGINT)
+        try:
+            process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        finally:
+            left = group_members(process.pid)
+            assert not left, (left, log.read_text())
+
+
+def group_members(group: int) -> list[str]:
+    """Command lines of the processes that are still in a process group."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and fields[0] != "Z":
+                found.append((stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+        except (OSError, IndexError):
+            continue
+    return found

@@ -1,0 +1,116 @@
+"""Every path gives the vectors of the reference: both launch scripts, each transport, miss and hit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from openai import OpenAI
+
+from tests.e2e.inputs import Case, cases, cosine, parts
+from tests.e2e.service import MODEL, Service, launch
+from tests.references.llama_nemotron_vl import Reference
+
+pytestmark = pytest.mark.e2e
+
+PATHS = {
+    "agg": ("agg.sh", 1, None),
+    "e_p auto": ("e_p.sh", 2, "shm"),
+    "e_p shm": ("e_p.sh", 2, "shm"),
+    "e_p nixl": ("e_p.sh", 2, "nixl"),
+    "e_p inline": ("e_p.sh", 2, "inline"),
+}
+
+
+@pytest.fixture(scope="module", params=PATHS, ids=lambda name: name.replace(" ", "-"))
+def path(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def service(path: str, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    script, workers, _ = PATHS[path]
+    folder = tmp_path_factory.mktemp("service")
+    environment = {}
+    if path.startswith("e_p"):
+        config = folder / "engine.yaml"
+        config.write_text(f"transport:\n  kind: {path.split()[1]}\n")
+        environment = {"ENCODE_ENGINE_ARGS": str(config), "EMBED_ENGINE_ARGS": str(config)}
+    with launch(script, checkpoint, folder / "log", workers=workers, environment=environment) as running:
+        yield running
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+def embed(client: OpenAI, inputs: list[Case]) -> np.ndarray:
+    answer = client.embeddings.create(model=MODEL, input=[case.value for case in inputs])
+    assert [row.index for row in answer.data] == list(range(len(inputs)))
+    return np.array([row.embedding for row in answer.data], np.float32)
+
+
+def test_alone_then_in_company(
+    client: OpenAI, service: Service, path: str, photos: dict[str, bytes], reference: Reference
+) -> None:
+    inputs = cases(photos)
+    expected = [case.expected(reference) for case in inputs]
+    worst = 1.0
+    # Alone and never seen before, alone and cached, all at once, all at once in the other order.
+    for turn in ("miss", "hit"):
+        for case, vector in zip(inputs, expected, strict=True):
+            got = embed(client, [case])[0]
+            worst = min(worst, cosine(got, vector))
+            assert worst >= 0.9999, (turn, case.name, worst)
+    for order in (1, -1):
+        for case, got, vector in zip(
+            inputs[::order], embed(client, inputs[::order]), expected[::order], strict=True
+        ):
+            worst = min(worst, cosine(got, vector))
+            assert worst >= 0.9999, ("company", case.name, worst)
+    route = PATHS[path][2]
+    if route is not None:
+        transfers = service.worker_metric(1, "tessera_transfers_total", outcome="ok")
+        assert transfers == service.worker_metric(1, "tessera_transfers_total", route=route) == 2
+        assert service.worker_metric(0, "tessera_slab_leases") == 0
+    print(f"{path}: worst cosine {worst:.8f}")
+
+
+def test_different_images_give_different_vectors(client: OpenAI, photos: dict[str, bytes]) -> None:
+    inputs = [case for case in cases(photos) if case.name in ("image", "other image")]
+    one, other = embed(client, inputs)
+    assert cosine(one, other) < 0.999
+
+
+def test_usage_counts_cached_image_tokens(client: OpenAI, service: Service, photos: dict[str, bytes]) -> None:
+    # Another file of the same picture: a comment after the end of a JPEG changes its hash alone.
+    fresh = photos["china"] + b"\0" + str(service.worker_ports).encode()
+    usages = [
+        client.embeddings.create(model=MODEL, input=[parts(None, fresh)]).usage.model_dump() for _ in range(2)
+    ]
+    details = [usage["prompt_tokens_details"] for usage in usages]
+    assert [one["image_tokens"] for one in details] == [7 * 256, 7 * 256]
+    assert [one["cached_tokens"] for one in details] == [0, 7 * 256]
+    assert usages[0]["prompt_tokens"] == usages[0]["total_tokens"] == sum(
+        details[0][name] for name in ("text_tokens", "image_tokens")
+    )
+
+
+def test_encoding_formats_agree(client: OpenAI, service: Service) -> None:
+    as_floats = client.embeddings.create(model=MODEL, input="hello", encoding_format="float").data[0].embedding
+    as_base64 = embed(client, [Case("text", "hello", "hello", (), "none")])[0]
+    np.testing.assert_allclose(as_floats, as_base64, atol=1e-7)
+    np.testing.assert_allclose(np.linalg.norm(as_base64), 1.0, atol=1e-5)
+
+
+def test_messages_are_one_input(service: Service, photos: dict[str, bytes], reference: Reference) -> None:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": parts("a red flower", photos["flower"])}]}
+    answer = httpx.post(f"{service.url}/v1/embeddings", json=body).json()
+    (row,) = answer["data"]
+    expected = reference.vector("a red flower", [photos["flower"]], "passage")
+    assert cosine(np.array(row["embedding"], np.float32), expected) >= 0.9999

@@ -1,0 +1,361 @@
+"""Attacks on the fetcher by a real server on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+
+import pytest
+
+from hostile import Handler, LoopbackPolicy, response, server
+from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge, TesseraError
+from tessera.frontend.deadline import Deadline
+from tessera.frontend.media import Fetcher, MediaPolicy
+
+SECRET = "token=hunter2"
+
+
+class Names:
+    """A resolver for made-up names; numbers are themselves."""
+
+    def __init__(self, **names: list[str]) -> None:
+        self._names = {name.replace("_", "."): list(answers) for name, answers in names.items()}
+
+    async def __call__(self, host: str, port: int) -> list[str]:
+        answers = self._names.get(host)
+        if answers is None:
+            return [host]
+        return [answers.pop(0) if len(answers) > 1 else answers[0]]
+
+
+async def get(
+    url: str, *, policy: MediaPolicy | None = None, names: Names | None = None, seconds: float = 20
+) -> bytes:
+    fetcher = Fetcher(policy or LoopbackPolicy(), resolver=names or Names())
+    try:
+        return await fetcher.get(url, param="input[0]", deadline=Deadline.after(seconds))
+    finally:
+        await fetcher.close()
+
+
+async def refused(kind: type[TesseraError], handler: Handler, **options: object) -> str:
+    """Fetch from a server that must not succeed; the message."""
+    async with server(handler) as port:
+        with pytest.raises(kind) as caught:
+            await get(f"http://127.0.0.1:{port}/x?{SECRET}", **options)
+    assert caught.value.param == "input[0]"
+    assert "127.0.0.1" in caught.value.message
+    assert "hunter2" not in caught.value.message
+    return caught.value.message
+
+
+async def test_a_body_arrives_and_nothing_private_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    heads: list[str] = []
+
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        heads.append(head.lower())
+        writer.write(response(b"image" * 1000, "set-cookie: a=b"))
+
+    async with server(handler) as port:
+        fetcher = Fetcher(LoopbackPolicy(), resolver=Names())
+        for _ in range(2):
+            found = await fetcher.get(
+                f"http://127.0.0.1:{port}/a/b?c=d#e", param="input", deadline=Deadline.after(20)
+            )
+            assert found == b"image" * 1000
+        await fetcher.close()
+    assert all(head.startswith("get /a/b?c=d http/1.1") for head in heads)
+    assert not any("cookie" in head or "authorization" in head for head in heads)
+    assert all("accept-encoding: identity" in head for head in heads)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "[::1]", "[::ffff:127.0.0.1]", "169.254.169.254", "10.0.0.1", "0.0.0.0"]
+)
+async def test_private_addresses_are_refused(host: str) -> None:
+    with pytest.raises(MediaFetchError, match="may not be fetched"):
+        await get(f"http://{host}/{SECRET}", policy=MediaPolicy())
+
+
+async def test_nothing_reaches_a_private_server() -> None:
+    hits: list[str] = []
+
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        hits.append(head)
+        writer.write(response(b"secret"))
+
+    async with server(handler) as port:
+        for host in ("127.0.0.1", "name.example"):
+            with pytest.raises(MediaFetchError, match="loopback"):
+                await get(
+                    f"http://{host}:{port}/", policy=MediaPolicy(), names=Names(name_example=["127.0.0.1"])
+                )
+        assert await get(f"http://127.0.0.1:{port}/", policy=MediaPolicy(allow_private=True)) == b"secret"
+    assert len(hits) == 1
+
+
+def redirect(location: str, status: str = "302 Found") -> Handler:
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(b"", f"location: {location}", status=status))
+
+    return handler
+
+
+@pytest.mark.parametrize(
+    ("location", "words"),
+    [
+        (f"http://169.254.169.254/latest?{SECRET}", "link-local"),
+        ("http://[::1]/", "loopback"),
+        ("//10.0.0.1/x", "private"),
+        ("file:///etc/passwd", "http or https"),
+        ("ftp://127.0.0.1/x", "http or https"),
+        ("data:image/png;base64,AAAA", "http or https"),
+        (f"http://user:{SECRET}@127.0.0.1/", "user name or password"),
+        ("http://[broken", "URL"),
+    ],
+)
+async def test_every_redirect_is_checked_again(location: str, words: str) -> None:
+    async with server(redirect(location)) as port:
+        with pytest.raises(MediaFetchError, match=words) as caught:
+            await get(f"http://127.0.0.1:{port}/")
+    assert "hunter2" not in caught.value.message
+
+
+async def test_redirects_follow_up_to_three_times() -> None:
+    def hops(count: int) -> Handler:
+        async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+            at = int(head.split()[1].strip("/"))
+            if at == count:
+                writer.write(response(b"arrived"))
+            else:
+                writer.write(response(b"", f"location: /{at + 1}", status="307 Temporary Redirect"))
+
+        return handler
+
+    async with server(hops(3)) as port:
+        assert await get(f"http://127.0.0.1:{port}/0") == b"arrived"
+    async with server(hops(4)) as port:
+        with pytest.raises(MediaFetchError, match="more than 3 times"):
+            await get(f"http://127.0.0.1:{port}/0")
+
+
+async def test_a_name_that_moves_to_loopback_between_hops_is_refused() -> None:
+    """The first look-up gives the (here allowed) server, the second one another address of this host."""
+
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(b"", "location: /again", "connection: close", status="302 Found"))
+
+    async with server(handler) as port:
+        with pytest.raises(MediaFetchError, match="loopback"):
+            await get(
+                f"http://rebind.example:{port}/", names=Names(rebind_example=["127.0.0.1", "127.0.0.2"])
+            )
+
+
+async def test_domain_lists_hold_for_redirects() -> None:
+    policy = LoopbackPolicy(allowed_domains=frozenset({"good.example"}))
+    names = Names(good_example=["127.0.0.1"], bad_example=["127.0.0.1"])
+    async with server(redirect("http://bad.example/")) as port:
+        with pytest.raises(MediaFetchError, match=r"bad\.example may not be fetched: its domain"):
+            await get(f"http://good.example:{port}/", policy=policy, names=names)
+        with pytest.raises(MediaFetchError, match="not among the allowed"):
+            await get(f"http://127.0.0.1:{port}/", policy=policy, names=names)
+
+
+@pytest.mark.parametrize("announce", [True, False])
+async def test_bodies_are_capped_whatever_they_announce(announce: bool) -> None:
+    sent = 0
+
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-length: 9999999999\r\n\r\n"
+            if announce
+            else b"HTTP/1.1 200 OK\r\n\r\n"
+        )
+        for _ in range(2000):
+            writer.write(b"x" * 10_000)
+            await writer.drain()
+            sent += 10_000
+
+    assert "100000" in await refused(PayloadTooLarge, handler, policy=LoopbackPolicy(max_bytes=100_000))
+    assert sent < 15_000_000
+
+
+async def test_chunked_bodies_are_capped() -> None:
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        while not writer.is_closing():
+            writer.write(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
+            await writer.drain()
+
+    await refused(PayloadTooLarge, handler, policy=LoopbackPolicy(max_bytes=100_000))
+
+
+async def test_a_body_shorter_than_announced_is_an_error() -> None:
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(b"half", length=8))
+
+    await refused(MediaFetchError, handler)
+
+
+async def test_a_body_longer_than_announced_is_cut_there() -> None:
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(b"half and more", length=4))
+
+    async with server(handler) as port:
+        assert await get(f"http://127.0.0.1:{port}/") == b"half"
+
+
+async def test_compressed_bodies_are_refused() -> None:
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(gzip.compress(bytes(50_000_000)), "content-encoding: gzip"))
+
+    assert "content encoding" in await refused(MediaFetchError, handler)
+
+
+async def dripping(head: str, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
+    while not writer.is_closing():
+        writer.write(b"x")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def dripping_headers(head: str, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\n")
+    while not writer.is_closing():
+        writer.write(b"x: y\r\n")
+        await writer.drain()
+        await asyncio.sleep(0.02)
+
+
+async def silent(head: str, writer: asyncio.StreamWriter) -> None:
+    while not writer.is_closing():
+        await asyncio.sleep(0.02)
+        writer.write(b"")
+        if writer.transport.get_write_buffer_size() or writer.get_extra_info("socket") is None:
+            break
+        if await _gone(writer):
+            break
+
+
+async def _gone(writer: asyncio.StreamWriter) -> bool:
+    try:
+        writer.write(b"\r\n")
+        await writer.drain()
+    except OSError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("handler", [dripping, dripping_headers, silent])
+async def test_slow_senders_are_cut_off(handler: Handler) -> None:
+    begin = time.monotonic()
+    message = await refused(MediaFetchError, handler, policy=LoopbackPolicy(timeout=0.3))
+    assert time.monotonic() - begin < 2
+    assert "0.3 seconds" in message
+
+
+async def test_the_requests_deadline_wins_over_the_policy() -> None:
+    begin = time.monotonic()
+    await refused(DeadlineExceeded, dripping, seconds=0.2)
+    assert time.monotonic() - begin < 2
+
+
+async def test_a_name_server_that_hangs_is_cut_off() -> None:
+    async def hang(host: str, port: int) -> list[str]:
+        await asyncio.sleep(60)
+        return []
+
+    fetcher = Fetcher(LoopbackPolicy(connect_timeout=0.2), resolver=hang)
+    with pytest.raises(MediaFetchError, match="did not answer in time"):
+        await fetcher.get("http://slow.example/", param="input", deadline=Deadline.after(20))
+    await fetcher.close()
+
+
+async def test_fetches_are_bounded_and_slots_come_back() -> None:
+    now = most = 0
+
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.02)
+        now -= 1
+        writer.write(response(b"x", "connection: close"))
+
+    async with server(handler) as port:
+        fetcher = Fetcher(LoopbackPolicy(max_fetches=3), resolver=Names())
+        url = f"http://127.0.0.1:{port}/"
+        calls = [fetcher.get(url, param="input", deadline=Deadline.after(20)) for _ in range(15)]
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        await asyncio.sleep(0.01)
+        for task in tasks[:2]:
+            task.cancel()
+        found = await asyncio.gather(*tasks, return_exceptions=True)
+        await fetcher.close()
+    assert most <= 3
+    assert found[2:] == [b"x"] * 13
+
+
+@pytest.mark.parametrize("status", ["404 Not Found", "500 Oops", "204 No Content", "206 Partial Content"])
+async def test_only_200_is_an_image(status: str) -> None:
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(response(b"" if "204" in status else b"x", status=status))
+
+    assert status.split()[0] in await refused(MediaFetchError, handler)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"SSH-2.0-OpenSSH\r\n", b"HTTP/1.1 200 OK\r\nbad header\r\n\r\n", b"\0" * 100, b"x" * 300_000],
+)
+async def test_answers_that_are_no_http(answer: bytes) -> None:
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+
+    await refused(MediaFetchError, handler)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"http://user:{SECRET}@127.0.0.1/",
+        "http://user@127.0.0.1/",
+        "http://",
+        "http:///path",
+        "http://[::1",
+        "http://127.0.0.1:99999/",
+        "http://a b/",
+        "http://127.0.0.1/\r\nhost: x",
+        "http://good.example\\@127.0.0.1/",
+        "gopher://127.0.0.1/",
+        "http://" + "a" * 70_000,
+    ],
+)
+async def test_urls_that_are_refused_unasked(url: str) -> None:
+    with pytest.raises(MediaFetchError) as caught:
+        await get(url)
+    assert "hunter2" not in caught.value.message
+    assert len(caught.value.message) < 300
+
+
+async def test_a_server_that_is_not_there() -> None:
+    async with server(dripping) as port:
+        pass
+    with pytest.raises(MediaFetchError, match="could not be reached"):
+        await get(f"http://127.0.0.1:{port}/")
+    names = Names(nowhere_example=["127.0.0.1"])
+
+    async def unknown(host: str, port: int) -> list[str]:
+        raise OSError("no such name")
+
+    fetcher = Fetcher(LoopbackPolicy(), resolver=unknown)
+    with pytest.raises(MediaFetchError, match="could not be reached"):
+        await fetcher.get("http://nowhere.example/", param="input", deadline=Deadline.after(20))
+    await fetcher.close()
+    assert await names("nowhere.example", 80) == ["127.0.0.1"]

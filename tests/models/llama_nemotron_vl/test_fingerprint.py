@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tessera.errors import CheckpointError
+from tessera.models.llama_nemotron_vl.fingerprint import fingerprint
+from tessera.models.llama_nemotron_vl.weight_file import WeightFile
+from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
+
+
+def test_independent_of_place_and_time(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    source = make_checkpoint()
+    copy = tmp_path / "copy"
+    shutil.copytree(source, copy)
+    os.utime(copy / "model.safetensors", (0, 0))
+    (copy / "README.md").write_text("anything")
+    assert fingerprint(copy) == fingerprint(source)
+    assert len(fingerprint(source)) == 32
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["config.json", "processor_config.json", "tokenizer.json", "tokenizer_config.json"],
+)
+def test_every_file_counts(make_checkpoint: MakeCheckpoint, tmp_path: Path, name: str) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(make_checkpoint(), copy)
+    before = fingerprint(copy)
+    (copy / name).write_text((copy / name).read_text() + " ")
+    assert fingerprint(copy) != before
+
+
+def test_weights_seeds_types_and_shards_count(make_checkpoint: MakeCheckpoint) -> None:
+    paths = [
+        make_checkpoint(),
+        make_checkpoint(seed=1),
+        make_checkpoint(dtype="bfloat16"),
+        make_checkpoint(shards=2),
+    ]
+    assert len({fingerprint(path) for path in paths}) == len(paths)
+
+
+def test_the_ends_and_middle_of_every_tensor_count(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(make_checkpoint(), copy)
+    path = copy / "model.safetensors"
+    before = fingerprint(copy)
+    original = path.read_bytes()
+    tensors = WeightFile.read(path).tensors
+    for tensor in (tensors[0], tensors[len(tensors) // 2], tensors[-1]):
+        for offset in (0, tensor.nbytes // 2, tensor.nbytes - 1):
+            changed = bytearray(original)
+            changed[tensor.start + offset] ^= 1
+            path.write_bytes(changed)
+            assert fingerprint(copy) != before
+
+
+def test_without_weights(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
+    shutil.copy(make_checkpoint() / "config.json", tmp_path)
+    with pytest.raises(CheckpointError, match=r"has neither model\.safetensors nor"):
+        fingerprint(tmp_path)

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tessera.errors import CheckpointError, ConfigError
+from tessera.models.llama_nemotron_vl import loading
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models.llama_nemotron_vl.tensors import canonical
+from tessera.models.llama_nemotron_vl.text import TextTower
+from tessera.models.llama_nemotron_vl.vision import VisionTower
+from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def load(path: Path, dtype: str) -> tuple[VisionTower, TextTower]:
+    model = LlamaNemotronVL.open(path)
+    vision = loading.load_vision(path, model.config, dtype=dtype, device="cpu")
+    return vision, loading.load_text(path, model.config, dtype=dtype, device="cpu")
+
+
+def nbytes(module: torch.nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("wanted", DTYPES)
+@pytest.mark.parametrize("stored", DTYPES)
+def test_every_type_to_every_type(
+    make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, stored: str, wanted: str
+) -> None:
+    monkeypatch.setattr(loading, "_STAGING_BYTES", 4096)  # so that tensors take several pieces
+    path = make_checkpoint(dtype=stored)
+    vision, text = load(path, wanted)
+    weights = {canonical(name): value for name, value in load_file(path / "model.safetensors").items()}
+    parameters = dict(vision.named_parameters()) | {f"text.{k}": v for k, v in text.named_parameters()}
+    assert all(parameter.dtype == DTYPES[wanted] for parameter in parameters.values())
+    assert not any(parameter.is_meta or parameter.requires_grad for parameter in parameters.values())
+
+    def same(name: str, *sources: str) -> None:
+        expected = torch.cat([weights[source] for source in sources]).to(DTYPES[wanted])
+        assert torch.equal(parameters[name], expected.view(parameters[name].shape)), name
+
+    same("text.embed_tokens.weight", "text.embed_tokens.weight")
+    same("vision.embeddings.patch_embedding.weight", "vision.embeddings.patch_embedding.weight")
+    attention = "vision.encoder.layers.1.self_attn."
+    same(f"{attention}qkv_proj.bias", *(f"{attention}{part}_proj.bias" for part in "qkv"))
+    attention = "text.layers.0.self_attn."
+    same(f"{attention}qkv_proj.weight", *(f"{attention}{part}_proj.weight" for part in "qkv"))
+    mlp = "text.layers.1.mlp."
+    same(f"{mlp}gate_up_proj.weight", f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight")
+
+
+@pytest.mark.parametrize("select_layer", [-1, -2, 0, 1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bytes_are_as_announced(make_checkpoint: MakeCheckpoint, dtype: str, select_layer: int) -> None:
+    path = make_checkpoint(select_layer=select_layer)
+    model = LlamaNemotronVL.open(path)
+    vision, text = load(path, dtype)
+    assert nbytes(vision) == model.vision_nbytes(dtype)
+    assert nbytes(text) == model.text_nbytes(dtype)
+
+
+def test_shards_load_the_same(make_checkpoint: MakeCheckpoint) -> None:
+    for one, other in zip(
+        load(make_checkpoint(), "float32"), load(make_checkpoint(shards=3), "float32"), strict=True
+    ):
+        for name, value in one.state_dict().items():
+            assert torch.equal(value, other.state_dict()[name]), name
+
+
+def test_each_side_reads_only_its_own_tensors(
+    make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = LlamaNemotronVL.open(make_checkpoint())
+    read: list[str] = []
+    original = loading._Reader.read
+
+    def spy(self: loading._Reader, tensor: loading.StoredTensor, into: torch.Tensor) -> None:
+        read.append(tensor.name)
+        original(self, tensor, into)
+
+    monkeypatch.setattr(loading._Reader, "read", spy)
+    model.load_vision(dtype="float32", device="cpu")
+    assert {name.split(".")[0] for name in read} == {"vision_model", "mlp1"}
+    assert not any(".head." in name for name in read)
+    read.clear()
+    model.load_text(dtype="float32", device="cpu")
+    assert {name.split(".")[0] for name in read} == {"language_model"}
+
+
+def test_unknown_type(small: LlamaNemotronVL) -> None:
+    with pytest.raises(ConfigError, match="dtype 'int8' is none of"):
+        small.load_text(dtype="int8", device="cpu")
+
+
+def test_a_file_that_shrinks(small: LlamaNemotronVL, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: ends inside tensor"):
+        small.load_text(dtype="float32", device="cpu")

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from tessera.errors import CheckpointError
+from tessera.models.llama_nemotron_vl.weight_file import WeightFile
+
+
+def write(path: Path, header: Any, data: bytes = b"") -> Path:
+    body = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(len(body).to_bytes(8, "little") + body + data)
+    return path
+
+
+def test_places_tensors_where_safetensors_put_them(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    tensors = {"one": torch.arange(6.0).reshape(2, 3), "two": torch.ones(4, dtype=torch.bfloat16)}
+    save_file(tensors, path, metadata={"format": "pt"})
+    file = WeightFile.read(path)
+    assert {tensor.name for tensor in file.tensors} == set(tensors)
+    for tensor in file.tensors:
+        assert tensor.shape == tuple(tensors[tensor.name].shape)
+        stored = path.read_bytes()[tensor.start : tensor.start + tensor.nbytes]
+        assert stored == tensors[tensor.name].view(torch.uint8).numpy().tobytes()
+
+
+GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        (b"{", "header is not JSON"),
+        (b"\xff\xff", "header is not JSON"),
+        ([], "header is no JSON object"),
+        ({"a": {}}, "'a' has no dtype, shape and data_offsets"),
+        ({"a": []}, "'a' has no dtype, shape and data_offsets"),
+        ({"a": {**GOOD, "data_offsets": [0]}}, "'a' has no dtype, shape and data_offsets"),
+        ({"a": {**GOOD, "dtype": "F13"}}, "malformed header entry"),
+        ({"a": {**GOOD, "shape": [-2]}}, "malformed header entry"),
+        ({"a": {**GOOD, "shape": [2.0]}}, "malformed header entry"),
+        ({"a": {**GOOD, "shape": [3]}}, r"'a' of F32 \[3\] needs 12 bytes; its header says 0..8 of 8"),
+        ({"a": {**GOOD, "data_offsets": [4, 12]}}, "its header says 4..12 of 8"),
+    ],
+)
+def test_malformed_headers(tmp_path: Path, header: Any, message: str) -> None:
+    path = write(tmp_path / "a.safetensors", header, b"\0" * 8)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        WeightFile.read(path)
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"1234", b"\xff" * 8, (1 << 40).to_bytes(8, "little") + b"{}"])
+def test_files_cut_short(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="not a safetensors file, or cut short"):
+        WeightFile.read(path)
+
+
+def test_no_file(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="not readable"):
+        WeightFile.read(tmp_path / "a.safetensors")

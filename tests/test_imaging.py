@@ -1,0 +1,213 @@
+"""Headers of real files against Pillow, and files that lie."""
+
+from __future__ import annotations
+
+import io
+import struct
+import time
+import warnings
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from tessera.errors import InvalidInput, PayloadTooLarge, RequestError, UnsupportedMedia
+from tessera.imaging import FORMATS, ImageHeader, probe
+
+WIDTH, HEIGHT = 37, 22
+ORIENTATION = 0x0112
+
+
+def encoded(
+    kind: str, *, orientation: int | None = None, mode: str = "RGB", size: tuple[int, int] = (WIDTH, HEIGHT)
+) -> bytes:
+    image = Image.new(mode, size, 128)
+    options: dict[str, object] = {}
+    if orientation is not None:
+        exif = Image.Exif()
+        exif[ORIENTATION] = orientation
+        options["exif"] = exif
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def png_chunk(kind: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+
+def png_of_size(width: int, height: int) -> bytes:
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_sizes(kind: str) -> None:
+    assert probe(encoded(kind), param="input") == ImageHeader(format=kind, width=WIDTH, height=HEIGHT)
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1"])
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "GIF"])
+def test_sizes_in_other_modes(kind: str, mode: str) -> None:
+    found = probe(encoded(kind, mode=mode), param="input")
+    assert (found.width, found.height) == (WIDTH, HEIGHT)
+
+
+def test_webp_variants() -> None:
+    for options in ({"lossless": True}, {"quality": 50}, {"quality": 50, "exif": Image.Exif()}):
+        for size in ((1, 1), (300, 7), (16383, 1)):
+            file = io.BytesIO()
+            Image.new("RGBA", size).save(file, "WEBP", **options)
+            found = probe(file.getvalue(), param="input")
+            assert (found.width, found.height) == size
+
+
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_orientation_makes_the_size_upright(kind: str, orientation: int) -> None:
+    found = probe(encoded(kind, orientation=orientation), param="input")
+    turned = 5 <= orientation <= 8
+    assert (found.width, found.height) == ((HEIGHT, WIDTH) if turned else (WIDTH, HEIGHT))
+
+
+def test_orientation_after_the_pixels_and_in_xmp() -> None:
+    plain = encoded("PNG")
+    end = plain.index(b"IEND") - 4
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6
+    late = plain[:end] + png_chunk(b"eXIf", exif.tobytes().removeprefix(b"Exif\0\0")) + plain[end:]
+    xmp = b'<x tiff:Orientation="8"/>'
+    described = plain[:33] + png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp) + plain[33:]
+    jpeg = encoded("JPEG")
+    segment = b"http://ns.adobe.com/xap/1.0/\0" + xmp
+    marked = jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(segment) + 2) + segment + jpeg[2:]
+    for data in (late, described, marked):
+        with Image.open(io.BytesIO(data)) as image:
+            image.load()
+            assert image.getexif()[ORIENTATION] in (6, 8)
+        assert (probe(data, param="input").width, probe(data, param="input").height) == (HEIGHT, WIDTH)
+
+
+def test_unreadable_exif_counts_as_none() -> None:
+    jpeg = encoded("JPEG")
+    for block in (b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"):
+        data = jpeg[:2] + b"\xff\xe1" + struct.pack(">H", len(block) + 2) + block + jpeg[2:]
+        assert probe(data, param="input").width == WIDTH
+
+
+def test_limits() -> None:
+    assert probe(encoded("PNG"), param="input", max_pixels=WIDTH * HEIGHT).width == WIDTH
+    with pytest.raises(PayloadTooLarge) as caught:
+        probe(encoded("PNG"), param="input[3]", max_pixels=WIDTH * HEIGHT - 1)
+    assert caught.value.param == "input[3]"
+    assert f"{WIDTH}x{HEIGHT}" in caught.value.message
+    assert str(WIDTH * HEIGHT - 1) in caught.value.message
+
+
+def test_a_bomb_is_refused_from_its_header_without_a_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for data in (png_of_size(60_000, 60_000), png_of_size(2**32 - 1, 2**32 - 1)):
+            begin = time.perf_counter()
+            with pytest.raises(PayloadTooLarge):
+                probe(data, param="input")
+            assert time.perf_counter() - begin < 0.05
+
+
+def test_a_gif_frame_can_be_larger_than_its_screen() -> None:
+    data = bytearray(encoded("GIF"))
+    data[6:10] = struct.pack("<HH", 1, 1)
+    with Image.open(io.BytesIO(data)) as image:
+        assert (
+            probe(bytes(data), param="input").width,
+            probe(bytes(data), param="input").height,
+        ) == image.size
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"GIF",
+        b"<svg xmlns='http://www.w3.org/2000/svg' width='10' height='10'/>",
+        b"%PDF-1.7",
+        b"BM" + b"hello, this is no bitmap at all",
+        b"RIFF\0\0\0\0WAVEfmt ",
+        b"\0\0\0\x18ftypavif",
+        b"%!PS-Adobe-3.0",
+    ],
+)
+def test_other_content_is_unsupported(data: bytes) -> None:
+    with pytest.raises(UnsupportedMedia) as caught:
+        probe(data, param="input[0]")
+    assert caught.value.param == "input[0]"
+    assert "JPEG" in caught.value.message
+
+
+def test_formats_can_be_narrowed() -> None:
+    with pytest.raises(UnsupportedMedia, match="found TIFF, which is not served"):
+        probe(encoded("TIFF"), param="input", formats=("JPEG", "PNG"))
+    assert probe(encoded("PNG"), param="input", formats=("JPEG", "PNG")).format == "PNG"
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_files_cut_anywhere_never_crash(kind: str) -> None:
+    data = encoded(kind, orientation=6) if kind in ("JPEG", "PNG", "WEBP", "TIFF") else encoded(kind)
+    for end in range(min(len(data), 400)):
+        try:
+            probe(data[:end], param="input")
+        except RequestError as error:
+            assert error.param == "input"
+
+
+def test_broken_headers_say_so() -> None:
+    for data in (
+        b"\xff\xd8\xff\xd9",
+        b"\xff\xd8\xff\xe0\0\x00",
+        b"\x89PNG\r\n\x1a\n" + b"\0" * 30,
+        png_of_size(0, 5),
+        b"GIF89a" + b"\0" * 20,
+        b"II*\0\x08\0\0\0\x00\x00",
+        b"RIFF\0\0\0\0WEBPVP8 " + b"\0" * 20,
+        b"RIFF\0\0\0\0WEBPVP9 " + b"\0" * 20,
+    ):
+        with pytest.raises(InvalidInput):
+            probe(data, param="input")
+
+
+_SEEDS = [encoded(kind) for kind in FORMATS] + [
+    encoded(kind, orientation=6) for kind in ("JPEG", "PNG", "WEBP", "TIFF")
+]
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    st.sampled_from(_SEEDS),
+    st.lists(st.tuples(st.integers(0, 300), st.binary(min_size=1, max_size=4)), min_size=1, max_size=5),
+)
+def test_mutated_files_are_read_or_refused(seed: bytes, changes: list[tuple[int, bytes]]) -> None:
+    data = bytearray(seed)
+    for at, patch in changes:
+        data[at : at + len(patch)] = patch
+    try:
+        found = probe(bytes(data), param="input")
+    except RequestError as error:
+        assert error.param == "input"
+    else:
+        assert found.width > 0
+        assert found.height > 0
+
+
+def test_endless_chains_of_empty_blocks_take_no_time() -> None:
+    nothing = struct.pack(">I4sI", 0, b"junk", 0)
+    chunks = png_of_size(5, 5)[:33] + nothing * 300_000
+    segments = b"\xff\xd8" + b"\xff\xe2\x00\x02" * 1_000_000
+    fill = b"\xff\xd8" + b"\xff" * 4_000_000
+    begin = time.perf_counter()
+    assert probe(chunks, param="input").width == 5
+    for data in (segments, fill):
+        with pytest.raises(InvalidInput):
+            probe(data, param="input")
+    assert time.perf_counter() - begin < 3

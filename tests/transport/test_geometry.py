@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tessera.transport.geometry import DTYPES, Geometry, dtype_name
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dtype": "int8"}, "int8"),
+        ({"hidden": 0}, "positive"),
+        ({"unit_rows": -1}, "positive"),
+        ({"capacity_rows": 0}, "positive"),
+        ({"capacity_rows": 25}, "no multiple"),
+    ],
+)
+def test_a_geometry_that_makes_no_sense(changes: dict[str, object], message: str) -> None:
+    values = {"capacity_rows": 20, "unit_rows": 10, "hidden": 4, "dtype": "float16"} | changes
+    with pytest.raises(ValueError, match=message):
+        Geometry(**values)  # type: ignore[arg-type]
+
+
+def test_sizes() -> None:
+    geometry = Geometry(capacity_rows=20, unit_rows=10, hidden=4, dtype="bfloat16")
+    assert (geometry.units, geometry.row_bytes, geometry.unit_bytes, geometry.nbytes) == (2, 8, 80, 160)
+
+
+def test_names_of_dtypes_go_both_ways() -> None:
+    for name, dtype in DTYPES.items():
+        assert dtype_name(dtype) == name
+    with pytest.raises(ValueError, match="int64"):
+        dtype_name(torch.int64)
