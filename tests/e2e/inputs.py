@@ -31,14 +31,20 @@ class Case:
 
 
 def parts(text: str | None, *images: bytes) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = [{"type": "image_url", "image_url": {"url": data_url(data)}} for data in images]
+    found: list[dict[str, Any]] = [
+        {"type": "image_url", "image_url": {"url": data_url(data)}} for data in images
+    ]
     return found + ([{"type": "text", "text": text}] if text is not None else [])
 
 
 def cases(photos: dict[str, bytes]) -> list[Case]:
     china, flower = photos["china"], photos["flower"]
     return [
-        Case("text", "The quick brown fox jumps over the lazy dog.", *_text("The quick brown fox jumps over the lazy dog.")),
+        Case(
+            "text",
+            "The quick brown fox jumps over the lazy dog.",
+            *_text("The quick brown fox jumps over the lazy dog."),
+        ),
         Case("unicode", "naïve 🦊 日本語", *_text("naïve 🦊 日本語")),
         Case("one character", "a", *_text("a")),
         Case("long text", "word " * 700, *_text("word " * 700)),

@@ -96,20 +96,27 @@ def test_usage_counts_cached_image_tokens(client: OpenAI, service: Service, phot
     details = [usage["prompt_tokens_details"] for usage in usages]
     assert [one["image_tokens"] for one in details] == [7 * 256, 7 * 256]
     assert [one["cached_tokens"] for one in details] == [0, 7 * 256]
-    assert usages[0]["prompt_tokens"] == usages[0]["total_tokens"] == sum(
-        details[0][name] for name in ("text_tokens", "image_tokens")
+    assert (
+        usages[0]["prompt_tokens"]
+        == usages[0]["total_tokens"]
+        == sum(details[0][name] for name in ("text_tokens", "image_tokens"))
     )
 
 
 def test_encoding_formats_agree(client: OpenAI, service: Service) -> None:
-    as_floats = client.embeddings.create(model=MODEL, input="hello", encoding_format="float").data[0].embedding
+    as_floats = (
+        client.embeddings.create(model=MODEL, input="hello", encoding_format="float").data[0].embedding
+    )
     as_base64 = embed(client, [Case("text", "hello", "hello", (), "none")])[0]
     np.testing.assert_allclose(as_floats, as_base64, atol=1e-7)
     np.testing.assert_allclose(np.linalg.norm(as_base64), 1.0, atol=1e-5)
 
 
 def test_messages_are_one_input(service: Service, photos: dict[str, bytes], reference: Reference) -> None:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": parts("a red flower", photos["flower"])}]}
+    body = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": parts("a red flower", photos["flower"])}],
+    }
     answer = httpx.post(f"{service.url}/v1/embeddings", json=body).json()
     (row,) = answer["data"]
     expected = reference.vector("a red flower", [photos["flower"]], "passage")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -64,7 +66,7 @@ def test_never_hands_out_a_unit_twice_and_never_loses_one(
         gaps = ranges.gaps()
         assert sum(length for _, length in gaps) == free.count(True)
         # Merged: no gap ends where the next begins.
-        assert all(left + length < right for (left, length), (right, _) in zip(gaps, gaps[1:], strict=False))
+        assert all(left + length < right for (left, length), (right, _) in itertools.pairwise(gaps))
     for start, length in taken:
         ranges.give(start, length)
     assert ranges.gaps() == ((0, size),)

@@ -75,10 +75,8 @@ class Pair:
 
     async def settle(self) -> Any:
         """The producer's figures once no lease is outstanding."""
-        deadline = time.monotonic() + 5
-        while (stats := await self.stats()).leased and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-        return stats
+        assert await self.peer.call("drain", 5.0)
+        return await self.stats()
 
 
 async def connect(peer: Peer, make_inbox: MakeInbox, case: Case, **changes: Any) -> Pair:
@@ -419,22 +417,27 @@ async def test_a_cancelled_fetch_gives_its_slot_back(case: Case, peer: Peer, mak
 
 
 @every_kind
-async def test_closing_twice_and_using_what_is_closed(
-    case: Case, make_outbox: Callable[..., Outbox], make_inbox: MakeInbox
-) -> None:
+async def test_closing_twice_and_using_what_is_closed(case: Case, peer: Peer, make_inbox: MakeInbox) -> None:
+    pair = await connect(peer, make_inbox, case)
+    handle = await pair.publish(1)
+    await pair.inbox.fetch(await pair.publish(2))
+    pair.inbox.close()
+    pair.inbox.close()
+    with pytest.raises(HandOffError):
+        await pair.inbox.fetch(handle)
+    await peer.call("close")
+    await peer.call("close")
+
+
+@every_kind
+async def test_an_outbox_closes_under_its_views(case: Case, make_outbox: Callable[..., Outbox]) -> None:
     outbox = make_outbox(transport=case.kind, device=case.device)
-    inbox = make_inbox(case.kind)
-    inbox.connect("encoder-1", outbox.infos())
     slot = await outbox.acquire(20, timeout=1)
     view = slot.rows
-    handle = await outbox.publish(slot, inbox.reader_info("encoder-1"))
-    inbox.close()
-    inbox.close()
     outbox.close()
     outbox.close()
-    view.zero_()
-    with pytest.raises(HandOffError):
-        await inbox.fetch(handle)
+    view.fill_(1)
+    assert bool((view == 1).all())
     with pytest.raises(HandOffError):
         await outbox.acquire(1, timeout=1)
 
@@ -450,4 +453,6 @@ async def test_nothing_leaks(case: Case, peer: Peer, make_inbox: MakeInbox) -> N
         before.append((len(os.listdir("/proc/self/fd")), await peer.call("open_files")))
     # The first rounds may open what the process keeps, like the devices of a backend.
     assert before[-1] == before[-2] == before[1]
-    assert [name for name in os.listdir("/dev/shm") if not name.startswith(("torch_", "sem."))] == []
+    # The CUDA driver's own files are not ours to judge.
+    ours = ("torch", "tessera", "ucx", "nixl")
+    assert [name for name in os.listdir("/dev/shm") if name.startswith(ours)] == []

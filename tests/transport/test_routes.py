@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -132,8 +133,6 @@ async def test_a_kind_that_failed_is_given_up_and_tried_again_later(
     assert inbox.reader_info("encoder-1").kinds == ("inline",)
     assert inbox.counters()["shm"].failures == 1
     assert same_bits(await inbox.fetch(await hand_off(outbox, inbox.reader_info("encoder-1"))), sample(1, 20))
-    import asyncio
-
     await asyncio.sleep(0.06)
     reader = inbox.reader_info("encoder-1")
     assert reader.kinds == ("shm", "inline")
@@ -192,3 +191,17 @@ async def test_an_expired_handle_does_not_end_the_route(
     with pytest.raises(LeaseExpired):
         await inbox.fetch(handle)
     assert inbox.reader_info("encoder-1").kinds == ("shm",)
+
+
+async def test_auto_does_without_a_backend_that_cannot_start(
+    make_outbox: MakeOutbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise TransportUnavailable("no such device")
+
+    monkeypatch.setattr("tessera.transport.nixl.NixlAgent", refuse)
+    outbox = make_outbox(transport="auto")
+    assert outbox.kinds == ("shm", "inline")
+    if nixl_missing() is None:
+        with pytest.raises(TransportUnavailable):
+            make_outbox(transport="nixl")

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import multiprocessing
 import os
 import signal
+import socket
+import sys
+import time
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from tessera.errors import TesseraError
 from tessera.transport.inbox import Inbox, InboxConfig
+from tessera.transport.nixl import NixlOptions, NixlTransport
 from tessera.transport.outbox import Outbox, OutboxConfig
 from tessera.transport.slot import Slot
 from tessera.wire import Handle, ReaderInfo, SlabInfo
@@ -40,6 +47,21 @@ def outbox_config(**changes: Any) -> OutboxConfig:
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(left.cpu().view(torch.uint8), right.cpu().view(torch.uint8))
+
+
+def listening_addresses() -> set[str]:
+    """The IPv4 addresses on which this process accepts TCP connections."""
+    mine = set()
+    for fd in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            mine.add(os.readlink(fd))
+    found = set()
+    for line in Path("/proc/self/net/tcp").read_text(encoding="ascii").splitlines()[1:]:
+        address, state, inode = (line.split()[column] for column in (1, 3, 9))
+        if state == "0A" and f"socket:[{inode}]" in mine:
+            packed = bytes.fromhex(address.partition(":")[0])
+            found.add(socket.inet_ntoa(packed[:: 1 if sys.byteorder == "big" else -1]))
+    return found
 
 
 class Host:
@@ -72,15 +94,54 @@ class Host:
         assert self.outbox is not None
         return await self.outbox.drain(timeout=timeout)
 
-    async def open_inbox(self, kind: str, producer: str, infos: tuple[SlabInfo, ...]) -> ReaderInfo:
+    async def open_inbox(
+        self, kind: str, producer: str, infos: tuple[SlabInfo, ...], timeout: float = 5.0
+    ) -> ReaderInfo:
         await self.close()
-        self.inbox = Inbox(InboxConfig(reader="reader-2", transport=kind))
+        nixl = NixlOptions(timeout_seconds=timeout)
+        self.inbox = Inbox(InboxConfig(reader="reader-2", transport=kind, retry_seconds=0, nixl=nixl))
         self.inbox.connect(producer, infos)
         return self.inbox.reader_info(producer)
 
     async def fetch(self, handle: Handle) -> torch.Tensor:
         assert self.inbox is not None
         return await self.inbox.fetch(handle)
+
+    async def timed_fetch(self, handle: Handle) -> tuple[str, float, float]:
+        """How a fetch ended, its seconds, and the longest time for which it kept the loop to itself."""
+        gaps: list[float] = []
+
+        async def heartbeat() -> None:
+            last = time.monotonic()
+            while True:
+                await asyncio.sleep(0.001)
+                gaps.append(time.monotonic() - last)
+                last += gaps[-1]
+
+        beating = asyncio.ensure_future(heartbeat())
+        started = time.monotonic()
+        outcome = "delivered"
+        try:
+            await self.fetch(handle)
+        except TesseraError as error:
+            outcome = error.code
+        beating.cancel()
+        return outcome, time.monotonic() - started, max(gaps, default=0.0)
+
+    async def reader_kinds(self) -> tuple[str, ...]:
+        assert self.inbox is not None
+        return self.inbox.reader_info("encoder-1").kinds
+
+    async def staging(self) -> tuple[int, int]:
+        """Reads given up and not over, and the pages of staging memory in use."""
+        assert self.inbox is not None
+        transport = self.inbox._transports["nixl"]
+        assert isinstance(transport, NixlTransport) and transport._staging is not None
+        transport._agent.reap()
+        return transport.quarantined, transport._staging.rows_space.used
+
+    async def listening(self) -> set[str]:
+        return listening_addresses()
 
     async def open_files(self) -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -117,11 +178,14 @@ def _run(pipe: Connection) -> None:
 class Peer:
     """The parent's end. Commands may overlap only if they are awaited one after the other."""
 
-    def __init__(self) -> None:
+    def __init__(self, **environment: str) -> None:
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self.process = context.Process(target=_run, args=(theirs,), daemon=True)
-        self.process.start()
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            self.process.start()
         theirs.close()
 
     async def call(self, name: str, *args: Any) -> Any:

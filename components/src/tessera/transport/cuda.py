@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import torch
 
 from tessera.errors import HandOffError
+from tessera.transport.polling import Poll
 
 # Not all of it is typed.
 _cuda: Any = torch.cuda
@@ -16,11 +16,11 @@ _cuda: Any = torch.cuda
 async def finished(device: torch.device) -> None:
     """Wait, without blocking the event loop, for what the current stream of ``device`` was given so far."""
     event = _cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    pause = 0.0
+    with torch.cuda.device(device):
+        event.record(torch.cuda.current_stream())
+    poll = Poll()
     while not event.query():
-        await asyncio.sleep(pause)
-        pause = min(pause + 2e-5, 1e-3)
+        await poll.pause()
 
 
 def pin(rows: torch.Tensor) -> None:
@@ -32,3 +32,8 @@ def pin(rows: torch.Tensor) -> None:
 
 def unpin(rows: torch.Tensor) -> None:
     _cuda.cudart().cudaHostUnregister(rows.data_ptr())
+
+
+def index_of(device: torch.device) -> int:
+    """The device's index; plain ``cuda`` means the current one."""
+    return device.index if device.index is not None else torch.cuda.current_device()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 import torch
 
 from tessera.errors import HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.addresses import decode_address, slab_handle, slab_info
-from tessera.transport.cuda import finished
+from tessera.transport.cuda import finished, index_of
+from tessera.transport.device_memory import DeviceMemory
 from tessera.transport.geometry import DTYPES, Geometry, check_destination, check_origin, unknown_slab
 from tessera.transport.host import device_ids
 from tessera.transport.memory import HostAddress, HostMemory
@@ -19,16 +18,10 @@ from tessera.wire import Handle, SlabInfo
 
 
 class CudaIpcAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What torch's storage sharing needs to open the slab, and where its lease words are."""
+    """The GPU's UUID, the handle of the slab's memory there, and where its lease words are."""
 
     device: str
     handle: bytes
-    nbytes: int
-    offset: int
-    ref_counter: bytes
-    ref_counter_offset: int
-    event: bytes
-    event_sync: bool
     memory: HostAddress
     geometry: Geometry
 
@@ -53,7 +46,6 @@ class CudaIpcTransport:
 
     def describe(self) -> SlabInfo | None:
         if self._slab is not None and self._info is None:
-            # Shared once: torch counts every sharing as one more reader to wait for.
             self._info = slab_info(self.kind, self._producer, self._slab, _share(self._slab))
         return self._info
 
@@ -128,19 +120,11 @@ class CudaIpcTransport:
 
 
 def _share(slab: Slab) -> CudaIpcAddress:
-    storage: Any = slab.rows.untyped_storage()
-    device, handle, nbytes, offset, ref_counter, ref_counter_offset, event, event_sync = (
-        storage._share_cuda_()
-    )
+    if slab.device_memory is None:
+        raise HandOffError("only a slab on a CUDA device can be shared by cuda_ipc")
     return CudaIpcAddress(
-        device=device_ids()[device],
-        handle=handle,
-        nbytes=nbytes,
-        offset=offset,
-        ref_counter=ref_counter,
-        ref_counter_offset=ref_counter_offset,
-        event=event,
-        event_sync=event_sync,
+        device=device_ids()[index_of(slab.device)],
+        handle=slab.device_memory.handle(),
         memory=slab.memory.address(),
         geometry=slab.geometry,
     )
@@ -148,23 +132,8 @@ def _share(slab: Slab) -> CudaIpcAddress:
 
 def _open(address: CudaIpcAddress, device: int) -> torch.Tensor:
     geometry = address.geometry
-    if address.nbytes < geometry.nbytes:
-        raise TransportUnavailable(f"the shared storage has {address.nbytes} bytes, too few for its slab")
     try:
-        with torch.cuda.device(device):
-            storage = torch.UntypedStorage._new_shared_cuda(
-                device,
-                address.handle,
-                address.nbytes,
-                address.offset,
-                address.ref_counter,
-                address.ref_counter_offset,
-                address.event,
-                address.event_sync,
-            )
-    except RuntimeError as error:
+        memory = DeviceMemory.open(address.handle, geometry.nbytes, device)
+    except HandOffError as error:
         raise TransportUnavailable(f"cannot open a peer's GPU memory: {error}") from error
-    rows: Any = torch.empty((0,), dtype=DTYPES[geometry.dtype], device=torch.device("cuda", device))
-    rows.set_(storage, 0, (geometry.capacity_rows, geometry.hidden), (geometry.hidden, 1))
-    opened: torch.Tensor = rows
-    return opened
+    return memory.tensor((geometry.capacity_rows, geometry.hidden), DTYPES[geometry.dtype])

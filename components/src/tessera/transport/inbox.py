@@ -111,8 +111,9 @@ class Inbox:
 
         Raises ``LeaseExpired`` when the copy cannot be trusted, ``TransportUnavailable`` when the kind does
         not work for this producer (and is not offered to it again for a while), ``HandOffError`` for a
-        handle that fits no slab. Nothing is leased afterwards in any of these cases, nor after a
-        cancellation, as far as the producer can still be reached.
+        handle that fits no slab, ``Overloaded`` when this reader's own staging memory stays full. Nothing
+        is leased afterwards in any of these cases, nor after a cancellation, as far as the producer can
+        still be reached.
         """
         transport = self._transport(handle.kind)
         started = time.perf_counter()

@@ -33,12 +33,15 @@ class NixlOptions:
     """``staging_bytes`` bounds the rows a reader has under way; ``timeout_seconds`` bounds one read.
 
     ``gpu_direct`` lets peers read a CUDA slab itself and not its host copy, which is only faster where
-    the backend reaches device memory without going through the host.
+    the backend reaches device memory without going through the host. ``interfaces`` are the network
+    devices to use, separated by commas (``lo``, ``eth0``, ``mlx5_0:1``), for every agent of this process
+    that is made afterwards; empty means all of them. UCX listens on them without authentication.
     """
 
     staging_bytes: int = 64 << 20
     timeout_seconds: float = 10.0
     gpu_direct: bool = False
+    interfaces: str = ""
 
     def __post_init__(self) -> None:
         if self.staging_bytes < _PAGE or self.timeout_seconds <= 0:
@@ -85,7 +88,7 @@ class NixlTransport:
         self._producer = producer
         self._slab = slab
         self._options = options
-        self._agent = NixlAgent(producer)
+        self._agent = NixlAgent(producer, interfaces=options.interfaces)
         self._staging: _Staging | None = None
         self._peers: dict[str, _Peer] = {}
         self._info: SlabInfo | None = None

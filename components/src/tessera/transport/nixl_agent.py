@@ -18,10 +18,10 @@ from types import ModuleType
 from typing import Any, Final
 
 from tessera.errors import TransportUnavailable
+from tessera.transport.polling import Poll
 from tessera.transport.space import Loan
 
 _PROGRESS_DELAY_US: Final = 100_000
-_SPIN_SECONDS: Final = 2e-4
 _log = logging.getLogger(__name__)
 
 Range = tuple[int, int, int]
@@ -67,8 +67,11 @@ class NixlAgent:
     one and becomes ``TransportUnavailable``.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, interfaces: str = "") -> None:
         self._nixl = _bindings()
+        if interfaces:
+            # UCX takes this from nowhere else; NIXL's own parameters leave its listeners as they are.
+            os.environ["UCX_NET_DEVICES"] = interfaces
         config = self._nixl.nixlAgentConfig()
         config.useProgThread = True
         config.useListenThread = False
@@ -219,17 +222,12 @@ class NixlAgent:
 
     async def _outcome(self, transfer: _Transfer, timeout: float) -> Any:
         """The state of a posted read when it is over, or after ``timeout`` seconds."""
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        pause = 0.0
+        poll = Poll()
         while self._agent is not None:
             state = self._agent.getXferStatus(transfer.handle)
-            elapsed = loop.time() - started
-            if state != self._nixl.NIXL_IN_PROG or elapsed >= timeout:
+            if state != self._nixl.NIXL_IN_PROG or poll.elapsed >= timeout:
                 return state
-            if elapsed >= _SPIN_SECONDS:
-                pause = min(pause + 2e-5, 1e-3)
-            await asyncio.sleep(pause)
+            await poll.pause()
         raise TransportUnavailable("the NIXL agent was closed")
 
     def _under_way(self, transfer: _Transfer) -> bool:

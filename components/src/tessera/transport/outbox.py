@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 
 import torch
 
 from tessera.errors import ConfigError, TransportUnavailable
 from tessera.transport.base import Transport
+from tessera.transport.cuda import index_of
 from tessera.transport.geometry import Geometry, dtype_name
 from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds import make_transport, select_kinds
@@ -15,6 +17,8 @@ from tessera.transport.nixl import NixlOptions
 from tessera.transport.slab import Slab, SlabStats
 from tessera.transport.slot import Slot
 from tessera.wire import Handle, ReaderInfo, SlabInfo
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +71,7 @@ class Outbox:
         self._transports: dict[str, Transport] = {}
         try:
             for kind in self.kinds:
-                self._transports[kind] = make_transport(kind, config.producer, self.slab, nixl=config.nixl)
+                self._offer(kind)
         except BaseException:
             self.close()
             raise
@@ -110,11 +114,20 @@ class Outbox:
         self._transports.clear()
         self.slab.close()
 
+    def _offer(self, kind: str) -> None:
+        try:
+            transport = make_transport(kind, self.config.producer, self.slab, nixl=self.config.nixl)
+        except TransportUnavailable as error:
+            if self.config.transport != "auto":
+                raise
+            _log.warning("hand-off by %s is not offered: %s", kind, error)
+            self.kinds = tuple(other for other in self.kinds if other != kind)
+        else:
+            self._transports[kind] = transport
+
     def _reaches(self, kind: str, reader: ReaderInfo) -> bool:
         if kind in ("shm", "cuda_ipc") and reader.host != host_id():
             return False
         if kind == "cuda_ipc":
-            device = self.slab.device
-            index = device.index if device.index is not None else torch.cuda.current_device()
-            return device_ids()[index] in reader.devices
+            return device_ids()[index_of(self.slab.device)] in reader.devices
         return True

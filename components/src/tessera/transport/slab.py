@@ -17,7 +17,8 @@ from typing import Final
 import torch
 
 from tessera.errors import HandOffError
-from tessera.transport.cuda import finished, pin, unpin
+from tessera.transport.cuda import finished, index_of, pin, unpin
+from tessera.transport.device_memory import DeviceMemory
 from tessera.transport.geometry import DTYPES, Geometry
 from tessera.transport.memory import HostMemory, fence
 from tessera.transport.slot import Slot
@@ -65,15 +66,16 @@ class Slab:
         self.geometry = geometry
         self.device = torch.device(device)
         self.lease_seconds = lease_seconds
+        self.device_memory: DeviceMemory | None = None
         on_host = self.device.type == "cpu"
         self.memory = HostMemory.create(geometry, rows=on_host or mirror)
         if on_host:
             assert self.memory.rows is not None
             self.rows = self.memory.rows
         else:
-            self.rows = torch.empty(
-                (geometry.capacity_rows, geometry.hidden), dtype=DTYPES[geometry.dtype], device=self.device
-            )
+            self.device_memory = DeviceMemory.allocate(geometry.nbytes, index_of(self.device))
+            shape = (geometry.capacity_rows, geometry.hidden)
+            self.rows = self.device_memory.tensor(shape, DTYPES[geometry.dtype])
             if self.memory.rows is not None:
                 pin(self.memory.rows)
         self._space = Space(geometry.units, name="slab")
@@ -212,7 +214,8 @@ class Slab:
         self._sources.clear()
         if self.device.type == "cuda" and self.memory.rows is not None:
             unpin(self.memory.rows)
-        self.rows = self.rows[:0].clone()
+        self.rows = torch.empty((0, self.geometry.hidden), dtype=self.rows.dtype)
+        self.device_memory = None
         self.memory.close()
 
     def _end(self, slot: Slot) -> None:

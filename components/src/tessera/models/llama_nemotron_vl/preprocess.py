@@ -87,7 +87,9 @@ def _resized(image: Image.Image, width: int, height: int) -> UInt8Array:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Undo the EXIF orientation; unreadable EXIF means none. TIFF has undone its own while loading."""
+    """Undo the EXIF orientation; unreadable EXIF means none."""
+    if image.format == "TIFF":  # has turned itself while loading
+        return image
     try:
         orientation = image.getexif().get(_ORIENTATION)
     except Exception:  # malformed metadata does not make the picture worse

@@ -88,7 +88,7 @@ def _tensors(spec: CheckpointSpec, config: ModelConfig) -> Iterator[_Tensor]:
 
 def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Mean and deviation that keep activations near unit size and different inputs apart."""
-    if name.endswith(("bias", "in_proj_bias")):
+    if name.endswith("bias"):
         return 0.0, 0.05
     if "norm" in name or name == "projector.0.weight":
         return 1.0, 0.1

@@ -1,0 +1,95 @@
+"""GPU memory that another process can open by a 64-byte handle.
+
+It comes from the CUDA driver and not from torch. torch's allocator may carve a tensor out of a segment
+that cannot be shared, and its own sharing keeps a reference count for every reader in a named file that
+a killed process leaves behind; a slab with many readers that come and go needs neither.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any, Final
+
+import torch
+
+from tessera.errors import HandOffError
+
+_LAZY_PEER_ACCESS: Final = 1
+HANDLE_BYTES: Final = 64
+
+
+class _Handle(ctypes.Structure):
+    _fields_ = [("reserved", ctypes.c_ubyte * HANDLE_BYTES)]
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("libcuda.so.1")
+
+
+def _call(name: str, device: int, *args: Any) -> None:
+    """Call the driver with the device's primary context current; ``HandOffError`` when it refuses."""
+    with torch.cuda.device(device):
+        # Touching the device through torch makes its primary context this thread's own.
+        torch.cuda.synchronize()
+        status = getattr(_driver(), name)(*args)
+    if status != 0:
+        raise HandOffError(f"{name} failed with CUDA driver error {status}")
+
+
+class DeviceMemory:
+    """``nbytes`` on one device, ours (``allocate``) or a peer's (``open``).
+
+    The memory goes back when the object and every tensor of it are gone.
+    """
+
+    def __init__(self, pointer: int, nbytes: int, device: int, *, release: str) -> None:
+        self._pointer = pointer
+        self._nbytes = nbytes
+        self._device = device
+        self._release = release
+
+    @classmethod
+    def allocate(cls, nbytes: int, device: int) -> DeviceMemory:
+        pointer = ctypes.c_uint64()
+        _call("cuMemAlloc_v2", device, ctypes.byref(pointer), ctypes.c_size_t(nbytes))
+        return cls(pointer.value, nbytes, device, release="cuMemFree_v2")
+
+    @classmethod
+    def open(cls, handle: bytes, nbytes: int, device: int) -> DeviceMemory:
+        """A peer's memory; ``HandOffError`` when it is gone, or this process's own."""
+        if len(handle) != HANDLE_BYTES:
+            raise HandOffError(f"a CUDA memory handle has {HANDLE_BYTES} bytes, not {len(handle)}")
+        pointer = ctypes.c_uint64()
+        shared = _Handle.from_buffer_copy(handle)
+        _call(
+            "cuIpcOpenMemHandle_v2", device, ctypes.byref(pointer), shared, ctypes.c_uint(_LAZY_PEER_ACCESS)
+        )
+        return cls(pointer.value, nbytes, device, release="cuIpcCloseMemHandle")
+
+    def handle(self) -> bytes:
+        """What a peer opens the memory by."""
+        shared = _Handle()
+        _call("cuIpcGetMemHandle", self._device, ctypes.byref(shared), ctypes.c_uint64(self._pointer))
+        return bytes(shared)
+
+    def tensor(self, shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+        """The memory as a tensor of ``shape``, which keeps it alive."""
+        device = torch.device("cuda", self._device)
+        raw: torch.Tensor = torch.as_tensor(self, device=device)
+        rows = raw.view(dtype).view(shape)
+        # A copy would look like the slab and never be it.
+        assert rows.data_ptr() == self._pointer
+        return rows
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        return {"shape": (self._nbytes,), "typestr": "|u1", "data": (self._pointer, False), "version": 2}
+
+    def __del__(self) -> None:
+        try:
+            _call(self._release, self._device, ctypes.c_uint64(self._pointer))
+        except Exception:
+            # The driver ends before Python does when the interpreter shuts down, and frees all.
+            return

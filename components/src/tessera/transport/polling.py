@@ -1,0 +1,28 @@
+"""Waiting for what cannot call back."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+_SPIN_SECONDS: Final = 3e-4
+
+
+class Poll:
+    """Pauses between two looks at something that is under way.
+
+    The event loop's clock wakes a sleeper a millisecond late at worst, which is longer than most
+    hand-offs: at first it only gives other tasks their turn, and sleeps once that has lasted a while.
+    """
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the wait began."""
+        return time.monotonic() - self._started
+
+    async def pause(self) -> None:
+        await asyncio.sleep(0 if self.elapsed < _SPIN_SECONDS else 1e-3)

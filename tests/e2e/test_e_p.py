@@ -1,0 +1,245 @@
+"""Two encode and two embed workers: routing, batching, faults, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from openai import AsyncOpenAI
+from PIL import Image
+
+from tests.e2e.inputs import cosine, parts
+from tests.e2e.service import MODEL, Service, launch
+from tests.references.llama_nemotron_vl import Reference
+
+pytestmark = pytest.mark.e2e
+
+ENCODE, EMBED = (0, 1), (2, 3)
+
+
+@pytest.fixture(scope="module")
+def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    log = tmp_path_factory.mktemp("service") / "log"
+    workers = {"ENCODE_WORKERS": "2", "EMBED_WORKERS": "2"}
+    with launch("e_p.sh", checkpoint, log, workers=4, environment=workers) as running:
+        yield running
+
+
+def picture(seed: int, size: int = 96) -> bytes:
+    """A small PNG that no other seed gives."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def image_input(data: bytes, text: str | None = None) -> list[dict[str, object]]:
+    made = parts(text, data)
+    made[0]["image_url"]["url"] = "data:image/png;base64," + base64.b64encode(data).decode()
+    return made
+
+
+@asynccontextmanager
+async def openai(service: Service) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+class Load:
+    """A continuous mixed load whose every answer is checked against a vector known to be right."""
+
+    def __init__(self, client: AsyncOpenAI, known: dict[int, np.ndarray], concurrency: int) -> None:
+        self._client = client
+        self._known = known
+        self._tasks = [asyncio.create_task(self._run(worker)) for worker in range(concurrency)]
+        self._stop = False
+        self.answers = 0
+        self.errors: list[Exception] = []
+
+    async def _run(self, worker: int) -> None:
+        turn = worker
+        while not self._stop:
+            seed = turn % len(self._known)
+            # Every other image is new, so that encode workers stay busy.
+            fresh = 10_000 + worker * 10_000 + turn if turn % 2 else None
+            value = [text_of(seed)] + ([image_input(picture(fresh))] if fresh is not None else [])
+            try:
+                answer = await self._client.embeddings.create(model=MODEL, input=value)
+                got = np.array(answer.data[0].embedding, np.float32)
+                assert cosine(got, self._known[seed]) > 0.9999, "another input's vector"
+                assert len(answer.data) == len(value)
+                self.answers += 1
+            except Exception as error:
+                self.errors.append(error)
+            turn += 1
+
+    async def finish(self) -> None:
+        self._stop = True
+        await asyncio.gather(*self._tasks)
+
+
+def text_of(seed: int) -> str:
+    return f"sentence number {seed} " * (1 + seed % 7)
+
+
+@asynccontextmanager
+async def load(service: Service, reference: Reference, concurrency: int = 8) -> AsyncIterator[Load]:
+    known = {seed: reference.vector(text_of(seed), [], "none") for seed in range(12)}
+    async with openai(service) as client:
+        running = Load(client, known, concurrency)
+        try:
+            yield running
+        finally:
+            await running.finish()
+
+
+def settled(service: Service) -> None:
+    """No lease is left once the last reply is out and the leases' time has passed."""
+    deadline = time.monotonic() + 15
+    while any(service.worker_metric(worker, "tessera_slab_leases") for worker in ENCODE):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+async def test_text_never_reaches_an_encode_worker(service: Service) -> None:
+    before = [service.worker_metric(worker, "tessera_items_total", stage="encode") for worker in ENCODE]
+    async with openai(service) as client:
+        await client.embeddings.create(model=MODEL, input=[f"text {index}" for index in range(50)])
+    after = [service.worker_metric(worker, "tessera_items_total", stage="encode") for worker in ENCODE]
+    assert before == after
+
+
+async def test_concurrent_requests_share_batches(service: Service) -> None:
+    def totals() -> dict[str, tuple[float, float]]:
+        return {
+            stage: (
+                sum(service.worker_metric(w, "tessera_batch_entries_count", stage=stage) for w in workers),
+                sum(service.worker_metric(w, "tessera_batch_entries_sum", stage=stage) for w in workers),
+            )
+            for stage, workers in (("text", EMBED), ("vision", ENCODE))
+        }
+
+    before = totals()
+    async with openai(service) as client:
+
+        async def one(index: int) -> None:
+            value = f"text {index}" if index % 2 else [image_input(picture(100 + index))]
+            await client.embeddings.create(model=MODEL, input=value)
+
+        await asyncio.gather(*(one(index) for index in range(64)))
+    for stage, (count, entries) in totals().items():
+        mean = (entries - before[stage][1]) / (count - before[stage][0])
+        print(f"{stage}: mean batch {mean:.1f} entries")
+        assert mean > 1.0, stage
+
+
+async def test_one_image_in_many_requests_is_encoded_once(service: Service) -> None:
+    before = sum(service.worker_metric(worker, "tessera_items_total", stage="encode") for worker in ENCODE)
+    value = [image_input(picture(1))]
+    async with openai(service) as client:
+        answers = await asyncio.gather(
+            *(client.embeddings.create(model=MODEL, input=value) for _ in range(16))
+        )
+    after = sum(service.worker_metric(worker, "tessera_items_total", stage="encode") for worker in ENCODE)
+    assert after - before == 1
+    vectors = np.array([answer.data[0].embedding for answer in answers])
+    assert (vectors @ vectors[0] > 0.9999).all()
+
+
+async def test_a_bad_image_fails_alone(service: Service) -> None:
+    # The header is right, so that only the encode worker finds out.
+    broken = picture(2)[:200]
+    async with openai(service) as client:
+        results = await asyncio.gather(
+            *(
+                client.embeddings.create(
+                    model=MODEL, input=[image_input(broken if index == 3 else picture(200 + index))]
+                )
+                for index in range(8)
+            ),
+            return_exceptions=True,
+        )
+    failed = [index for index, result in enumerate(results) if isinstance(result, Exception)]
+    assert failed == [3]
+    body = results[3].response.json()["error"]  # type: ignore[union-attr]
+    assert results[3].response.status_code == 400  # type: ignore[union-attr]
+    assert body["param"].startswith("input[0][0].image_url")
+    settled(service)
+
+
+async def test_a_client_that_hangs_up_is_dropped(service: Service) -> None:
+    before = service.frontend_metric("tessera_disconnects_total")
+    async with httpx.AsyncClient() as client:
+        body = {"model": MODEL, "input": [image_input(picture(300 + index, 700)) for index in range(24)]}
+        with pytest.raises(httpx.ReadTimeout):
+            await client.post(f"{service.url}/v1/embeddings", json=body, timeout=httpx.Timeout(30, read=0.05))
+    deadline = time.monotonic() + 10
+    while service.frontend_metric("tessera_disconnects_total") == before:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    settled(service)
+
+
+@pytest.mark.parametrize("role", ["embed", "encode"])
+async def test_a_killed_worker_is_not_noticed(service: Service, reference: Reference, role: str) -> None:
+    service.wait_workers(2, 2)
+    async with load(service, reference) as running:
+        await asyncio.sleep(1.0)
+        before = running.answers
+        os.kill(service.pids()[1 if role == "encode" else 3], signal.SIGKILL)
+        await asyncio.sleep(4.0)
+        assert running.answers > before
+    assert running.errors == []
+    # Its place is taken by a new one before long.
+    service.wait_workers(2, 2)
+    settled(service)
+
+
+@pytest.mark.parametrize("role", ["embed", "encode"])
+async def test_a_terminated_worker_finishes_its_work(
+    service: Service, reference: Reference, role: str
+) -> None:
+    service.wait_workers(2, 2)
+    async with load(service, reference) as running:
+        await asyncio.sleep(0.5)
+        pid = service.pids()[1 if role == "encode" else 3]
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + 20
+        while pid in service.pids():
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.1)
+    assert running.errors == []
+    assert f"(pid {pid}) ended with status 0" in service.log.read_text()
+    service.wait_workers(2, 2)
+
+
+async def test_a_worker_that_discovery_lost_comes_back(service: Service) -> None:
+    service.wait_workers(2, 2)
+    store = Path(
+        next(entry for entry in environment_of(service.pids()[0]) if entry.startswith("DYN_FILE_KV="))[12:]
+    )
+    removed = [path for path in store.rglob("*") if path.is_file() and "embed" in path.name]
+    assert removed
+    for path in removed:
+        path.unlink()
+    deadline = time.monotonic() + 10
+    while service.health()["workers"] != {"embed": 0, "encode": 2}:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+    service.wait_workers(2, 2)
+    async with openai(service) as client:
+        await client.embeddings.create(model=MODEL, input="hello again")
+
+
+def environment_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
