@@ -18,6 +18,8 @@ export MODALITY=${MODALITY:-multimodal}
 export ALLOWED_LOCAL_MEDIA_PATH=${ALLOWED_LOCAL_MEDIA_PATH:-}
 export MAX_FILE_SIZE_MB=${MAX_FILE_SIZE_MB:-50}
 export READY_TIMEOUT_SECONDS=${READY_TIMEOUT_SECONDS:-600}
+# A child that has not drained by then is killed; above the children's own --drain-seconds.
+export STOP_TIMEOUT_SECONDS=${STOP_TIMEOUT_SECONDS:-60}
 ENGINE_CONFIGS=$ROOT/engine_configs/llama_nemotron_vl
 
 PIDS=()
@@ -32,17 +34,29 @@ say() { printf '%s\n' "tessera: $*" >&2; }
 # Ends every child by its pid and waits for it; a second Ctrl-C does not leave any behind.
 cleanup() {
     local status=$?
-    trap '' INT TERM
+    trap '' INT TERM HUP
     trap - EXIT
-    local pid
-    for pid in "${PIDS[@]:-}"; do
-        if [[ -n $pid ]]; then kill -TERM "$pid" 2>/dev/null || true; fi
-    done
-    for pid in "${PIDS[@]:-}"; do
-        if [[ -n $pid ]]; then wait "$pid" 2>/dev/null || true; fi
+    signal_children TERM
+    # A frozen child cannot obey.
+    signal_children CONT
+    local deadline=$((SECONDS + STOP_TIMEOUT_SECONDS))
+    while [[ -n $(jobs -rp) ]]; do
+        if ((SECONDS >= deadline)); then
+            say "killing what has not ended after $STOP_TIMEOUT_SECONDS s"
+            signal_children KILL
+        fi
+        sleep 0.05
     done
     if [[ -n $OWN_STORE ]]; then rm -rf "$OWN_STORE"; fi
     exit "$status"
+}
+
+# Reaches the helpers that are waited for as well as the service's processes.
+signal_children() {
+    local pid
+    for pid in $(jobs -rp); do
+        kill "-$1" "$pid" 2>/dev/null || true
+    done
 }
 
 # Creates the virtual environment on first use, and again when what it is made from has changed.
@@ -50,6 +64,12 @@ set_up() {
     trap cleanup EXIT
     trap 'exit 130' INT
     trap 'exit 143' TERM
+    trap 'exit 129' HUP
+    # Somebody else's answers on that port would look like our own.
+    if (exec 3<>"/dev/tcp/$DYN_HTTP_HOST/$DYN_HTTP_PORT") 2>/dev/null; then
+        say "DYN_HTTP_PORT=$DYN_HTTP_PORT: something listens on $DYN_HTTP_HOST:$DYN_HTTP_PORT already"
+        exit 1
+    fi
     "$ROOT/scripts/setup" "${1:-worker}"
     if [[ ! -e $MODEL_PATH ]]; then
         if [[ $MODEL_PATH != "$ROOT/.cache/models/tessera-random" ]]; then
@@ -114,8 +134,7 @@ start_worker() {
 wait_ready() {
     "$VENV/bin/python" -m tessera.frontend.ready --url "http://$DYN_HTTP_HOST:$DYN_HTTP_PORT" \
         --embed "$1" --encode "$2" --timeout "$READY_TIMEOUT_SECONDS" --pids "${PIDS[@]}" &
-    local asking=$!
-    wait "$asking" || {
+    wait $! || {
         say "the service did not become ready; see the messages above"
         exit 1
     }

@@ -225,13 +225,7 @@ async def test_a_terminated_worker_finishes_its_work(
 
 async def test_a_worker_that_discovery_lost_comes_back(service: Service) -> None:
     service.wait_workers(2, 2)
-    store = Path(
-        next(entry for entry in environment_of(service.pids()[0]) if entry.startswith("DYN_FILE_KV="))[12:]
-    )
-    removed = [path for path in store.rglob("*") if path.is_file() and "embed" in path.name]
-    assert removed
-    for path in removed:
-        path.unlink()
+    assert forget_embed_workers(service) == 2
     deadline = time.monotonic() + 10
     while service.health()["workers"] != {"embed": 0, "encode": 2}:
         assert time.monotonic() < deadline
@@ -241,5 +235,11 @@ async def test_a_worker_that_discovery_lost_comes_back(service: Service) -> None
         await client.embeddings.create(model=MODEL, input="hello again")
 
 
-def environment_of(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+def forget_embed_workers(service: Service) -> int:
+    """Delete the embed workers from the discovery directory; how many there were."""
+    environment = Path(f"/proc/{service.pids()[0]}/environ").read_bytes().decode().split("\0")
+    store = Path(next(entry for entry in environment if entry.startswith("DYN_FILE_KV="))[12:])
+    listed = [path for path in store.rglob("*") if path.is_file() and "embed" in path.name]
+    for path in listed:
+        path.unlink()
+    return len(listed)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from blake3 import blake3
-from hostile import LoopbackPolicy, response, server
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -29,6 +28,7 @@ from tessera.frontend.inputs import ImageSource
 from tessera.frontend.media import Fetcher, LoadedImage, MediaLoader, MediaPolicy
 from tessera.frontend.media.data_url import decode
 from tessera.frontend.media.local import read_local
+from tests.frontend.hostile import LoopbackPolicy, response, server
 
 
 def png(width: int = 9, height: int = 5) -> bytes:
@@ -197,7 +197,7 @@ async def load(url: str, policy: MediaPolicy | None = None, seconds: float = 20)
     policy = policy or LoopbackPolicy()
     loader = MediaLoader(policy, fetcher=Fetcher(policy))
     try:
-        return await loader.load(ImageSource(url=url, param="input[4]"), deadline=Deadline.after(seconds))
+        return await loader.load(ImageSource(url=url, param="input[4]"), hidden=64, deadline=Deadline.after(seconds))
     finally:
         await loader.close()
 
@@ -232,7 +232,7 @@ async def test_large_data_urls_go_through_a_thread() -> None:
 async def test_what_is_no_image_or_too_large_is_refused() -> None:
     header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
-    bomb = b"\x89PNG\r\n\x1a\n" + chunk
+    bomb = b"\x89PNG\r\n\x1a\n" + chunk + b"\0\0\0\x09IDAT" + bytes(9)
     cases: list[tuple[type[RequestError], str, MediaPolicy | None]] = [
         (UnsupportedMedia, data_url(b"<svg/>"), None),
         (PayloadTooLarge, data_url(bomb), None),

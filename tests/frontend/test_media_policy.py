@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+
 import httpcore
 import pytest
 
@@ -127,3 +129,38 @@ async def test_numbers_that_are_addresses_are_resolved_before_they_are_judged() 
             await backend.connect_tcp(host, 80, timeout=5)
     assert connector.asked == []
     resolver.close()
+
+
+class TlsStream(httpcore.AsyncMockStream):
+    """Records the name that a certificate would be verified against."""
+
+    def __init__(self, names: list[str | None]) -> None:
+        super().__init__([b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"])
+        self._names = names
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        self._names.append(server_hostname)
+        return self
+
+
+class TlsConnector(Connector):
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str | None] = []
+
+    async def connect_tcp(
+        self, host: str, port: int, *args: object, **kwargs: object
+    ) -> httpcore.AsyncNetworkStream:
+        self.asked.append(host)
+        return TlsStream(self.names)
+
+
+async def test_certificates_are_verified_against_the_name_not_the_address() -> None:
+    connector = TlsConnector()
+    backend = VettedBackend(MediaPolicy(), Answers(["93.184.216.34"]), connector)
+    async with httpcore.AsyncConnectionPool(network_backend=backend) as pool:
+        assert (await pool.request("GET", "https://name.example/")).content == b"ok"
+    assert connector.asked == ["93.184.216.34"]
+    assert connector.names == ["name.example"]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.errors import InvalidInput
-from tessera.frontend.inputs import EmbedDtype, EmbeddingsRequest, EncodingFormat
+from tessera.frontend.inputs import EmbeddingsRequest, EmbedDtype, EncodingFormat
 from tessera.frontend.shapes import EMBEDDINGS_BODY, parse_embeddings, read_json
 from tessera.frontend.shapes.options import FIELDS, INERT
 from tessera.models.base import Truncate

@@ -7,6 +7,7 @@ and the file.
 from __future__ import annotations
 
 import json
+import math
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,13 +33,21 @@ class Mode(StrEnum):
 class TransportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``kind`` is auto or one transport; ``slab_mb`` bounds what an encode worker lends at a time.
 
-    ``staging_mb`` is the reader's registered memory for NIXL; a lease lasts ``lease_seconds``.
+    ``staging_mb`` is the reader's registered memory for NIXL, ``nixl_interfaces`` the network interfaces it
+    listens on, separated by commas, empty for all; a lease lasts ``lease_seconds``.
     """
 
     kind: str = "auto"
     slab_mb: int = 256
     staging_mb: int = 64
+    nixl_interfaces: str = "lo"
     lease_seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        if self.slab_mb < 1 or self.staging_mb < 1:
+            raise ValueError("slab_mb and staging_mb must be at least 1")
+        if not 0 < self.lease_seconds < math.inf:
+            raise ValueError("lease_seconds must be positive")
 
 
 class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -52,6 +61,10 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     transport: TransportConfig = TransportConfig()
     preprocess_threads: int = 2
     threads: int = 0
+
+    def __post_init__(self) -> None:
+        if self.preprocess_threads < 1 or self.threads < 0:
+            raise ValueError("preprocess_threads must be at least 1, and threads at least 0")
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,8 +100,15 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     timeout_seconds: float = 60.0
 
 
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """``digest`` is the SHA-256 of a key, which itself is not kept; ``name`` stands for it in metrics."""
+
+    name: str
+    digest: bytes
+
+
 class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One frontend process."""
+    """One frontend process. Without ``api_keys`` it answers everybody; rates of 0 are unlimited."""
 
     model_path: Path
     served_model_name: str
@@ -104,6 +124,10 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allow_private_media: bool = False
     media_timeout_seconds: float = 10.0
     drain_seconds: float = 30.0
+    api_keys: tuple[ApiKey, ...] = ()
+    requests_per_minute: float = 0.0
+    tokens_per_minute: float = 0.0
+    result_cache_bytes: int = 0
 
 
 def convert(kind: type[T], value: object, source: str) -> T:
@@ -122,12 +146,12 @@ def load_stages(path: Path | None, override: str | None) -> StageConfig:
     if path is not None:
         source = str(path)
         try:
-            parsed = yaml.safe_load(path.read_text())
+            parsed = yaml.safe_load(path.read_bytes())
         except OSError as error:
             raise ConfigError(f"{source}: {error.strerror}") from error
-        except yaml.YAMLError as error:
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"{source}: not valid YAML: {error}") from error
-        values = _mapping(parsed or {}, source)
+        values = _mapping({} if parsed is None else parsed, source)
     if override:
         try:
             changes = json.loads(override)

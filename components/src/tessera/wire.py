@@ -52,6 +52,20 @@ class Image(Message, frozen=True, kw_only=True):
     param: str
 
 
+class Embeddings(Message, frozen=True, kw_only=True):
+    """Vision rows that the client computed itself: they need no encoder and stay out of its cache.
+
+    ``data`` is ``[rows, hidden]`` of ``dtype``, little-endian, values checked to be finite; ``digest`` is
+    the 32-byte blake3 hash of the file it came in.
+    """
+
+    digest: bytes
+    data: bytes
+    rows: int
+    dtype: str
+    param: str
+
+
 class Item(Message, frozen=True, kw_only=True):
     """One input: ``tokens`` is int32 little-endian, images are in the order of their placeholders.
 
@@ -59,16 +73,20 @@ class Item(Message, frozen=True, kw_only=True):
     """
 
     tokens: bytes
-    images: tuple[Image, ...] = ()
+    images: tuple[Image | Embeddings, ...] = ()
     param: str
 
 
 class EmbedRequest(Message, frozen=True, kw_only=True):
-    """Items to embed, with the milliseconds left until the client's deadline."""
+    """Items to embed, with the milliseconds left until the client's deadline.
+
+    ``priority`` is the client's, a smaller one is more urgent.
+    """
 
     request_id: str
     items: tuple[Item, ...]
     timeout_ms: int
+    priority: int = 0
 
 
 class Timings(Message, frozen=True, kw_only=True):
@@ -181,6 +199,8 @@ Reply = EmbedReply | EncodeReply | WorkerInfo | Failure
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+# Text that is not UTF-8 is reported by Python, not by the codec.
+_MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError)
 
 
 def encode(message: Message) -> bytes:
@@ -201,12 +221,12 @@ def _body(payload: object) -> memoryview:
 def decode_request(payload: object) -> Request:
     try:
         return _requests.decode(_body(payload))
-    except msgspec.MsgspecError as error:
+    except _MALFORMED as error:
         raise ProtocolError(f"malformed request: {error}") from error
 
 
 def decode_reply(payload: object) -> Reply:
     try:
         return _replies.decode(_body(payload))
-    except msgspec.MsgspecError as error:
+    except _MALFORMED as error:
         raise ProtocolError(f"malformed reply: {error}") from error

@@ -106,7 +106,7 @@ class Batcher(Generic[P, R]):
         if self._queued and self._queued + size > self._max_queued:
             raise Overloaded(
                 f"the {self.name} queue is full ({self._queued} of {self._max_queued})",
-                retry_after=self._seconds_to_drain(),
+                retry_after=self.seconds_to_drain(),
             )
         entry: Entry[P, R] = Entry(payload, size, self._loop.create_future(), time.perf_counter(), abandoned)
         entry.future.add_done_callback(lambda future: self._drop(entry) if future.cancelled() else None)
@@ -123,7 +123,8 @@ class Batcher(Generic[P, R]):
         self._slot.close()
         await asyncio.to_thread(self._thread.join)
 
-    def _seconds_to_drain(self) -> float:
+    def seconds_to_drain(self) -> float:
+        """An estimate for what is queued now."""
         return max(0.1, self._queued / self._rate) if self._rate else 1.0
 
     def _drop(self, entry: Entry[P, R]) -> None:
@@ -169,6 +170,10 @@ class Batcher(Generic[P, R]):
     def _finish(self, batch: _InFlight[P, R]) -> None:
         try:
             values = batch.running.result()
+            if len(values) != len(batch.entries):
+                raise EngineFailed(
+                    f"the {self.name} engine gave {len(values)} results for {len(batch.entries)} entries"
+                )
         except Exception as error:
             self._failed(batch.entries, error)
             return
@@ -213,7 +218,8 @@ class Batcher(Generic[P, R]):
                 entry.abandoned()
             else:
                 entry.future.set_result(Outcome(value, (started - entry.enqueued) * 1e3, run_ms))
-        self._rate = 0.8 * self._rate + 0.2 * size / max(ended - started, 1e-6)
+        rate = size / max(ended - started, 1e-6)
+        self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
         self._observe(BatchStats(len(entries), size, run_ms))
 
     def _fail(self, entry: Entry[P, R], error: TesseraError) -> None:

@@ -10,7 +10,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     ``engine`` names the kind, ``dtype`` float32, bfloat16, float16 or auto (bfloat16 on CUDA, else
     float32), ``device`` cpu, cuda, cuda:N or auto. ``max_batch_cost`` and ``max_queue_cost`` count tokens for
-    the text stage and tiles for the vision stage.
+    the text stage and tiles for the vision stage. On CUDA, batches of up to ``graph_cost`` are replayed from
+    CUDA graphs: 0 for none, the engine's own choice by default.
     """
 
     engine: str = "torch"
@@ -18,9 +19,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     device: str = "auto"
     max_batch_cost: int
     max_queue_cost: int
+    graph_cost: int | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ValueError(f"dtype {self.dtype!r} is none of auto, float32, bfloat16, float16")
         if self.max_batch_cost < 1 or self.max_queue_cost < self.max_batch_cost:
             raise ValueError("max_batch_cost must be at least 1, and max_queue_cost at least max_batch_cost")
+        if self.graph_cost is not None and self.graph_cost < 0:
+            raise ValueError("graph_cost must be at least 0")

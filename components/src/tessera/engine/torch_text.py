@@ -1,4 +1,4 @@
-"""The text engine in plain torch, for CPU and GPU."""
+"""The text engine in torch, for CPU and GPU."""
 
 from __future__ import annotations
 
@@ -8,9 +8,13 @@ import torch
 
 from tessera.engine.base import Cost, Finished, Launched, TextBatch, packed_cost
 from tessera.engine.config import EngineConfig
+from tessera.engine.packing import PackedInput, pack
 from tessera.engine.torch_device import Placement
-from tessera.engine.torch_event import EventLaunched
+from tessera.engine.torch_text_cuda import CudaText
 from tessera.models.base import Model
+
+# From here on the GPU is busy for longer than the host takes to launch: 1,024 tokens take it 4 ms.
+_GRAPH_TOKENS = 1024
 
 
 class TorchTextEngine:
@@ -19,8 +23,13 @@ class TorchTextEngine:
     def __init__(self, model: Model, config: EngineConfig, placement: Placement) -> None:
         self._module = model.load_text(dtype=placement.dtype, device=placement.device)
         self._hidden = model.hidden
-        self._max_tokens = min(config.max_batch_cost, model.max_tokens)
+        self._max_length = model.max_tokens
+        self._max_tokens = max(config.max_batch_cost, model.max_tokens)
         self._placement = placement
+        self._cuda: CudaText | None = None
+        if placement.is_cuda:
+            tokens = _GRAPH_TOKENS if config.graph_cost is None else config.graph_cost
+            self._cuda = CudaText(self._module, model.hidden, placement, graph_tokens=tokens)
 
     @property
     def cost(self) -> Cost:
@@ -31,53 +40,50 @@ class TorchTextEngine:
         return 2 if self._placement.is_cuda else 1
 
     def warm(self) -> None:
-        for length in (8, self._max_tokens if self._placement.is_cuda else 8):
-            batch = TextBatch(
-                input_ids=np.zeros(length, np.int32),
-                positions=np.arange(length, dtype=np.int32),
-                cu_seqlens=np.array([0, length], np.int32),
-                lengths=(length,),
-                vision=(),
-                vision_index=np.empty(0, np.int32),
-            )
-            self.launch(batch).result()
+        if self._cuda is None:
+            self.launch(_sequences(8, 8)).result()
+            return
+        # Short and long sequences run different kernels, and the widest batch comes twice, because two are
+        # in flight: what cannot be allocated must fail before the worker says it is ready.
+        self.launch(_sequences(8, 8)).result()
+        self.launch(_sequences(self._max_tokens, min(256, self._max_length))).result()
+        widest = _sequences(self._max_tokens, self._max_length)
+        for launched in [self.launch(widest), self.launch(widest)]:
+            launched.result()
+        self._cuda.record()
+        self.launch(_sequences(8, 8)).result()
 
     def launch(self, batch: TextBatch) -> Launched[npt.NDArray[np.float32]]:
-        device = self._placement.device
+        if self._cuda is not None:
+            return self._cuda.launch(batch)
         with torch.inference_mode():
-            # One copy for all index arrays: four small ones cost four launches.
-            sizes = [
-                len(batch.input_ids),
-                len(batch.positions),
-                len(batch.cu_seqlens),
-                len(batch.vision_index),
-            ]
-            indices = torch.from_numpy(
-                np.concatenate((batch.input_ids, batch.positions, batch.cu_seqlens, batch.vision_index))
-            )
-            staged = indices.pin_memory() if self._placement.is_cuda else indices
-            input_ids, positions, cu_seqlens, vision_index = torch.split(
-                staged.to(device, non_blocking=True), sizes
-            )
             vectors = self._module(
-                input_ids, positions, cu_seqlens, batch.lengths, self._gather(batch), vision_index
+                torch.from_numpy(batch.input_ids),
+                torch.from_numpy(batch.positions),
+                torch.from_numpy(batch.cu_seqlens),
+                batch.lengths,
+                self._gather(batch),
+                torch.from_numpy(batch.vision_index),
             )
-            if not self._placement.is_cuda:
-                return Finished(vectors.numpy())
-            host = torch.empty(vectors.shape, dtype=torch.float32, pin_memory=True)
-            host.copy_(vectors, non_blocking=True)
-            return EventLaunched.record(keep=(staged, batch.vision), host=host)
+            return Finished(vectors.numpy())
 
     def _gather(self, batch: TextBatch) -> torch.Tensor:
-        dtype, device = self._placement.torch_dtype, self._placement.device
+        dtype = self._placement.torch_dtype
         if len(batch.vision) == 1:
-            return batch.vision[0].to(device=device, dtype=dtype, non_blocking=True)
-        rows = torch.empty(len(batch.vision_index), self._hidden, dtype=dtype, device=device)
+            return batch.vision[0].to(dtype=dtype)
+        rows = torch.empty(len(batch.vision_index), self._hidden, dtype=dtype)
         start = 0
         for image in batch.vision:
-            rows[start : start + len(image)].copy_(image, non_blocking=True)
+            rows[start : start + len(image)].copy_(image)
             start += len(image)
         return rows
 
     def close(self) -> None:
+        self._cuda = None
         del self._module
+
+
+def _sequences(total: int, length: int) -> TextBatch:
+    """``total`` tokens in sequences of ``length``, the last one shorter if need be."""
+    lengths = [length] * (total // length) + [total % length] * (total % length > 0)
+    return pack([PackedInput(tokens=np.zeros(length, np.int32)) for length in lengths])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 
@@ -13,13 +14,16 @@ from tessera import wire
 from tessera.config import FrontendConfig
 from tessera.errors import TesseraError
 from tessera.frontend.app import make_app
-from tessera.frontend.arguments import parse
+from tessera.frontend.arguments import API_KEYS_VARIABLE, parse
+from tessera.frontend.auth import Authenticator
 from tessera.frontend.dispatch import Dispatcher
-from tessera.frontend.embeddings import EmbeddingsRoute
+from tessera.frontend.endpoint import Endpoint
 from tessera.frontend.http_server import HttpServer
 from tessera.frontend.media import MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.pipeline import Pipeline
+from tessera.frontend.pipeline import Embedder, Pipeline
+from tessera.frontend.rate_limit import RateLimiter
+from tessera.frontend.result_cache import ResultCache
 from tessera.frontend.router import Router
 from tessera.models import Model, open_model
 from tessera.rpc import Check, Client, Peers, Runtime, set_environment_defaults
@@ -38,15 +42,24 @@ async def serve(config: FrontendConfig) -> None:
     metrics.watch_workers("embed", lambda: len(peers.ready))
     metrics.watch_workers("encode", lambda: len(encode.instances()))
     dispatcher = Dispatcher(peers, Router(), metrics, model.hidden)
-    pipeline = Pipeline(model, media, dispatcher, config.limits, metrics)
+    embedder = _embedder(config, model, dispatcher, peers, metrics)
+    pipeline = Pipeline(model, media, embedder, config.limits, metrics)
+    keys = Authenticator(config.api_keys)
+    limiter = RateLimiter(
+        keys.names,
+        requests_per_minute=config.requests_per_minute,
+        tokens_per_minute=config.tokens_per_minute,
+    )
     draining = asyncio.Event()
     app = make_app(
-        EmbeddingsRoute(pipeline, config.served_model_name, config.limits, metrics),
+        Endpoint(pipeline, config.served_model_name, config.limits, limiter, metrics),
         metrics,
         peers,
         lambda: len(encode.instances()),
+        keys=keys,
+        limiter=limiter,
         model=config.served_model_name,
-        max_tokens=min(config.limits.max_tokens or model.max_tokens, model.max_tokens),
+        max_tokens=pipeline.max_tokens,
         draining=draining,
     )
     server = HttpServer(app, host=config.host, port=config.port, drain_seconds=config.drain_seconds)
@@ -61,6 +74,30 @@ async def serve(config: FrontendConfig) -> None:
     await media.close()
     await peers.close()
     runtime.shutdown()
+
+
+def _embedder(
+    config: FrontendConfig, model: Model, dispatcher: Dispatcher, peers: Peers, metrics: FrontendMetrics
+) -> Embedder:
+    if not config.result_cache_bytes:
+        return dispatcher
+    dtypes: list[str] = []
+
+    def salt() -> bytes:
+        # Workers of the same checkpoint may run it in another number type, and give other vectors.
+        if found := sorted({info.dtype for info in peers.ready.values()}):
+            dtypes[:] = found
+        return "\0".join((model.fingerprint, *dtypes)).encode()
+
+    return ResultCache(
+        dispatcher,
+        metrics,
+        capacity=config.result_cache_bytes,
+        hidden=model.hidden,
+        tokens_per_tile=model.tokens_per_tile,
+        salt=salt,
+        flight_seconds=config.limits.timeout_seconds,
+    )
 
 
 def _same_model(model: Model) -> Check:
@@ -90,7 +127,7 @@ def main() -> int:
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
     )
     try:
-        uvloop.run(serve(parse()))
+        uvloop.run(serve(parse(api_keys=os.environ.pop(API_KEYS_VARIABLE, None))))
     except TesseraError as error:
         log.error("%s", error)
         return 1

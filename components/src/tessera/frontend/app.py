@@ -1,104 +1,57 @@
-"""The HTTP application: routes, and errors in OpenAI's shape."""
+"""The HTTP application: the routes behind their gate, and where errors become answers."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from tessera import __version__
 from tessera.errors import RequestCancelled, TesseraError
-from tessera.frontend.embeddings import EmbeddingsRoute
-from tessera.frontend.failures import Failure, render, render_status
+from tessera.frontend.auth import Authenticator
+from tessera.frontend.endpoint import Endpoint
+from tessera.frontend.error_shapes import failure_response
+from tessera.frontend.failures import render, render_status
+from tessera.frontend.gate import Gate
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.shapes import EMBEDDINGS_BODY
+from tessera.frontend.rate_limit import RateLimiter
+from tessera.frontend.routes import cohere, health, openai, tei, tokenize, voyage
 from tessera.rpc import Peers
-
-log = logging.getLogger(__name__)
-
-CallNext = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(
-    embeddings: EmbeddingsRoute,
+    endpoint: Endpoint,
     metrics: FrontendMetrics,
     embed_peers: Peers,
     encode_instances: Callable[[], int],
     *,
+    keys: Authenticator,
+    limiter: RateLimiter,
     model: str,
     max_tokens: int,
     draining: asyncio.Event,
 ) -> FastAPI:
-    """Wire the routes; ``draining`` makes ``/health`` say no, so that balancers look elsewhere."""
     app = FastAPI(title="Tessera", version=__version__, description="Multimodal embeddings.")
-    created = int(time.time())
-
-    @app.post("/v1/embeddings", openapi_extra=EMBEDDINGS_BODY, summary="Embed text and images")
-    async def create_embeddings(request: Request) -> Response:
-        return await embeddings(request)
-
-    @app.get("/v1/models", summary="The served model")
-    async def list_models() -> Response:
-        card = {
-            "id": model,
-            "object": "model",
-            "created": created,
-            "owned_by": "tessera",
-            "max_model_len": max_tokens,
-        }
-        return JSONResponse({"object": "list", "data": [card]})
-
-    @app.get("/health", summary="Whether a worker that can serve is there")
-    async def health() -> Response:
-        workers = {"embed": len(embed_peers.ready), "encode": encode_instances()}
-        # Aggregated workers encode for themselves; others need an encode worker for images.
-        images = any(
-            info.role == "agg" or (info.images and workers["encode"] > 0)
-            for info in embed_peers.ready.values()
-        )
-        ready = workers["embed"] > 0 and not draining.is_set()
-        body = {"status": "ready" if ready else "not ready", "workers": workers, "images": images}
-        return JSONResponse(body, status_code=200 if ready else 503)
-
-    @app.get("/live", summary="Whether this process answers")
-    async def live() -> Response:
-        return JSONResponse({"status": "live"})
-
-    @app.get("/metrics", summary="Prometheus metrics")
-    async def prometheus() -> Response:
-        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+    app.add_middleware(Gate, keys=keys, limiter=limiter, metrics=metrics)
+    app.include_router(openai.routes(endpoint, model, max_tokens))
+    app.include_router(cohere.routes(endpoint))
+    app.include_router(voyage.routes(endpoint))
+    app.include_router(tei.routes(endpoint))
+    app.include_router(tokenize.routes(endpoint))
+    app.include_router(health.routes(metrics, embed_peers, encode_instances, draining))
 
     @app.exception_handler(TesseraError)
     async def tessera_error(request: Request, error: TesseraError) -> Response:
         if isinstance(error, RequestCancelled):
             metrics.disconnects.inc()
-        return _response(render(error))
+        return failure_response(render(error), request.url.path)
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        return _response(render_status(error.status_code, str(error.detail)))
-
-    @app.middleware("http")
-    async def observe(request: Request, call_next: CallNext) -> Response:
-        started = time.perf_counter()
-        try:
-            response = await call_next(request)
-        except Exception as error:
-            log.exception("%s %s failed", request.method, request.url.path)
-            response = _response(render(error))
-        route = getattr(request.scope.get("route"), "path", "other")
-        metrics.requests.labels(route, str(response.status_code)).inc()
-        metrics.latency.labels(route).observe(time.perf_counter() - started)
-        return response
+        return failure_response(render_status(error.status_code, str(error.detail)), request.url.path)
 
     return app
-
-
-def _response(failure: Failure) -> Response:
-    return Response(failure.body, status_code=failure.status, headers=failure.headers)

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from tessera.config import FrontendConfig, Limits
 from tessera.errors import ConfigError
 from tessera.flags import add_model_arguments, add_rpc_arguments, rpc_config
+from tessera.frontend.auth import read_keys
+
+API_KEYS_VARIABLE = "TESSERA_API_KEYS"
 
 _MIB = 1 << 20
 
 
-def parse(argv: Sequence[str] | None = None) -> FrontendConfig:
-    """Raises ``ConfigError`` for values that argparse cannot judge; exits with status 2 for the rest."""
+def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> FrontendConfig:
+    """``api_keys`` is the environment variable's value: keys have no place on a command line.
+
+    Raises ``ConfigError`` for values that argparse cannot judge; exits with status 2 for the rest.
+    """
     parser = argparse.ArgumentParser(prog="python -m tessera.frontend", description="The Tessera frontend.")
     add_model_arguments(parser)
     parser.add_argument("--host", default="127.0.0.1")
@@ -23,12 +30,19 @@ def parse(argv: Sequence[str] | None = None) -> FrontendConfig:
     parser.add_argument("--encode-endpoint", help="watched for /health only; the embed workers call it")
     _add_limits(parser)
     _add_media(parser)
+    _add_access(parser)
+    parser.add_argument(
+        "--result-cache-mb", type=float, default=0.0, help="final vectors kept for identical inputs; 0: none"
+    )
     parser.add_argument("--drain-seconds", type=float, default=30.0, help="for what is in flight at SIGTERM")
     add_rpc_arguments(parser)
     parsed = parser.parse_args(argv)
     local = parsed.allowed_local_media_path
     if local is not None and not local.is_dir():
         raise ConfigError(f"--allowed-local-media-path {local}: no such directory")
+    for name in ("requests_per_minute", "tokens_per_minute", "result_cache_mb"):
+        if not 0 <= getattr(parsed, name) < math.inf:
+            raise ConfigError(f"--{name.replace('_', '-')} must be 0 or more")
     rpc = rpc_config(parsed)
     return FrontendConfig(
         model_path=parsed.model_path,
@@ -45,6 +59,12 @@ def parse(argv: Sequence[str] | None = None) -> FrontendConfig:
         allow_private_media=parsed.allow_private_media,
         media_timeout_seconds=parsed.media_timeout_seconds,
         drain_seconds=parsed.drain_seconds,
+        api_keys=read_keys(parsed.api_keys_file, api_keys)
+        if parsed.api_keys_file is not None or api_keys is not None
+        else (),
+        requests_per_minute=parsed.requests_per_minute,
+        tokens_per_minute=parsed.tokens_per_minute,
+        result_cache_bytes=int(parsed.result_cache_mb * _MIB),
     )
 
 
@@ -98,3 +118,15 @@ def _add_media(parser: argparse.ArgumentParser) -> None:
         help="let image URLs reach loopback and private addresses",
     )
     group.add_argument("--media-timeout-seconds", type=float, default=10.0)
+
+
+def _add_access(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("access")
+    group.add_argument(
+        "--api-keys-file",
+        type=Path,
+        help=f"one key for each line, perhaps with a name behind it; {API_KEYS_VARIABLE} holds more, "
+        "separated by commas; without either everybody is answered",
+    )
+    group.add_argument("--requests-per-minute", type=float, default=0.0, help="of each key; 0: unlimited")
+    group.add_argument("--tokens-per-minute", type=float, default=0.0, help="of each key; 0: unlimited")

@@ -45,6 +45,16 @@ class _Call:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What is the same for every call of one request."""
+
+    items: Sequence[wire.Item]
+    request_id: str
+    priority: int
+    deadline: Deadline
+
+
 class Dispatcher:
     """Groups a request's items by worker, calls the workers at once, and puts the answers in order."""
 
@@ -63,7 +73,9 @@ class Dispatcher:
         self._hidden = hidden
         self._wait_seconds = wait_seconds
 
-    async def embed(self, items: Sequence[wire.Item], *, request_id: str, deadline: Deadline) -> Answer:
+    async def embed(
+        self, items: Sequence[wire.Item], *, request_id: str, priority: int = 0, deadline: Deadline
+    ) -> Answer:
         """Every item is answered with a vector or an error; never raises for one item alone.
 
         Items whose worker went away are sent once more, to another worker: embedding twice does no harm.
@@ -73,7 +85,8 @@ class Dispatcher:
         indices = list(range(len(items)))
         for attempt in (0, 1):
             calls = await self._plan(items, indices, avoid=gone, deadline=deadline)
-            await self._call_all(items, calls, answer, gone, request_id, deadline)
+            order = _Order(items, request_id, priority, deadline)
+            await self._call_all(order, calls, answer, gone)
             indices = [index for index in indices if _is_retryable(answer.errors.get(index))]
             if not indices or attempt == 1:
                 return answer
@@ -114,19 +127,8 @@ class Dispatcher:
         calls += [_Call(instance, group, tokens[instance]) for instance, group in grouped.items()]
         return calls
 
-    async def _call_all(
-        self,
-        items: Sequence[wire.Item],
-        calls: Sequence[_Call],
-        answer: Answer,
-        gone: set[int],
-        request_id: str,
-        deadline: Deadline,
-    ) -> None:
-        tasks = [
-            asyncio.ensure_future(self._call(call, items, answer, gone, request_id, deadline))
-            for call in calls
-        ]
+    async def _call_all(self, order: _Order, calls: Sequence[_Call], answer: Answer, gone: set[int]) -> None:
+        tasks = [asyncio.ensure_future(self._call(call, order, answer, gone)) for call in calls]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -136,22 +138,15 @@ class Dispatcher:
             for call in calls:
                 self._router.finished(call.instance, call.tokens)
 
-    async def _call(
-        self,
-        call: _Call,
-        items: Sequence[wire.Item],
-        answer: Answer,
-        gone: set[int],
-        request_id: str,
-        deadline: Deadline,
-    ) -> None:
+    async def _call(self, call: _Call, order: _Order, answer: Answer, gone: set[int]) -> None:
         request = wire.EmbedRequest(
-            request_id=request_id,
-            items=tuple(items[index] for index in call.indices),
-            timeout_ms=max(1, int(deadline.left() * 1e3)),
+            request_id=order.request_id,
+            items=tuple(order.items[index] for index in call.indices),
+            timeout_ms=max(1, int(order.deadline.left() * 1e3)),
+            priority=order.priority,
         )
         try:
-            reply = await self._peers.client.call(call.instance, request, timeout=deadline.left())
+            reply = await self._peers.client.call(call.instance, request, timeout=order.deadline.left())
             vectors = self._vectors(reply, call)
         except TesseraError as error:
             if isinstance(error, Unavailable):

@@ -72,11 +72,16 @@ ErrorObject = dict[str, str | None]
 
 
 class Failure(NamedTuple):
-    """An HTTP answer: status, JSON body, headers (the content type among them)."""
+    """An HTTP answer: status, OpenAI's error object, headers (the content type among them)."""
 
     status: int
-    body: bytes
+    error: ErrorObject
     headers: dict[str, str]
+
+    @property
+    def body(self) -> bytes:
+        """The JSON body in OpenAI's shape."""
+        return orjson.dumps({"error": self.error})
 
 
 def row_of(error: BaseException) -> Row:
@@ -125,4 +130,4 @@ def _failure(status: int, error: ErrorObject, retry_after: float | None) -> Fail
     if retry_after is not None:
         # Infinite or absurd waits are somebody's arithmetic gone wrong; a client would believe them.
         headers["retry-after"] = str(max(1, math.ceil(min(3600.0, retry_after))))
-    return Failure(status, orjson.dumps({"error": error}), headers)
+    return Failure(status, error, headers)

@@ -37,12 +37,14 @@ class ImageSource:
     """Where an image is: a data, ``http``, ``https`` or ``file`` URL, or an absolute local path.
 
     Nothing has been fetched or checked yet. ``uuid`` is the client's own name for the content; it is a
-    claim, so it must never be trusted across clients.
+    claim, so it must never be trusted across clients. ``embeddings`` says that the client means a tensor of
+    vision rows and not an image.
     """
 
     url: str
     param: str
     uuid: str | None = None
+    embeddings: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,12 +37,24 @@ class FrontendMetrics:
         self.inputs = Counter("tessera_inputs", "Inputs accepted", ["kind"], registry=registry)
         self.tokens = Counter("tessera_tokens", "Tokens embedded", ["kind"], registry=registry)
         self.retries = Counter("tessera_retries", "Items sent to a second worker", registry=registry)
+        self.refused = Counter(
+            "tessera_refused", "Requests without a known API key or over its rate", ["why"], registry=registry
+        )
+        self.result_cache = Counter(
+            "tessera_result_cache", "Inputs looked up in the result cache", ["outcome"], registry=registry
+        )
+        self._result_cache_bytes = Gauge(
+            "tessera_result_cache_bytes", "Bytes that the result cache holds", registry=registry
+        )
         self.disconnects = Counter("tessera_disconnects", "Clients that went away", registry=registry)
         self.in_flight = Gauge("tessera_requests_in_flight", "Requests being answered", registry=registry)
         self._workers = Gauge("tessera_workers", "Workers that can serve", ["component"], registry=registry)
 
     def watch_workers(self, component: str, read: Callable[[], int]) -> None:
         self._workers.labels(component).set_function(read)
+
+    def watch_result_cache(self, nbytes: Callable[[], int]) -> None:
+        self._result_cache_bytes.set_function(nbytes)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)

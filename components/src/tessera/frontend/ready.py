@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import sys
 import time
@@ -16,11 +17,12 @@ def workers(url: str) -> dict[str, int] | None:
     """The numbers of workers, or None when the frontend does not answer yet."""
     request = urllib.request.Request(f"{url}/health")
     try:
-        with _opener.open(request, timeout=2.0) as answer:
-            body = json.load(answer)
-    except urllib.error.HTTPError as error:
-        body = json.load(error)
-    except (OSError, ValueError):
+        try:
+            with _opener.open(request, timeout=2.0) as answer:
+                body = json.load(answer)
+        except urllib.error.HTTPError as error:
+            body = json.load(error)
+    except (OSError, ValueError, http.client.HTTPException):
         return None
     found = body.get("workers") if isinstance(body, dict) else None
     return found if isinstance(found, dict) else None

@@ -168,6 +168,14 @@ class Model(Protocol):
 
     def text_nbytes(self, dtype: str) -> int: ...
 
+    def vision_activation_nbytes(self, dtype: str, tiles: int) -> int:
+        """Bytes that a vision batch of so many tiles takes beside the weights, at its widest point."""
+        ...
+
+    def text_activation_nbytes(self, dtype: str, tokens: int) -> int:
+        """Bytes that a text batch of so many tokens takes beside the weights, at its widest point."""
+        ...
+
 
 class Family(Protocol):
     """A registered family: the ``model_type`` values it serves and how to open a checkpoint."""

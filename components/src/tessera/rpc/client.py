@@ -6,7 +6,14 @@ import asyncio
 from typing import Any
 
 from tessera import wire
-from tessera.errors import DeadlineExceeded, ProtocolError, TesseraError, Unavailable
+from tessera.errors import (
+    DeadlineExceeded,
+    PayloadTooLarge,
+    ProtocolError,
+    RequestCancelled,
+    TesseraError,
+    Unavailable,
+)
 from tessera.rpc.runtime import Runtime
 
 
@@ -17,13 +24,14 @@ class Client:
     twice, which only the caller does.
     """
 
-    def __init__(self, address: str, client: Any) -> None:
+    def __init__(self, address: str, client: Any, runtime: Runtime) -> None:
         self.address = address
         self._client = client
+        self._runtime = runtime
 
     @classmethod
     async def connect(cls, runtime: Runtime, address: str) -> Client:
-        return cls(address, await runtime.endpoint(address).client())
+        return cls(address, await runtime.endpoint(address).client(), runtime)
 
     def instances(self) -> list[int]:
         """Instance ids that discovery lists now."""
@@ -43,18 +51,30 @@ class Client:
         except TimeoutError as error:
             raise DeadlineExceeded(f"no answer from {self.address} within {timeout:.1f} s") from error
         if isinstance(reply, wire.Failure):
-            raise reply.error()
+            failure = reply.error()
+            if isinstance(failure, RequestCancelled):
+                # Nobody cancelled here, so the instance gave the work up for a reason of its own.
+                raise Unavailable(f"instance {instance:x} of {self.address} dropped the call")
+            raise failure
         return reply
 
     async def _exchange(self, instance: int, payload: bytes) -> wire.Reply:
+        context = self._runtime.context()
         try:
-            stream = await self._client.direct(payload, instance, annotated=False)
+            stream = await self._client.direct(payload, instance, annotated=False, context=context)
             answers = [answer async for answer in stream]
-        except (asyncio.CancelledError, TimeoutError, TesseraError):
+        except asyncio.CancelledError:
+            # The runtime does not pass a cancellation on by itself: the work there would go on to its end.
+            context.stop_generating()
             raise
         except Exception as error:
             # The runtime raises bare exceptions for every failure of its own; whatever the peer's own
             # code had to say comes back as a Failure message instead.
+            if str(error).startswith("InvalidRequest") and "too large" in str(error):
+                # Every instance would refuse it.
+                raise PayloadTooLarge(
+                    f"a message of {len(payload)} bytes is larger than this deployment sends"
+                ) from error
             raise Unavailable(f"instance {instance:x} of {self.address}: {error}") from error
         if len(answers) != 1:
             raise ProtocolError(

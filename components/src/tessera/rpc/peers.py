@@ -96,25 +96,33 @@ class Peers:
 
     async def _ask(self, instance: int) -> None:
         attempt = 0
-        while True:
-            try:
-                info = await self.client.call(instance, wire.Describe(), timeout=_DESCRIBE_TIMEOUT)
-            except TesseraError as error:
-                if attempt == 0:
-                    log.info("%s: instance %x is not answering yet: %s", self.client.address, instance, error)
-                delay = _BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]
-                await asyncio.sleep(delay * random.uniform(0.8, 1.2))
-                attempt += 1
-                continue
-            if not isinstance(info, wire.WorkerInfo):
-                reason: str | None = f"it answered Describe with {type(info).__name__}"
-            else:
-                reason = self._check(info)
-            if reason is not None or not isinstance(info, wire.WorkerInfo):
-                self._refused.add(instance)
-                log.error("%s: instance %x is not used: %s", self.client.address, instance, reason)
-                return
+        while not await self._admit(instance, first=attempt == 0):
+            delay = _BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]
+            await asyncio.sleep(delay * random.uniform(0.8, 1.2))
+            attempt += 1
+
+    async def _admit(self, instance: int, *, first: bool) -> bool:
+        """Ask the instance what it is, once; false when it is worth asking again."""
+        try:
+            info = await self.client.call(instance, wire.Describe(), timeout=_DESCRIBE_TIMEOUT)
+        except TesseraError as error:
+            if first:
+                log.info("%s: instance %x is not answering yet: %s", self.client.address, instance, error)
+            return False
+        if not isinstance(info, wire.WorkerInfo):
+            reason: str | None = f"it answered Describe with {type(info).__name__}"
+        else:
+            reason = self._check(info)
+        if reason is not None or not isinstance(info, wire.WorkerInfo):
+            self._refused.add(instance)
+            log.error("%s: instance %x is not used: %s", self.client.address, instance, reason)
+            return True
+        try:
             self._joined(instance, info)
-            self._ready[instance] = info
-            self._changed.set()
-            return
+        except Exception as error:
+            if first:
+                log.error("%s: instance %x cannot be used yet: %s", self.client.address, instance, error)
+            return False
+        self._ready[instance] = info
+        self._changed.set()
+        return True

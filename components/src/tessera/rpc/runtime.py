@@ -14,9 +14,15 @@ import msgspec
 from tessera.errors import ConfigError
 
 _ENVIRONMENT_DEFAULTS = {
-    # The field filter silences a line for each call. It has to name a field: the runtime puts the bare
-    # target back at INFO whatever the level is.
-    "DYN_LOG": "warn,request_span[{request.outcome}]=off",
+    # The field filters silence lines for each call. They have to name a field: the runtime puts the bare
+    # target back at INFO whatever the level is. The endpoint's only warning is that an instance which
+    # left discovery on its own, before its work was finished, cannot be removed from it again; the ingress
+    # warns of each answer that nobody waits for any more.
+    "DYN_LOG": (
+        "warn,dynamo_runtime::component::endpoint=error"
+        ",dynamo_runtime::pipeline::network::ingress::push_handler=error"
+        ",request_span[{request.outcome}]=off,request_span[{cancellation.signal}]=off"
+    ),
     # Without these the runtime binds and advertises the first routable interface.
     "DYN_TCP_RPC_HOST": "127.0.0.1",
     "DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1",
@@ -68,6 +74,12 @@ class Runtime:
         if len(path.split(".")) != 3:
             raise ConfigError(f"{address!r} is no endpoint: expected dyn://namespace.component.endpoint")
         return self._runtime.endpoint(path)
+
+    def context(self) -> Any:
+        """A new call's context, through which the caller can stop it."""
+        from dynamo.runtime import Context
+
+        return Context()
 
     def set_ready(self, ready: bool) -> None:
         """What ``/health`` on the runtime's system port answers."""

@@ -68,7 +68,11 @@ class Server:
         self._runtime.set_ready(False)
         if self._served is None:
             return
-        await self._endpoint.unregister_endpoint_instance()
+        try:
+            await self._endpoint.unregister_endpoint_instance()
+        except Exception as error:
+            # Discovery may be down; that is no reason to drop what is in flight.
+            log.warning("%s: cannot leave discovery: %s", self.address, error)
         deadline = asyncio.get_running_loop().time() + timeout
         # Callers learn of the departure a moment later; an empty set just now proves nothing.
         quiet_since: float | None = None
@@ -84,6 +88,14 @@ class Server:
             log.warning(
                 "%s: %d calls were still running after %.0f s", self.address, len(self._running), timeout
             )
+
+    async def closed(self) -> None:
+        """Wait for the runtime to let go of the endpoint, after its ``shutdown``.
+
+        It reports back to this event loop, which must not be gone by then.
+        """
+        if self._served is not None:
+            await asyncio.wait({self._served}, timeout=5.0)
 
     async def _wait_listed(self, listing: Any) -> None:
         assert self._served is not None
@@ -132,6 +144,7 @@ class Server:
                 await asyncio.wait({task})
         finally:
             gone.cancel()
+            task.cancel()
         if task.cancelled():
             return wire.Failure.of(RequestCancelled("the caller went away"))
         return task.result()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
+import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ log = logging.getLogger("tessera.worker")
 
 async def serve(config: WorkerConfig) -> None:
     """Run one worker until SIGTERM or SIGINT."""
+    started = time.monotonic()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -41,13 +43,21 @@ async def serve(config: WorkerConfig) -> None:
     server = Server(runtime, address, service.handle)
     server.expose_metrics(metrics.render)
     await server.start()
-    log.info("ready: %s worker %s serves %s at %s", config.mode, name, config.served_model_name, address)
+    log.info(
+        "ready after %.1f s: %s worker %s serves %s at %s",
+        time.monotonic() - started,
+        config.mode,
+        name,
+        config.served_model_name,
+        address,
+    )
     await stop.wait()
     log.info("draining")
     await server.stop(timeout=config.drain_seconds)
     await service.drain(config.drain_seconds)
     await service.close()
     runtime.shutdown()
+    await server.closed()
     log.info("stopped")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,8 +38,10 @@ def parse(argv: Sequence[str] | None = None) -> WorkerConfig:
     parser.add_argument("--drain-seconds", type=float, default=30.0, help="for what is in flight at SIGTERM")
     add_rpc_arguments(parser)
     parsed = parser.parse_args(argv)
-    if parsed.multimodal_embedding_cache_capacity_gb < 0:
-        raise ConfigError("--multimodal-embedding-cache-capacity-gb must not be negative")
+    if not 0 <= parsed.multimodal_embedding_cache_capacity_gb < math.inf:
+        raise ConfigError("--multimodal-embedding-cache-capacity-gb must be a number that is not negative")
+    if parsed.max_image_pixels < 1 or not 0 <= parsed.drain_seconds < math.inf:
+        raise ConfigError("--max-image-pixels must be positive and --drain-seconds not negative")
     rpc = rpc_config(parsed)
     return WorkerConfig(
         model_path=parsed.model_path,

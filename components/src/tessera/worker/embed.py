@@ -25,6 +25,7 @@ from tessera.errors import (
 )
 from tessera.models.base import Model
 from tessera.worker.metrics import WorkerMetrics
+from tessera.worker.precomputed import precomputed_rows
 from tessera.worker.vision_source import EncodedImage, VisionSource
 
 T = TypeVar("T")
@@ -53,6 +54,9 @@ class EmbedService:
         self._metrics = metrics
         self._info = info
         self._flights: SingleFlight[EncodedImage] = SingleFlight()
+        # What one request may have waiting: a large one on an idle worker must not fill the queue with
+        # its own items and be refused for it.
+        self._window = max(config.max_batch_cost, config.max_queue_cost // 4)
         # The digest names the image; the salt names everything else that its rows depend on.
         self._salt = blake3(f"{model.fingerprint}\0{info.dtype}".encode()).digest(16)
 
@@ -95,28 +99,39 @@ class EmbedService:
     async def _embed(self, request: wire.EmbedRequest) -> wire.EmbedReply:
         # Text goes into the queue at once, in order and without a task for each: requests with many short
         # inputs are the ones where that cost shows.
-        pending: list[asyncio.Future[_Embedded] | asyncio.Future[Outcome[Vector]] | TesseraError] = []
-        for item in request.items:
-            try:
-                tokens = self._tokens(item)
-                if item.images:
-                    pending.append(asyncio.ensure_future(self._embed_with_images(request, item, tokens)))
-                else:
-                    pending.append(self._batcher.submit(PackedInput(tokens=tokens), len(tokens)))
-            except TesseraError as error:
-                pending.append(error)
-        futures = [entry for entry in pending if not isinstance(entry, TesseraError)]
+        pending: list[_Pending | TesseraError] = []
+        waiting: dict[_Pending, int] = {}
+        outstanding = 0
         try:
-            if futures:
-                await asyncio.wait(futures)
-        finally:
-            for future in futures:
-                future.cancel()
+            for item in request.items:
+                try:
+                    tokens = self._tokens(item)
+                    while waiting and outstanding + len(tokens) > self._window:
+                        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                        outstanding -= sum(waiting.pop(settled) for settled in done)
+                    future = self._begin(request, item, tokens)
+                except TesseraError as error:
+                    pending.append(error)
+                else:
+                    pending.append(future)
+                    waiting[future] = len(tokens)
+                    outstanding += len(tokens)
+            if waiting:
+                await asyncio.wait(waiting)
+        except BaseException:
+            for entry in pending:
+                if not isinstance(entry, TesseraError) and not entry.cancel() and not entry.cancelled():
+                    # Nobody will read the outcome, which asyncio would complain about.
+                    entry.exception()
+            raise
         return self._reply(pending)
 
-    def _reply(
-        self, settled: Sequence[asyncio.Future[_Embedded] | asyncio.Future[Outcome[Vector]] | TesseraError]
-    ) -> wire.EmbedReply:
+    def _begin(self, request: wire.EmbedRequest, item: wire.Item, tokens: npt.NDArray[np.int32]) -> _Pending:
+        if item.images:
+            return asyncio.ensure_future(self._embed_with_images(request, item, tokens))
+        return self._batcher.submit(PackedInput(tokens=tokens), len(tokens))
+
+    def _reply(self, settled: Sequence[_Pending | TesseraError]) -> wire.EmbedReply:
         vectors = np.zeros((len(settled), self._model.hidden), np.float32)
         failures: dict[int, wire.Failure] = {}
         cached = [0] * len(settled)
@@ -161,7 +176,7 @@ class EmbedService:
         self, request: wire.EmbedRequest, item: wire.Item, tokens: npt.NDArray[np.int32]
     ) -> _Embedded:
         index = self._model.vision_index(tokens)
-        expected = sum(image.tiles for image in item.images) * self._model.tokens_per_tile
+        expected = sum(self._row_count(image) for image in item.images)
         if len(index) != expected:
             raise InvalidInput(
                 f"found {len(index)} image tokens, but the {len(item.images)} images need {expected}",
@@ -169,7 +184,7 @@ class EmbedService:
             )
         encoded = await _gather([self._rows(request, image) for image in item.images])
         cached = sum(
-            image.tiles * self._model.tokens_per_tile
+            self._row_count(image)
             for image, (_, was_cached) in zip(item.images, encoded, strict=True)
             if was_cached
         )
@@ -182,25 +197,46 @@ class EmbedService:
             timings = timings if was_cached else timings.merge(image.timings)
         return _Embedded(outcome.value, cached, timings)
 
-    async def _rows(self, request: wire.EmbedRequest, image: wire.Image) -> tuple[EncodedImage, bool]:
+    def _row_count(self, image: wire.Image | wire.Embeddings) -> int:
+        if isinstance(image, wire.Embeddings):
+            return image.rows
+        return image.tiles * self._model.tokens_per_tile
+
+    async def _rows(
+        self, request: wire.EmbedRequest, image: wire.Image | wire.Embeddings
+    ) -> tuple[EncodedImage, bool]:
         """One image's rows, and whether they came from the cache."""
+        if isinstance(image, wire.Embeddings):
+            rows = precomputed_rows(image, hidden=self._model.hidden, dtype=self._info.dtype)
+            return EncodedImage(rows, wire.Timings()), False
         if self._vision is None:
             raise InvalidInput("this deployment serves text only", param=image.param)
         key = image.digest + self._salt
-        rows = self._cache.get(key)
-        if rows is not None:
-            return EncodedImage(rows, wire.Timings()), True
-        return await self._flights.run(key, lambda: self._encode(key, request.request_id, image)), False
+        cached = self._cache.get(key)
+        if cached is not None:
+            return self._checked(EncodedImage(cached, wire.Timings()), image), True
+        try:
+            encoded = await self._flights.run(key, lambda: self._encode(key, request.request_id, image))
+        except TesseraError as error:
+            if error.param is None:
+                raise
+            # The flight may have been another request's, whose name for the image says nothing here.
+            raise type(error)(error.message, param=image.param, retry_after=error.retry_after) from error
+        return self._checked(encoded, image), False
 
     async def _encode(self, key: bytes, request_id: str, image: wire.Image) -> EncodedImage:
         assert self._vision is not None
         encoded = await self._vision.encode(image, request_id=request_id, timeout=_FLIGHT_SECONDS)
+        self._checked(encoded, image)
+        self._cache.put(key, encoded.rows if encoded.rows.device.type == "cpu" else encoded.rows.cpu())
+        return encoded
+
+    def _checked(self, encoded: EncodedImage, image: wire.Image) -> EncodedImage:
         expected = (image.tiles * self._model.tokens_per_tile, self._model.hidden)
         if tuple(encoded.rows.shape) != expected:
             raise EngineFailed(
                 f"the vision stage gave rows {tuple(encoded.rows.shape)}, not {expected}", param=image.param
             )
-        self._cache.put(key, encoded.rows if encoded.rows.device.type == "cpu" else encoded.rows.cpu())
         return encoded
 
 
@@ -219,7 +255,10 @@ class _Embedded:
         return cls(outcome.value, 0, wire.Timings(queue_ms=outcome.queue_ms, embed_ms=outcome.run_ms))
 
 
-def _error(settled: asyncio.Future[_Embedded] | asyncio.Future[Outcome[Vector]]) -> TesseraError | None:
+_Pending = asyncio.Future[_Embedded] | asyncio.Future[Outcome[Vector]]
+
+
+def _error(settled: _Pending) -> TesseraError | None:
     error = settled.exception()
     if error is None or isinstance(error, TesseraError):
         return error

@@ -32,7 +32,8 @@ class EncodeService:
             raise ProtocolError(f"an encode worker does not answer {type(request).__name__}")
         try:
             async with asyncio.timeout(request.timeout_ms / 1e3):
-                reply = await self._encode(request)
+                with self._stage.admit(request.image):
+                    reply = await self._encode(request)
         except TimeoutError as error:
             self._metrics.items.labels("encode", DeadlineExceeded.code).inc()
             raise DeadlineExceeded("the image was not encoded in time", param=request.image.param) from error

@@ -24,14 +24,15 @@ class LocalVision:
     async def encode(self, image: wire.Image, *, request_id: str, timeout: float) -> EncodedImage:
         try:
             async with asyncio.timeout(timeout):
-                tiles, preprocess_ms = await self._stage.preprocess(image)
-                out = torch.empty(
-                    self._stage.rows(tiles),
-                    self._hidden,
-                    dtype=self._placement.torch_dtype,
-                    device=self._placement.device,
-                )
-                outcome = await self._stage.encode(tiles, out)
+                with self._stage.admit(image):
+                    tiles, preprocess_ms = await self._stage.preprocess(image)
+                    out = torch.empty(
+                        self._stage.rows(tiles),
+                        self._hidden,
+                        dtype=self._placement.torch_dtype,
+                        device=self._placement.device,
+                    )
+                    outcome = await self._stage.encode(tiles, out)
         except TimeoutError as error:
             raise DeadlineExceeded("the image was not encoded in time", param=image.param) from error
         return EncodedImage(

@@ -68,6 +68,7 @@ class RemoteVision:
                 log.info("%s: encode worker %x: %s; trying another", request_id, instance, error)
             except HandOffError as error:
                 self._metrics.encode_calls.labels("hand_off").inc()
+                tried.add(instance)
                 hand_off += 1
                 if hand_off > _HAND_OFF_RETRIES:
                     raise Unavailable(

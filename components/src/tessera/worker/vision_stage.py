@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from tessera import imaging, wire
 from tessera.batching import Batcher, Outcome
 from tessera.engine import Launched, VisionEngine
 from tessera.engine.config import EngineConfig
-from tessera.errors import InvalidInput
+from tessera.errors import InvalidInput, Overloaded
 from tessera.models.base import Model, UInt8Array
 from tessera.worker.metrics import WorkerMetrics
 
@@ -58,6 +59,8 @@ class VisionStage:
         self._model = model
         self._metrics = metrics
         self._max_pixels = max_pixels
+        self._max_admitted = config.max_queue_cost
+        self._admitted = 0
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="preprocess")
 
         def launch(work: Sequence[_Work]) -> _Written:
@@ -73,10 +76,28 @@ class VisionStage:
             depth=engine.depth,
             observe=metrics.batch("vision"),
         )
-        metrics.watch_queue("vision", lambda: float(self._batcher.queued))
+        metrics.watch_queue("vision", lambda: float(self._admitted))
 
     def rows(self, tiles: UInt8Array) -> int:
         return len(tiles) * self._model.tokens_per_tile
+
+    @contextmanager
+    def admit(self, image: wire.Image) -> Iterator[None]:
+        """Hold a place for the image's tiles; raises ``Overloaded`` when ``max_queue_cost`` would be passed.
+
+        The engine's queue alone is no bound: images wait for a preprocessing thread and for a place for
+        their rows before they come to it.
+        """
+        if self._admitted and self._admitted + image.tiles > self._max_admitted:
+            raise Overloaded(
+                f"the vision stage is full ({self._admitted} of {self._max_admitted} tiles)",
+                retry_after=self._batcher.seconds_to_drain(),
+            )
+        self._admitted += image.tiles
+        try:
+            yield
+        finally:
+            self._admitted -= image.tiles
 
     async def preprocess(self, image: wire.Image) -> tuple[UInt8Array, float]:
         """uint8 ``[tiles, 3, height, width]`` and the milliseconds it took, off the event loop."""
@@ -93,7 +114,16 @@ class VisionStage:
 
         When this is cancelled, ``out`` still belongs to the engine until ``abandoned`` is called.
         """
-        outcome = await self._batcher.submit(_Work(tiles, out), len(tiles), abandoned=abandoned)
+        future = self._batcher.submit(_Work(tiles, out), len(tiles), abandoned=abandoned)
+        try:
+            outcome = await future
+        except asyncio.CancelledError:
+            if not future.cancelled():
+                # The engine finished in the same turn of the loop as the cancellation came: the batcher
+                # has delivered, and knows nothing of it.
+                future.exception()
+                abandoned()
+            raise
         self._metrics.time("vision_queue", outcome.queue_ms)
         return outcome
 

@@ -150,9 +150,12 @@ def _parse(url: str, param: str) -> httpx.URL:
         raise MediaFetchError(f"{param}: not a valid URL", param=param) from None
     if target.scheme not in ("http", "https") or not target.host:
         raise MediaFetchError(f"{param}: expected an http or https URL with a host", param=param)
+    if not 0 < (target.port or 80) < 65536:
+        raise MediaFetchError(f"{param}: the URL's port is out of range", param=param)
     if target.userinfo or "@" in urlsplit(url).netloc:
         raise MediaFetchError(f"{param}: a URL may not carry a user name or password", param=param)
-    if "\\" in url or (agreed.isascii() and agreed != target.raw_host.decode("ascii").strip("[]").lower()):
+    host = target.raw_host.decode("ascii").strip("[]").lower()
+    if "\\" in url or "%" in host or (agreed.isascii() and agreed != host):
         raise MediaFetchError(f"{param}: the URL's host is ambiguous", param=param)
     return target
 

@@ -9,10 +9,17 @@ from typing import TypeVar
 
 from blake3 import blake3
 
-from tessera.errors import InvalidInput
+from tessera.errors import InvalidInput, UnsupportedMedia
 from tessera.frontend.deadline import Deadline
 from tessera.frontend.inputs import ImageSource
 from tessera.frontend.media.data_url import decode, payload_size
+from tessera.frontend.media.embeddings import (
+    SUFFIX,
+    UNSAFE_SUFFIXES,
+    LoadedEmbeddings,
+    looks_like_safetensors,
+    read_embeddings,
+)
 from tessera.frontend.media.fetch import Fetcher
 from tessera.frontend.media.local import read_local
 from tessera.frontend.media.policy import MediaPolicy
@@ -22,6 +29,9 @@ _Result = TypeVar("_Result")
 
 _THREAD_BYTES = 256 * 1024
 """From this size on, work goes to a thread: below it, the hop costs more than the work."""
+
+_WEB = ("http://", "https://")
+_LOCAL = ("file://", "/")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +50,25 @@ class MediaLoader:
         self._policy = policy
         self._fetcher = fetcher or Fetcher(policy)
 
-    async def load(self, source: ImageSource, *, deadline: Deadline) -> LoadedImage:
-        """Obtain, check and hash one image.
+    async def load(
+        self, source: ImageSource, *, hidden: int, deadline: Deadline
+    ) -> LoadedImage | LoadedEmbeddings:
+        """Obtain, check and hash one image, or one tensor of rows ``hidden`` wide.
 
         Raises ``RequestError`` subclasses naming ``source.param``, or ``DeadlineExceeded``.
         """
+        tensor = _claims_tensor(source)
         data = await self.read(source, deadline=deadline)
-        header = probe(data, param=source.param, max_pixels=self._policy.max_pixels)
-        digest = await _off_loop(len(data), lambda: blake3(data).digest())
-        return LoadedImage(data=data, digest=digest, header=header)
+
+        def examine() -> LoadedImage | LoadedEmbeddings:
+            digest = blake3(data).digest()
+            carried = not source.url[:8].lower().startswith(_WEB)
+            if tensor or (carried and looks_like_safetensors(data)):
+                return read_embeddings(data, hidden=hidden, digest=digest, param=source.param)
+            header = probe(data, param=source.param, max_pixels=self._policy.max_pixels)
+            return LoadedImage(data=data, digest=digest, header=header)
+
+        return await _off_loop(len(data), examine)
 
     async def read(self, source: ImageSource, *, deadline: Deadline) -> bytes:
         """The bytes of a source, not yet looked at."""
@@ -57,15 +77,36 @@ class MediaLoader:
         scheme = url[:8].lower()
         if scheme.startswith("data:"):
             return await _off_loop(payload_size(url), lambda: decode(url, param=param, max_bytes=limit))
-        if scheme.startswith(("http://", "https://")):
+        if scheme.startswith(_WEB):
             return await self._fetcher.get(url, param=param, deadline=deadline)
-        if scheme.startswith(("file://", "/")):
+        if scheme.startswith(_LOCAL):
             root = self._policy.allowed_local_path
             return await asyncio.to_thread(read_local, url, root=root, max_bytes=limit, param=param)
         raise InvalidInput(f"{param}: expected a data, http, https or file URL", param=param)
 
     async def close(self) -> None:
         await self._fetcher.close()
+
+
+def _claims_tensor(source: ImageSource) -> bool:
+    """Whether the source is said to hold embeddings; refuses what could only hold them unsafely.
+
+    Looking at a local name costs nothing and gives a better answer than the bytes would: a pickle is not
+    opened at all.
+    """
+    url = source.url
+    scheme = url[:8].lower()
+    if scheme.startswith(_LOCAL) and url.lower().endswith(UNSAFE_SUFFIXES):
+        raise UnsupportedMedia(
+            f"{source.param}: files that can hold pickles are not read; use {SUFFIX}", param=source.param
+        )
+    named = scheme.startswith((*_LOCAL, *_WEB)) and url.lower().endswith(SUFFIX)
+    if (source.embeddings or named) and scheme.startswith(_WEB):
+        raise UnsupportedMedia(
+            f"{source.param}: embeddings are taken from an allowed local path or inline, not from a URL",
+            param=source.param,
+        )
+    return source.embeddings or named
 
 
 async def _off_loop(size: int, work: Callable[[], _Result]) -> _Result:

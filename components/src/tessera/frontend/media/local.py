@@ -34,17 +34,31 @@ def read_local(url: str, *, root: Path | None, max_bytes: int, param: str) -> by
         descriptor = _open(top, parts)
     except (OSError, ValueError, RuntimeError):
         raise refused from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise refused
-        try:
-            data = b"" if status.st_size > max_bytes else file.read(max_bytes + 1)
-        except OSError:
-            raise refused from None
-    if status.st_size > max_bytes or len(data) > max_bytes:
-        raise PayloadTooLarge(f"{param}: the file has more than {max_bytes} bytes", param=param)
-    return data
+        if status.st_size > max_bytes:
+            raise _too_large(param, max_bytes)
+        return _read(descriptor, max_bytes, param)
+    except OSError:
+        raise refused from None
+    finally:
+        os.close(descriptor)
+
+
+def _read(descriptor: int, max_bytes: int, param: str) -> bytes:
+    """Everything up to the end, which may have moved since the size was looked at."""
+    data = bytearray()
+    while chunk := os.read(descriptor, 1 << 20):
+        data += chunk
+        if len(data) > max_bytes:
+            raise _too_large(param, max_bytes)
+    return bytes(data)
+
+
+def _too_large(param: str, max_bytes: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"{param}: the file has more than {max_bytes} bytes", param=param)
 
 
 def _path(url: str, param: str) -> Path:

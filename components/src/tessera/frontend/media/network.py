@@ -89,7 +89,7 @@ class VettedBackend(httpcore.AsyncNetworkBackend):
         for address in addresses:
             # One refused address refuses the name: which of them a client reaches is chance.
             if (why := self._policy.address_refusal(address)) is not None:
-                raise AddressRefused(f"it resolves to a {why} address")
+                raise AddressRefused(f"its address is {why}")
         return addresses
 
     async def connect_unix_socket(

@@ -8,5 +8,6 @@ from __future__ import annotations
 
 from tessera.frontend.shapes.embeddings import parse_embeddings, read_json
 from tessera.frontend.shapes.schema import EMBEDDINGS_BODY
+from tessera.frontend.shapes.values import Json
 
-__all__ = ["EMBEDDINGS_BODY", "parse_embeddings", "read_json"]
+__all__ = ["EMBEDDINGS_BODY", "Json", "parse_embeddings", "read_json"]

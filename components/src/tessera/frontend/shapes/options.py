@@ -23,6 +23,7 @@ from tessera.frontend.shapes.values import (
     describe,
     expected,
     integer,
+    optional_string,
     string,
 )
 from tessera.models.base import Role, Truncate
@@ -52,7 +53,9 @@ INERT_IN_CONVERSATIONS: Final = {"add_special_tokens": (False, True)}
 
 _DTYPE_ALIASES: Final = {"float": EmbedDtype.FLOAT32}
 _NORMALIZE: Final = ("normalize", "use_activation", "normalized")
-_DTYPE: Final = ("embed_dtype", "embedding_type")
+_DTYPE: Final = ("embed_dtype", "embedding_type", "output_dtype")
+_DIMENSIONS: Final = ("dimensions", "output_dimension")
+_TRUNCATE: Final = ("truncate", "truncation")
 _REQUEST_ID: Final = ("request_id", "rid")
 _VISIBLE: Final = re.compile(r"[\x21-\x7e]{1,128}")
 _INT32, _INT64 = 2**31 - 1, 2**63 - 1
@@ -61,10 +64,12 @@ INPUT_FIELDS: Final = ("input", "messages")
 FIELDS: Final = frozenset(
     (
         *INPUT_FIELDS,
-        *("model", "input_type", "task", "modality", "encoding_format", "dimensions", "truncate"),
+        *("model", "input_type", "task", "modality", "encoding_format"),
         *("truncate_prompt_tokens", "truncation_side", "partial", "user", "priority"),
         *_NORMALIZE,
         *_DTYPE,
+        *_DIMENSIONS,
+        *_TRUNCATE,
         *_REQUEST_ID,
         *INERT,
     )
@@ -95,10 +100,11 @@ def read_options(body: JsonObject) -> Options:
     truncate, max_tokens = _truncation(body)
     normalize, path = _one_of(body, _NORMALIZE)
     dtype, dtype_path = _one_of(body, _DTYPE)
-    encoding, dimensions = body.get("encoding_format"), body.get("dimensions")
+    dimensions, dimensions_path = _one_of(body, _DIMENSIONS)
+    encoding = body.get("encoding_format")
     partial, priority = body.get("partial"), body.get("priority")
     return Options(
-        model=_text(body, "model"),
+        model=optional_string(body, "model"),
         role=_role(body),
         modality=_modality(body.get("modality")),
         encoding_format=EncodingFormat.FLOAT
@@ -107,12 +113,12 @@ def read_options(body: JsonObject) -> Options:
         dtype=EmbedDtype.FLOAT32 if dtype is None else choice(dtype, dtype_path, EmbedDtype, _DTYPE_ALIASES),
         dimensions=None
         if dimensions is None
-        else integer(dimensions, "dimensions", low=1, high=_INT32, what="a positive integer"),
+        else integer(dimensions, dimensions_path, low=1, high=_INT32, what="a positive integer"),
         normalize=True if normalize is None else boolean(normalize, path),
         truncate=truncate,
         max_tokens=max_tokens,
         partial=False if partial is None else boolean(partial, "partial"),
-        user=_text(body, "user"),
+        user=optional_string(body, "user"),
         priority=0
         if priority is None
         else integer(priority, "priority", low=-_INT64 - 1, high=_INT64, what="a 64-bit integer"),
@@ -148,13 +154,6 @@ def _one_of(body: JsonObject, names: tuple[str, ...]) -> tuple[Json, str]:
     return value, name
 
 
-def _text(body: JsonObject, name: str) -> str | None:
-    value = body.get(name)
-    if value is not None and (not isinstance(value, str) or not value):
-        raise expected(name, "a non-empty string", value)
-    return value
-
-
 def _role(body: JsonObject) -> Role | None:
     by_type = named_role(body.get("input_type"), "input_type", INPUT_TYPES)
     by_task = named_role(body.get("task"), "task", TASKS)
@@ -172,18 +171,17 @@ def _modality(value: Json) -> Modality | tuple[Modality, ...] | None:
 
 
 def _truncation(body: JsonObject) -> tuple[Truncate, int | None]:
-    """NIM's ``truncate``, and vLLM's ``truncate_prompt_tokens`` with ``truncation_side``.
+    """NIM's ``truncate``, Voyage's ``truncation``, vLLM's ``truncate_prompt_tokens`` and ``truncation_side``.
 
     ``truncate_prompt_tokens`` alone drops the end; -1 stands for the model's own limit.
     """
-    truncate, tokens, side = (
-        body.get(name) for name in ("truncate", "truncate_prompt_tokens", "truncation_side")
-    )
+    truncate, path = _one_of(body, _TRUNCATE)
+    tokens, side = body.get("truncate_prompt_tokens"), body.get("truncation_side")
     chosen: Truncate | None = None
     if isinstance(truncate, bool):
         chosen = Truncate.END if truncate else Truncate.NONE
     elif truncate is not None:
-        chosen = choice(truncate, "truncate", Truncate)
+        chosen = choice(truncate, path, Truncate)
     sided: Truncate | None = None
     if side is not None:
         sides = {"left": Truncate.START, "right": Truncate.END}

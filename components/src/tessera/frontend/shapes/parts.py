@@ -7,6 +7,7 @@ prompt: what vLLM's template for this model does with the same parts.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from tessera.errors import InvalidInput
@@ -41,17 +42,24 @@ def read_parts(value: list[Json], param: str, scope: Scope) -> tuple[str, tuple[
     return "".join(texts), tuple(images)
 
 
-def image_at(value: Json, param: str, *, uuid: str | None = None, bare: bool = False) -> ImageSource:
+def image_at(
+    value: Json, param: str, *, uuid: str | None = None, bare: bool = False, embeddings: bool = False
+) -> ImageSource:
     """An image named by URL or absolute path; ``bare`` also takes base64 without a ``data:`` prefix."""
+    source = _source(value, param, bare=bare)
+    return replace(source, uuid=uuid, embeddings=embeddings)
+
+
+def _source(value: Json, param: str, *, bare: bool) -> ImageSource:
     if not isinstance(value, str) or not value:
         raise expected(param, "an image: a data, http, https or file URL", value)
     if value[:8].lower().startswith(_URL_KINDS):
-        return ImageSource(url=value, param=param, uuid=uuid)
+        return ImageSource(url=value, param=param)
     # The base64 of every JPEG file begins with "/9j/", which would otherwise pass for a path.
     if value.startswith("/") and not (bare and value.startswith("/9j/")):
-        return ImageSource(url=value, param=param, uuid=uuid)
+        return ImageSource(url=value, param=param)
     if bare and ":" not in value[:16]:
-        return ImageSource(url=f"data:;base64,{value}", param=param, uuid=uuid)
+        return ImageSource(url=f"data:;base64,{value}", param=param)
     # What stands there may hold a password or an image, so it is not repeated.
     raise InvalidInput(
         f"{param}: expected a data, http, https or file URL, found another string of {len(value)} characters",
@@ -89,6 +97,13 @@ def _image(part: JsonObject, param: str, scope: Scope) -> ImageSource:
     return image_at(part.get("image"), f"{param}.image", uuid=_uuid(part, param), bare=True)
 
 
+def _image_embeds(part: JsonObject, param: str, scope: Scope) -> ImageSource:
+    """vLLM's part for rows that the client computed; here a safetensors file instead of a pickled tensor."""
+    reject_unknown(part, ("type", "image_embeds", "uuid"), param)
+    uuid = _uuid(part, param)
+    return image_at(part.get("image_embeds"), f"{param}.image_embeds", uuid=uuid, bare=True, embeddings=True)
+
+
 def _detail(holder: JsonObject, param: str) -> None:
     # The tiling is the model's own; a client that asks for another one must not believe it got it.
     if holder.get("detail") not in _DETAILS:
@@ -110,5 +125,6 @@ _READERS: Final[dict[str, _Reader]] = {
     "input_image": _image_url,
     "image_base64": _image_base64,
     "image": _image,
+    "image_embeds": _image_embeds,
 }
 PART_TYPES: Final = tuple(_READERS)

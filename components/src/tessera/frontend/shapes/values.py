@@ -65,6 +65,29 @@ def join(param: str, key: str) -> str:
     return f"{param}.{key}" if param else key
 
 
+def json_object(value: Json) -> JsonObject:
+    """The body itself, which every route wants to be an object."""
+    if not isinstance(value, dict):
+        raise InvalidInput(f"expected a JSON object as the body, found {type(value).__name__}")
+    return value
+
+
+def non_empty_list(value: Json, param: str, *, most: int) -> list[Json]:
+    if not isinstance(value, list) or not value:
+        raise expected(param, "a non-empty list", value)
+    if len(value) > most:
+        raise expected(param, f"at most {most} items", value)
+    return value
+
+
+def optional_string(body: JsonObject, name: str) -> str | None:
+    """A field that is null or absent, or holds text."""
+    value = body.get(name)
+    if value is not None and (not isinstance(value, str) or not value):
+        raise expected(name, "a non-empty string", value)
+    return value
+
+
 def string(value: Json, param: str, what: str = "a string") -> str:
     if not isinstance(value, str):
         raise expected(param, what, value)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from tessera.models.layers.fused import uses_fused
+
 
 def varlen_attention(
     q: torch.Tensor,
@@ -21,6 +23,11 @@ def varlen_attention(
     multiple of ``kv_heads``; ``cu_seqlens`` int32 ``[batch + 1]`` bounds the sequences, and ``lengths`` says
     the same on the host, so that nothing has to wait for the device. Returns ``[total, heads, head_dim]``.
     """
+    if uses_fused(q.device, q.dtype):
+        from tessera.models.layers.attention_kernel import packed_attention, supports
+
+        if supports(q.shape[2]):
+            return packed_attention(q, k, v, cu_seqlens, max(lengths))
     groups = q.shape[1] // k.shape[1]
     if groups > 1:
         k, v = _expand(k, groups), _expand(v, groups)

@@ -36,6 +36,7 @@ def load_vision(path: Path, config: ModelConfig, *, dtype: str, device: str) -> 
         tower = VisionTower(config)
     _fill(tower, tensors, part="", dtype=_dtype(dtype), device=torch.device(device))
     tower.vision.embeddings.place_constants(config.image, torch.device(device))
+    tower.prepare(torch.device(device), _dtype(dtype))
     return tower.eval()
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tessera.models.base import Int32Array, Prompt, Role, TextModule, Truncate, UInt8Array, VisionModule
+from tessera.models.llama_nemotron_vl.activations import text_activations, vision_activations
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import read_config
 from tessera.models.llama_nemotron_vl.fingerprint import fingerprint
@@ -126,6 +127,12 @@ class LlamaNemotronVL:
 
     def text_nbytes(self, dtype: str) -> int:
         return _nbytes(text_shapes(self.config.text), dtype)
+
+    def vision_activation_nbytes(self, dtype: str, tiles: int) -> int:
+        return vision_activations(self.config, tiles) * _ITEM_SIZE[dtype]
+
+    def text_activation_nbytes(self, dtype: str, tokens: int) -> int:
+        return text_activations(self.config, tokens) * _ITEM_SIZE[dtype]
 
 
 def _nbytes(shapes: Shapes, dtype: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
+from tessera.models.layers.fused import uses_fused
 from tessera.models.llama_nemotron_vl.config import Pooling
 
 
@@ -18,6 +19,10 @@ def pool(hidden: torch.Tensor, cu_seqlens: torch.Tensor, pooling: Pooling) -> to
         return hidden.index_select(0, cu_seqlens[:-1]).float()
     if pooling == "last":
         return hidden.index_select(0, cu_seqlens[1:] - 1).float()
+    if uses_fused(hidden.device, hidden.dtype):
+        from tessera.models.layers.mean_kernel import segment_mean
+
+        return segment_mean(hidden, cu_seqlens)
     lengths = cu_seqlens.diff()
     batch, total = lengths.shape[0], hidden.shape[0]
     sequence = torch.arange(batch, device=hidden.device, dtype=torch.int32).repeat_interleave(

@@ -13,19 +13,15 @@ Float samples and integers beyond 16 bits have no agreed white, so they are refu
 
 from __future__ import annotations
 
-from io import BytesIO
-
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
-from tessera.errors import InvalidInput, RequestError, UnsupportedMedia
+from tessera.errors import InvalidInput, UnsupportedMedia
+from tessera.imaging import image_errors, open_image, orientation
 from tessera.models.base import UInt8Array
 from tessera.models.llama_nemotron_vl.config import ImageConfig
 from tessera.models.llama_nemotron_vl.tiling import choose_grid, has_thumbnail
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-
-_ORIENTATION = 0x0112
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -41,29 +37,21 @@ def preprocess(data: bytes, config: ImageConfig, *, param: str) -> UInt8Array:
     """Decode and cut ``data`` into uint8 ``[tiles, 3, size, size]``, row by row, thumbnail last.
 
     Raises ``UnsupportedMedia`` for bytes that are no image of a served format or have an unsupported
-    pixel format, ``InvalidInput`` for an image that does not decode; both name ``param``. Thread-safe.
+    pixel format, ``InvalidInput`` for an image that does not decode, ``PayloadTooLarge`` for one with more
+    pixels than any setting allows; all name ``param``. Thread-safe.
     """
     return cut(decode(data, param=param), config)
 
 
 def decode(data: bytes, *, param: str) -> Image.Image:
     """The upright RGB image in ``data``."""
-    try:
-        with Image.open(BytesIO(data), formats=FORMATS) as image:
-            image.load()
-            return _to_rgb(_upright(image), param=param)
-    except RequestError:
-        raise
-    except UnidentifiedImageError as error:
-        raise UnsupportedMedia(
-            f"{param} is no image of a served format ({', '.join(FORMATS)})", param=param
-        ) from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise InvalidInput(f"{param} has too many pixels to decode: {error}", param=param) from error
-    except MemoryError:
-        raise
-    except Exception as error:  # Pillow's decoders raise whatever a malformed file leads them to
-        raise InvalidInput(f"{param} is a damaged image: {error}", param=param) from error
+    with image_errors(param), open_image(data, param=param) as image:
+        # Before loading: what a file says about itself behind its pixels does not count.
+        turn, size = orientation(image), image.size
+        image.load()
+        if image.size != size:
+            raise InvalidInput(f"{param} is a damaged image: its size is ambiguous", param=param)
+        return _to_rgb(_upright(image, turn), param=param)
 
 
 def cut(image: Image.Image, config: ImageConfig) -> UInt8Array:
@@ -86,15 +74,8 @@ def _resized(image: Image.Image, width: int, height: int) -> UInt8Array:
     return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))
 
 
-def _upright(image: Image.Image) -> Image.Image:
-    """Undo the EXIF orientation; unreadable EXIF means none."""
-    if image.format == "TIFF":  # has turned itself while loading
-        return image
-    try:
-        orientation = image.getexif().get(_ORIENTATION)
-    except Exception:  # malformed metadata does not make the picture worse
-        return image
-    transpose = _UPRIGHT.get(orientation) if isinstance(orientation, int) else None
+def _upright(image: Image.Image, turn: int) -> Image.Image:
+    transpose = _UPRIGHT.get(turn)
     if transpose is None:
         return image
     upright = image.transpose(transpose)

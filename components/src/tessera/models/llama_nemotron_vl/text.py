@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tessera.models.layers.fused import uses_fused
 from tessera.models.llama_nemotron_vl.activation import activation
 from tessera.models.llama_nemotron_vl.attention import varlen_attention
 from tessera.models.llama_nemotron_vl.config import TextConfig
@@ -52,6 +53,22 @@ class Attention(nn.Module):
         projected: torch.Tensor = self.o_proj(attended.flatten(1))
         return projected
 
+    def add_to(self, hidden: torch.Tensor, normed: torch.Tensor, packing: Packing) -> None:
+        """Add the attention of ``normed`` to ``hidden`` within the output product itself."""
+        from tessera.models.layers.rotary_kernel import rotate_in_place
+
+        heads = self.qkv_proj(normed).unflatten(-1, (-1, self._head_dim))
+        turned = self._heads + self._kv_heads
+        rotate_in_place(heads, turned, packing.cosines, packing.sines)
+        attended = varlen_attention(
+            heads[:, : self._heads],
+            heads[:, self._heads : turned],
+            heads[:, turned:],
+            packing.cu_seqlens,
+            packing.lengths,
+        )
+        hidden.addmm_(attended.flatten(1), self.o_proj.weight.t())
+
 
 class Mlp(nn.Module):
     """A gated MLP with gate and up from one product."""
@@ -59,6 +76,7 @@ class Mlp(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         self._activation = activation(config.activation)
+        self._silu = config.activation == "silu"
         self.gate_up_proj = nn.Linear(config.hidden, 2 * config.intermediate, bias=False)
         self.down_proj = nn.Linear(config.intermediate, config.hidden, bias=False)
 
@@ -66,6 +84,18 @@ class Mlp(nn.Module):
         gate, up = self.gate_up_proj(hidden).chunk(2, dim=-1)
         projected: torch.Tensor = self.down_proj(self._activation(gate) * up)
         return projected
+
+    def add_to(self, hidden: torch.Tensor, normed: torch.Tensor) -> None:
+        """Add the network of ``normed`` to ``hidden`` within the output product itself."""
+        from tessera.models.layers.gate_kernel import silu_gate
+
+        both = self.gate_up_proj(normed)
+        if self._silu:
+            gated = silu_gate(both)
+        else:
+            gate, up = both.chunk(2, dim=-1)
+            gated = self._activation(gate) * up
+        hidden.addmm_(gated, self.down_proj.weight.t())
 
 
 class RmsNorm(nn.Module):
@@ -77,6 +107,10 @@ class RmsNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(config.hidden))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        if uses_fused(hidden.device, hidden.dtype):
+            from tessera.models.layers.norm_kernels import rms_norm
+
+            return rms_norm(hidden, self.weight, self._eps)
         return functional.rms_norm(hidden, self.weight.shape, self.weight, self._eps)
 
 
@@ -95,6 +129,11 @@ class Layer(nn.Module):
         added: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return added
 
+    def advance(self, hidden: torch.Tensor, packing: Packing) -> None:
+        """The same in place and fused: the residual is never read or written by a kernel of its own."""
+        self.self_attn.add_to(hidden, self.input_layernorm(hidden), packing)
+        self.mlp.add_to(hidden, self.post_attention_layernorm(hidden))
+
 
 class TextTower(nn.Module):
     """Implements ``tessera.models.base.TextModule``."""
@@ -103,7 +142,8 @@ class TextTower(nn.Module):
         super().__init__()
         self._config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden)
-        self.layers = nn.ModuleList(Layer(config) for _ in range(config.layers))
+        self._stack = [Layer(config) for _ in range(config.layers)]
+        self.layers = nn.ModuleList(self._stack)
         self.norm = RmsNorm(config)
         self.frequencies: torch.Tensor
 
@@ -121,8 +161,7 @@ class TextTower(nn.Module):
         vision_index: torch.Tensor,
     ) -> torch.Tensor:
         embedded = self.embed(input_ids, vision_rows, vision_index)
-        hidden = self.encode(embedded, positions, cu_seqlens, lengths)
-        return normalise(pool(hidden, cu_seqlens, self._config.pooling))
+        return self.vectors(embedded, positions, cu_seqlens, lengths)
 
     def embed(
         self, input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
@@ -133,6 +172,17 @@ class TextTower(nn.Module):
             embedded.index_copy_(0, vision_index.to(torch.int64), vision_rows.to(embedded.dtype))
         return embedded
 
+    def vectors(
+        self,
+        embedded: torch.Tensor,
+        positions: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+    ) -> torch.Tensor:
+        """What follows the embedding; ``embedded`` may be overwritten. Float32 ``[batch, hidden]``."""
+        hidden = self.encode(embedded, positions, cu_seqlens, lengths)
+        return normalise(pool(hidden, cu_seqlens, self._config.pooling))
+
     def encode(
         self,
         embedded: torch.Tensor,
@@ -141,10 +191,15 @@ class TextTower(nn.Module):
         lengths: Sequence[int],
     ) -> torch.Tensor:
         """The last hidden state after the final norm, ``[total, hidden]``."""
-        cosines, sines = rotation(positions, self.frequencies, embedded.dtype)
+        fused = uses_fused(embedded.device, embedded.dtype)
+        # The fused rotation computes in float32, so its angles need not be rounded.
+        cosines, sines = rotation(positions, self.frequencies, torch.float32 if fused else embedded.dtype)
         packing = Packing(cu_seqlens, lengths, cosines, sines)
         hidden = embedded
-        for layer in self.layers:
-            hidden = layer(hidden, packing)
+        for layer in self._stack:
+            if fused:
+                layer.advance(hidden, packing)
+            else:
+                hidden = layer(hidden, packing)
         normed: torch.Tensor = self.norm(hidden)
         return normed

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, pad, scaled_dot_product_attention
 
+from tessera.models.layers.fused import uses_fused
 from tessera.models.llama_nemotron_vl.activation import activation
 from tessera.models.llama_nemotron_vl.config import ImageConfig, ModelConfig, VisionConfig
 from tessera.models.llama_nemotron_vl.projector import Projector
+
+# Products whose width is a multiple of this run at full rate. At 32 tiles on an H100 the two products of
+# the MLP take 1.01 ms with 4352 columns and 1.04 ms with 4304. The heads are left as they are: 72 padded
+# to 80 makes attention 0.03 ms faster and the products around it 0.06 ms slower.
+_MLP_MULTIPLE = 128
 
 
 class Embeddings(nn.Module):
@@ -39,6 +45,14 @@ class Embeddings(nn.Module):
         embedded: torch.Tensor = self.patch_embedding(pixels.to(weight.dtype))
         return embedded + weight
 
+    def start(self, tiles: torch.Tensor) -> torch.Tensor:
+        """The same fused, ``[n * patches, hidden]``, without the bias of the patch embedding."""
+        from tessera.models.layers.patch_kernel import normalised_patches
+
+        weight = self.position_embedding.weight
+        pixels = normalised_patches(tiles, self.mean, self.std, patch=self._patch, dtype=weight.dtype)
+        return weight.repeat(len(tiles), 1).addmm_(pixels, self.patch_embedding.weight.t())
+
 
 class Attention(nn.Module):
     """Full attention over one tile's patches, with q, k and v from one product."""
@@ -46,6 +60,7 @@ class Attention(nn.Module):
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         self._heads = config.heads
+        self._width = config.hidden // config.heads
         self.qkv_proj = nn.Linear(config.hidden, 3 * config.hidden)
         self.out_proj = nn.Linear(config.hidden, config.hidden)
 
@@ -56,17 +71,53 @@ class Attention(nn.Module):
         projected: torch.Tensor = self.out_proj(attended)
         return projected
 
+    def add_to(self, hidden: torch.Tensor, normed: torch.Tensor, patches: int) -> None:
+        """Add the attention of ``normed``, but for the output's bias, to ``hidden``."""
+        qkv = linear(normed, self.qkv_proj.weight, self.qkv_proj.bias)
+        q, k, v = (x.transpose(1, 2) for x in qkv.view(-1, patches, 3, self._heads, self._width).unbind(2))
+        if self._width % 8 == 0 and self._width <= 128:
+            # Called by name: which kernel the function below picks is a setting of the whole process.
+            # 32 tiles on an H100: 0.45 ms here, 0.72 ms with FlashAttention 2.
+            attended = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, False)[0]
+        else:
+            attended = scaled_dot_product_attention(q, k, v)
+        hidden.addmm_(attended.transpose(1, 2).reshape(hidden.shape), self.out_proj.weight.t())
+
 
 class Mlp(nn.Module):
+    """Two products with an activation between them."""
+
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
         self._activation = activation(config.activation)
+        self._gelu_tanh = config.activation in ("gelu_new", "gelu_pytorch_tanh")
         self.fc1 = nn.Linear(config.hidden, config.intermediate)
         self.fc2 = nn.Linear(config.intermediate, config.hidden)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         projected: torch.Tensor = self.fc2(self._activation(self.fc1(hidden)))
         return projected
+
+    def widen(self) -> None:
+        """Pad the inner width with zeros, which every activation here maps to zero."""
+        missing = -self.fc1.out_features % _MLP_MULTIPLE
+        for module, name, padding in (
+            (self.fc1, "weight", (0, 0, 0, missing)),
+            (self.fc1, "bias", (0, missing)),
+            (self.fc2, "weight", (0, missing)),
+        ):
+            wide = pad(getattr(module, name), padding)
+            setattr(module, name, nn.Parameter(wide, requires_grad=False))
+        self.fc1.out_features = self.fc2.in_features = self.fc1.out_features + missing
+
+    def add_to(self, hidden: torch.Tensor, normed: torch.Tensor) -> None:
+        """Add the network of ``normed``, but for the output's bias, to ``hidden``."""
+        if self._gelu_tanh:
+            # The product applies it on its way out: 0.53 ms instead of 0.48 and 0.19 at 32 tiles.
+            wide = torch._addmm_activation(self.fc1.bias, normed, self.fc1.weight.t(), use_gelu=True)
+        else:
+            wide = self._activation(linear(normed, self.fc1.weight, self.fc1.bias))
+        hidden.addmm_(wide, self.fc2.weight.t())
 
 
 class Layer(nn.Module):
@@ -84,6 +135,17 @@ class Layer(nn.Module):
         added: torch.Tensor = hidden + self.mlp(self.layer_norm2(hidden))
         return added
 
+    def advance(self, hidden: torch.Tensor, offsets: torch.Tensor, patches: int) -> None:
+        """The same in place and fused; ``offsets`` float32 ``[2, hidden]`` is what ``hidden`` lacks."""
+        self.self_attn.add_to(hidden, _norm(hidden, offsets[0], self.layer_norm1), patches)
+        self.mlp.add_to(hidden, _norm(hidden, offsets[1], self.layer_norm2))
+
+
+def _norm(hidden: torch.Tensor, offset: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
+    from tessera.models.layers.norm_kernels import layer_norm
+
+    return layer_norm(hidden, offset, norm.weight, norm.bias, norm.eps)
+
 
 class Encoder(nn.Module):
     """The layers that the selected feature needs, and the final norm if it is the last hidden state."""
@@ -95,13 +157,39 @@ class Encoder(nn.Module):
         self.layers = [Layer(config) for _ in range(config.layers_used)]
         self.encoder.layers = nn.ModuleList(self.layers)
         self.post_layernorm = nn.LayerNorm(config.hidden, eps=config.eps) if config.final_norm else None
+        self._patches = config.grid**2
+        self.offsets: torch.Tensor | None = None
+
+    def prepare(self) -> None:
+        """Lay the weights out for the fused form.
+
+        The biases of the products that add to the residual are the same for every row. Their running
+        sums, float32 ``[2 * layers + 1, hidden]``, are added where the residual is read.
+        """
+        biases = [self.embeddings.patch_embedding.bias.float()]
+        for layer in self.layers:
+            layer.mlp.widen()
+            biases += [layer.self_attn.out_proj.bias.float(), layer.mlp.fc2.bias.float()]
+        self.offsets = torch.stack(biases).cumsum(0)
 
     def forward(self, tiles: torch.Tensor) -> torch.Tensor:
         """uint8 ``[n, channels, size, size]`` to ``[n, patches, hidden]``."""
+        if self.offsets is not None:
+            return self._fused(tiles, self.offsets)
         hidden: torch.Tensor = self.embeddings(tiles)
         for layer in self.layers:
             hidden = layer(hidden)
         return hidden if self.post_layernorm is None else self.post_layernorm(hidden)
+
+    def _fused(self, tiles: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        hidden = self.embeddings.start(tiles)
+        for number, layer in enumerate(self.layers):
+            layer.advance(hidden, offsets[2 * number : 2 * number + 2], self._patches)
+        if self.post_layernorm is None:
+            hidden = hidden + offsets[-1].to(hidden.dtype)
+        else:
+            hidden = _norm(hidden, offsets[-1], self.post_layernorm)
+        return hidden.view(len(tiles), self._patches, -1)
 
 
 class VisionTower(nn.Module):
@@ -113,6 +201,11 @@ class VisionTower(nn.Module):
         self.projector = Projector(
             config.projector, vision_hidden=config.vision.hidden, text_hidden=config.text.hidden
         )
+
+    def prepare(self, device: torch.device, dtype: torch.dtype) -> None:
+        """Called once the weights are in place."""
+        if uses_fused(device, dtype):
+            self.vision.prepare()
 
     def forward(self, tiles: torch.Tensor) -> torch.Tensor:
         rows: torch.Tensor = self.projector(self.vision(tiles))

@@ -1,0 +1,1 @@
+"""What a user runs to see how fast Tessera is on their own machine."""

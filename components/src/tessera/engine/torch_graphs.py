@@ -1,0 +1,132 @@
+"""Small batches replayed from CUDA graphs: one launch instead of some hundred and fifty.
+
+A graph is recorded for each of a few sizes and reads and writes memory of its own. Replays follow one
+another on one stream, so two batches in flight may use the same graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+
+
+@runtime_checkable
+class SplitTextModule(Protocol):
+    """A text module whose embedding can run apart from the rest."""
+
+    def embed(
+        self, input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
+    ) -> torch.Tensor: ...
+
+    def vectors(
+        self,
+        embedded: torch.Tensor,
+        positions: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+    ) -> torch.Tensor: ...
+
+
+class _Recorder:
+    """Records functions into graphs that share one pool of memory."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def record(self, compute: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
+        compute()  # compiles kernels and builds plans, which must not happen while recording
+        self._stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            result = compute()
+        return graph, result
+
+
+class TextGraphs:
+    """Graphs for batches of up to ``max_tokens`` tokens and ``SEQUENCES`` sequences.
+
+    Tokens are padded to the next size; the padding belongs to no sequence, so that nothing reads what is
+    computed for it.
+    """
+
+    SEQUENCES = 16
+
+    def __init__(
+        self,
+        module: SplitTextModule,
+        *,
+        hidden: int,
+        dtype: torch.dtype,
+        device: str,
+        stream: torch.cuda.Stream,
+        max_tokens: int,
+    ) -> None:
+        self._embedded = torch.zeros(max_tokens, hidden, dtype=dtype, device=device)
+        self._positions = torch.zeros(max_tokens, dtype=torch.int32, device=device)
+        self._bounds = torch.zeros(self.SEQUENCES + 1, dtype=torch.int32, device=device)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        # Largest first, so that the smaller ones find their memory in the pool.
+        sizes = [max_tokens]
+        while sizes[-1] > 32:
+            sizes.append(max(32, sizes[-1] // 2))
+        recorder = _Recorder(stream)
+        for size in sizes:
+            self._bounds[1:] = size
+            self._graphs[size] = recorder.record(lambda size=size: self._compute(module, size))  # type: ignore[misc]
+        self._sizes = sizes[::-1]
+
+    def _compute(self, module: SplitTextModule, size: int) -> torch.Tensor:
+        # The in-place layers overwrite what they are given.
+        embedded = self._embedded[:size].clone()
+        return module.vectors(embedded, self._positions[:size], self._bounds, (size,))
+
+    def fits(self, tokens: int, sequences: int) -> bool:
+        return tokens <= self._sizes[-1] and sequences <= self.SEQUENCES
+
+    def replay(
+        self, embedded: torch.Tensor, positions: torch.Tensor, cu_seqlens: torch.Tensor
+    ) -> torch.Tensor:
+        """``[batch, hidden]`` that the next replay overwrites."""
+        tokens, sequences = embedded.shape[0], cu_seqlens.shape[0] - 1
+        size = next(size for size in self._sizes if size >= tokens)
+        self._embedded[:tokens].copy_(embedded)
+        self._positions[:tokens].copy_(positions)
+        # Empty sequences behind the last one.
+        self._bounds[: sequences + 1].copy_(cu_seqlens)
+        self._bounds[sequences + 1 :] = tokens
+        graph, vectors = self._graphs[size]
+        graph.replay()
+        return vectors[:sequences]
+
+
+class VisionGraphs:
+    """Graphs for 1 to ``max_tiles`` tiles, none of them padded."""
+
+    def __init__(
+        self,
+        module: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        tile_shape: tuple[int, int, int],
+        device: str,
+        stream: torch.cuda.Stream,
+        max_tiles: int,
+    ) -> None:
+        self._tiles = torch.zeros(max_tiles, *tile_shape, dtype=torch.uint8, device=device)
+        recorder = _Recorder(stream)
+        self._graphs = {
+            count: recorder.record(lambda count=count: module(self._tiles[:count]))  # type: ignore[misc]
+            for count in range(max_tiles, 0, -1)
+        }
+
+    def fits(self, count: int) -> bool:
+        return count in self._graphs
+
+    def replay(self, tiles: torch.Tensor) -> torch.Tensor:
+        """Rows that the next replay overwrites."""
+        self._tiles[: len(tiles)].copy_(tiles)
+        graph, rows = self._graphs[len(tiles)]
+        graph.replay()
+        return rows

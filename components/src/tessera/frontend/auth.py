@@ -1,0 +1,94 @@
+"""API keys: where they come from and whether a request carries one. Only digests are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from hmac import compare_digest
+from pathlib import Path
+
+from tessera.config import ApiKey
+from tessera.errors import ConfigError
+
+_VISIBLE = re.compile(r"[\x21-\x7e]+")
+_MIN_CHARACTERS = 8
+
+
+def read_keys(file: Path | None, variable: str | None) -> tuple[ApiKey, ...]:
+    """The keys in a file, one for each line, and in the environment's value, separated by commas.
+
+    A key may be followed by white space and a name, which metrics and logs then use; ``#`` begins a
+    comment line in the file. Raises ``ConfigError`` for a source that is given and holds no key: a service
+    that was to be closed must not start open. No message repeats a key.
+    """
+    keys: list[ApiKey] = []
+    if file is not None:
+        try:
+            lines = file.read_text("utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--api-keys-file {file}: {type(error).__name__}") from None
+        keys += _parse([line for line in lines if not line.lstrip().startswith("#")], f"{file}", len(keys))
+    if variable is not None:
+        keys += _parse(variable.split(","), "TESSERA_API_KEYS", len(keys))
+    if len({key.digest for key in keys}) != len(keys) or len({key.name for key in keys}) != len(keys):
+        raise ConfigError("two API keys, or the names of two API keys, are the same")
+    return tuple(keys)
+
+
+def _parse(entries: Sequence[str], source: str, before: int) -> list[ApiKey]:
+    keys: list[ApiKey] = []
+    for number, entry in enumerate(entries, 1):
+        words = entry.split()
+        if not words:
+            continue
+        if len(words) > 2 or not _VISIBLE.fullmatch(words[0]) or len(words[0]) < _MIN_CHARACTERS:
+            raise ConfigError(
+                f"{source}: entry {number} is not a key of at least {_MIN_CHARACTERS} ASCII characters"
+                " and perhaps a name"
+            )
+        name = words[1] if len(words) == 2 else f"key-{before + len(keys) + 1}"
+        keys.append(ApiKey(name=name, digest=_digest(words[0].encode("ascii"))))
+    if not keys:
+        raise ConfigError(f"{source}: holds no API key")
+    return keys
+
+
+class Authenticator:
+    """Decides who is asking. Without keys everybody is the same anonymous caller."""
+
+    ANONYMOUS = "anonymous"
+
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
+        self._keys = tuple(keys)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(key.name for key in self._keys) or (self.ANONYMOUS,)
+
+    def name_of(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+        """The name of the key in ``Authorization: Bearer`` or ``X-API-Key``; None when there is no known one.
+
+        Digests are compared, and always all of them, so that the time taken says nothing about a key.
+        """
+        if not self._keys:
+            return self.ANONYMOUS
+        offered = _digest(_offered(headers))
+        found = None
+        for key in self._keys:
+            if compare_digest(key.digest, offered):
+                found = key.name
+        return found
+
+
+def _offered(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
+    # ASGI gives header names in lower case.
+    given = dict(reversed(headers))
+    scheme, _, credentials = given.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        return credentials.strip()
+    return given.get(b"x-api-key", b"").strip()
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,149 @@
+"""One HTTP request that embeds: admission, its body, a wire form's translation, the pipeline, the answer."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tessera import wire
+from tessera.config import Limits
+from tessera.errors import ModelNotFound, Overloaded
+from tessera.frontend.auth import Authenticator
+from tessera.frontend.deadline import Deadline
+from tessera.frontend.exchange import read_body, until_disconnect
+from tessera.frontend.formats import ResponseBody
+from tessera.frontend.inputs import EmbeddingsRequest, RequestLimits
+from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.pipeline import Pipeline
+from tessera.frontend.rate_limit import RateLimiter
+from tessera.frontend.results import Result
+from tessera.frontend.shapes import Json, read_json
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translated:
+    """A request in the service's own terms, and how its answer is written for the client."""
+
+    request: EmbeddingsRequest
+    write: Callable[[Result], ResponseBody]
+
+
+Translate = Callable[[Json, RequestLimits, Collection[str]], Translated]
+"""(parsed body, limits, served names) → what the body asks for; raises ``InvalidInput``."""
+
+
+class Endpoint:
+    """Admits at most ``limits.max_in_flight`` requests at a time; the rest are told to come back."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        model: str,
+        limits: Limits,
+        limiter: RateLimiter,
+        metrics: FrontendMetrics,
+    ) -> None:
+        self._pipeline = pipeline
+        self._model = model
+        self._limits = limits
+        self._limiter = limiter
+        self._in_flight = 0
+        metrics.in_flight.set_function(lambda: self._in_flight)
+
+    async def embed(self, http: Request, translate: Translate) -> Response:
+        """The answer in the form that ``translate`` knows; errors are raised, for the route's own shape."""
+        with self._admission():
+            deadline = Deadline.after(self._limits.timeout_seconds)
+            translated = translate(await self._body(http), self._request_limits, (self._model,))
+            request = translated.request
+            self._check_model(request)
+            request_id = _request_id(http, request)
+            key = getattr(http.state, "key_name", Authenticator.ANONYMOUS)
+            work = self._pipeline.run(
+                request,
+                request_id=request_id,
+                deadline=deadline,
+                charge=partial(self._limiter.charge, key),
+            )
+            embedded = await until_disconnect(http, work)
+            result = Result(
+                embedded=embedded, model=self._model, request_id=request_id, created=int(time.time())
+            )
+            body = translated.write(result)
+            headers = body.headers | {"x-request-id": request_id}
+            if http.headers.get("x-tessera-timings") is not None:
+                headers |= _timings(embedded.timings)
+            return Response(body.content, media_type=body.media_type, headers=headers)
+
+    async def tokenize(self, http: Request, translate: Callable[..., EmbeddingsRequest]) -> Response:
+        """The tokens that the same inputs would be embedded as."""
+        with self._admission():
+            deadline = Deadline.after(self._limits.timeout_seconds)
+            request = translate(await self._body(http), self._request_limits, (self._model,))
+            self._check_model(request)
+            prompts, _ = await until_disconnect(http, self._pipeline.prompts(request, deadline=deadline))
+            rows = [
+                {"count": len(prompt.tokens), "tokens": prompt.tokens.tolist()}
+                for prompt in prompts
+                if not isinstance(prompt, Exception)
+            ]
+            head = {"max_model_len": self._pipeline.max_tokens}
+            if len(rows) == 1:
+                return JSONResponse(head | rows[0])
+            return JSONResponse(
+                head
+                | {
+                    "count": sum(len(row["tokens"]) for row in rows),
+                    "data": [{"index": index, **row} for index, row in enumerate(rows)],
+                }
+            )
+
+    def _admission(self) -> _Admission:
+        if self._in_flight >= self._limits.max_in_flight:
+            raise Overloaded(f"{self._in_flight} requests are being answered already", retry_after=1.0)
+        return _Admission(self)
+
+    async def _body(self, http: Request) -> Json:
+        raw = await read_body(http, limit=self._limits.max_body_bytes, timeout=self._limits.timeout_seconds)
+        return read_json(raw)
+
+    @property
+    def _request_limits(self) -> RequestLimits:
+        return RequestLimits(inputs=self._limits.max_inputs)
+
+    def _check_model(self, request: EmbeddingsRequest) -> None:
+        if request.model is not None and request.model != self._model:
+            raise ModelNotFound(
+                f"the model {request.model!r} is not served here, {self._model!r} is", param="model"
+            )
+
+
+class _Admission:
+    """One place among those in flight, for the time of a ``with`` block."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+
+    def __enter__(self) -> None:
+        self._endpoint._in_flight += 1
+
+    def __exit__(self, *_: object) -> None:
+        self._endpoint._in_flight -= 1
+
+
+def _request_id(http: Request, request: EmbeddingsRequest) -> str:
+    return request.request_id or getattr(http.state, "request_id", None) or uuid.uuid4().hex
+
+
+def _timings(timings: wire.Timings) -> dict[str, str]:
+    """Milliseconds for each stage, for clients that send ``X-Tessera-Timings``."""
+    return {
+        f"x-tessera-{name.removesuffix('_ms')}-ms": f"{getattr(timings, name):.2f}"
+        for name in timings.__struct_fields__
+    }

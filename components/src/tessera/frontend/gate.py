@@ -1,0 +1,93 @@
+"""What every HTTP request passes first and last: its id, its API key, the counters, the last resort."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tessera.errors import TesseraError
+from tessera.frontend.auth import Authenticator
+from tessera.frontend.error_shapes import failure_response
+from tessera.frontend.failures import Failure, render, render_status
+from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.rate_limit import RateLimiter
+
+log = logging.getLogger(__name__)
+
+OPEN_PATHS = frozenset(("/health", "/live", "/v1/health/ready", "/v1/health/live"))
+"""Answered without an API key, because balancers and kubelets have none."""
+
+# It is echoed in a header and in logs, where a line break would forge another line.
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class Gate:
+    """ASGI middleware; sets ``request_id`` and ``key_name`` in the request's state."""
+
+    def __init__(
+        self, app: ASGIApp, *, keys: Authenticator, limiter: RateLimiter, metrics: FrontendMetrics
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._limiter = limiter
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        request_id = _request_id(scope)
+        status = 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message).setdefault("x-request-id", request_id)
+            await send(message)
+
+        scope.setdefault("state", {})["request_id"] = request_id
+        try:
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                await failure_response(refusal, scope["path"])(scope, receive, sending)
+            else:
+                await self._app(scope, receive, sending)
+        except Exception as error:
+            log.exception("%s: %s %r failed", request_id, scope["method"], scope["path"])
+            if status:
+                raise
+            await failure_response(render(error), scope["path"])(scope, receive, sending)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self._metrics.requests.labels(route, str(status)).inc()
+            self._metrics.latency.labels(route).observe(time.perf_counter() - started)
+
+    def _refusal(self, scope: Scope) -> Failure | None:
+        if scope["path"] in OPEN_PATHS:
+            return None
+        name = self._keys.name_of(scope["headers"])
+        if name is None:
+            self._metrics.refused.labels("unknown key").inc()
+            return render_status(401, "the API key is missing or not known; send Authorization: Bearer KEY")
+        scope["state"]["key_name"] = name
+        if scope["method"] == "POST":
+            try:
+                self._limiter.admit(name)
+            except TesseraError as error:
+                self._metrics.refused.labels("rate").inc()
+                return render(error)
+        return None
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return str(value.decode("ascii"))
+    return uuid.uuid4().hex

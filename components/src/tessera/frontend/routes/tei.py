@@ -1,0 +1,33 @@
+"""Text-Embeddings-Inference's ``/embed``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import partial
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tessera.frontend.endpoint import Endpoint, Translated
+from tessera.frontend.inputs import RequestLimits
+from tessera.frontend.routes.operation import NUMBERS, TEI_ERROR, operation
+from tessera.frontend.shapes import Json
+from tessera.frontend.shapes.json_schema import list_of
+from tessera.frontend.shapes.tei import SCHEMA, parse_tei, write_tei
+
+
+def translate(body: Json, limits: RequestLimits, models: Collection[str]) -> Translated:
+    request = parse_tei(body, limits, models)
+    return Translated(request=request, write=partial(write_tei, request))
+
+
+def routes(endpoint: Endpoint) -> APIRouter:
+    router = APIRouter(tags=["Text-Embeddings-Inference"])
+    described = operation(body=SCHEMA, answer=list_of(NUMBERS), error=TEI_ERROR)
+
+    @router.post("/embed", openapi_extra=described, summary="Embed text")
+    async def embed(request: Request) -> Response:
+        return await endpoint.embed(request, translate)
+
+    return router

@@ -1,0 +1,95 @@
+"""Text-Embeddings-Inference's ``/embed``: text in, a bare list of vectors out."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final
+
+import orjson
+
+from tessera.frontend.formats import ResponseBody, check_width, finish
+from tessera.frontend.inputs import EmbeddingsRequest, Input, RequestLimits
+from tessera.frontend.results import Result
+from tessera.frontend.shapes.json_schema import BOOLEAN, STRING, TOKENS, WIDTH, Schema, body_of, list_of
+from tessera.frontend.shapes.openai import read_tokens
+from tessera.frontend.shapes.roles import named_role
+from tessera.frontend.shapes.scope import Scope
+from tessera.frontend.shapes.values import (
+    Json,
+    boolean,
+    expected,
+    integer,
+    json_object,
+    non_empty_list,
+    reject_unknown,
+)
+from tessera.models.base import Role, Truncate
+
+PROMPTS: Final = {"query": Role.QUERY, "passage": Role.PASSAGE, "document": Role.PASSAGE}
+DIRECTIONS: Final = {
+    "Left": Truncate.START,
+    "left": Truncate.START,
+    "Right": Truncate.END,
+    "right": Truncate.END,
+}
+FIELDS: Final = ("inputs", "truncate", "truncation_direction", "prompt_name", "normalize", "dimensions")
+
+SCHEMA: Final[Schema] = body_of(
+    "TeiEmbedRequest",
+    ("inputs",),
+    inputs={"anyOf": [STRING, TOKENS, list_of({"anyOf": [STRING, TOKENS]})]},
+    truncate=BOOLEAN,
+    truncation_direction={"type": "string", "enum": list(DIRECTIONS)},
+    prompt_name={"type": "string", "enum": list(PROMPTS)},
+    normalize=BOOLEAN,
+    dimensions=WIDTH,
+)
+
+
+def parse_tei(value: Json, limits: RequestLimits, models: Collection[str]) -> EmbeddingsRequest:
+    body = json_object(value)
+    reject_unknown(body, FIELDS, "")
+    scope = Scope(role=named_role(body.get("prompt_name"), "prompt_name", PROMPTS), limits=limits)
+    given = body.get("inputs")
+    if isinstance(given, list) and given and isinstance(given[0], str | list):
+        values = non_empty_list(given, "inputs", most=limits.inputs)
+        inputs = tuple(_read(entry, f"inputs[{index}]", scope) for index, entry in enumerate(values))
+    else:
+        inputs = (_read(given, "inputs", scope),)
+    normalize, dimensions = body.get("normalize"), body.get("dimensions")
+    return EmbeddingsRequest(
+        inputs=inputs,
+        dimensions=None
+        if dimensions is None
+        else integer(dimensions, "dimensions", low=1, high=2**31 - 1, what="a positive integer"),
+        normalize=True if normalize is None else boolean(normalize, "normalize"),
+        truncate=_truncate(body.get("truncate"), body.get("truncation_direction")),
+    )
+
+
+def write_tei(request: EmbeddingsRequest, result: Result) -> ResponseBody:
+    vectors = result.embedded.vectors
+    width = check_width(vectors.shape[1], request.dimensions, request.dtype)
+    rows = finish(vectors, width=width, normalize=request.normalize)
+    return ResponseBody(
+        content=orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY),
+        media_type="application/json",
+        headers={"x-compute-tokens": str(result.embedded.usage.text_tokens)},
+    )
+
+
+def _read(value: Json, param: str, scope: Scope) -> Input:
+    if isinstance(value, str):
+        return scope.fused(value, (), param)
+    if isinstance(value, list) and value:
+        return read_tokens(value, param, scope)
+    raise expected(param, "text or token ids", value)
+
+
+def _truncate(value: Json, direction: Json) -> Truncate:
+    chosen = Truncate.END
+    if direction is not None:
+        if not isinstance(direction, str) or direction not in DIRECTIONS:
+            raise expected("truncation_direction", "Left or Right", direction)
+        chosen = DIRECTIONS[direction]
+    return chosen if value is not None and boolean(value, "truncate") else Truncate.NONE

@@ -1,0 +1,124 @@
+"""A Triton kernel for full attention inside each sequence of a packed batch, with grouped keys.
+
+The query heads that share a key head are rows of one tile, so that a sequence of 32 tokens with four
+heads to a group fills a tile of 128 rows, and keys and values are read once for the whole group.
+"""
+
+# Triton is not installed beside the CPU builds of torch, and its kernels are not ordinary Python.
+# mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,no-untyped-call,untyped-decorator"
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+_ROWS = 128
+# Milliseconds on an H100, 32,768 tokens, 32 heads on 8, head width 64, against FlashAttention 2:
+#   length           32     128    260    1024   1796
+#   32 keys a step   0.17   0.22   0.39   0.94   1.56
+#   64 keys a step   0.24   0.25   0.43   0.90   1.51
+#   FlashAttention   0.73   0.22   0.60   0.94   1.79
+_LONG = 512
+
+
+@triton.jit(do_not_specialize_on_alignment=["bounds"])
+def _attend(
+    q,
+    k,
+    v,
+    out,
+    bounds,
+    q_stride,
+    k_stride,
+    v_stride,
+    out_stride,
+    scale,
+    GROUP: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    block = tl.program_id(0)
+    shared = tl.program_id(1)
+    sequence = tl.program_id(2)
+    start = tl.load(bounds + sequence).to(tl.int64)
+    length = (tl.load(bounds + sequence + 1) - start).to(tl.int32)
+    if block * ROWS >= length * GROUP:
+        return
+    row = block * ROWS + tl.arange(0, ROWS)
+    token = row // GROUP
+    head = shared * GROUP + row % GROUP
+    at = tl.arange(0, WIDTH)
+    inside = (token < length)[:, None]
+    queries = tl.load(
+        q + (start + token)[:, None] * q_stride + head[:, None] * WIDTH + at[None, :], mask=inside, other=0.0
+    )
+    highest = tl.full([ROWS], -float("inf"), tl.float32)
+    weight = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, WIDTH], tl.float32)
+    key = tl.arange(0, KEYS)
+    keys_at = k + start * k_stride + shared * WIDTH + key[None, :] * k_stride + at[:, None]
+    values_at = v + start * v_stride + shared * WIDTH + key[:, None] * v_stride + at[None, :]
+    whole = length // KEYS * KEYS
+    for first in range(0, whole, KEYS):
+        scores = tl.dot(queries, tl.load(keys_at + first * k_stride))
+        found = tl.maximum(highest, tl.max(scores, 1) * scale)
+        shares = tl.math.exp2(scores * scale - found[:, None])
+        decay = tl.math.exp2(highest - found)
+        weight = weight * decay + tl.sum(shares, 1)
+        values = tl.load(values_at + first * v_stride)
+        sums = tl.dot(shares.to(values.dtype), values, sums * decay[:, None])
+        highest = found
+    if whole < length:
+        left = key < length - whole
+        scores = tl.dot(queries, tl.load(keys_at + whole * k_stride, mask=left[None, :], other=0.0))
+        scores = tl.where(left[None, :], scores, -float("inf"))
+        found = tl.maximum(highest, tl.max(scores, 1) * scale)
+        shares = tl.math.exp2(scores * scale - found[:, None])
+        decay = tl.math.exp2(highest - found)
+        weight = weight * decay + tl.sum(shares, 1)
+        values = tl.load(values_at + whole * v_stride, mask=left[:, None], other=0.0)
+        sums = tl.dot(shares.to(values.dtype), values, sums * decay[:, None])
+    result = sums / weight[:, None]
+    where = out + (start + token)[:, None] * out_stride + head[:, None] * WIDTH + at[None, :]
+    tl.store(where, result.to(out.dtype.element_ty), mask=inside)
+
+
+def supports(head_dim: int) -> bool:
+    return head_dim in (16, 32, 64, 128)
+
+
+def packed_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, longest: int
+) -> torch.Tensor:
+    """``q`` ``[total, heads, head_dim]``, ``k`` and ``v`` with fewer heads; int32 bounds ``[batch + 1]``.
+
+    Heads must be contiguous within a token. Rows outside every sequence are left unwritten.
+    """
+    heads, width = q.shape[1], q.shape[2]
+    shared = k.shape[1]
+    group = heads // shared
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    grid = (triton.cdiv(longest * group, _ROWS), shared, cu_seqlens.shape[0] - 1)
+    _attend[grid](
+        q,
+        k,
+        v,
+        out,
+        cu_seqlens,
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        out.stride(0),
+        width**-0.5 * math.log2(math.e),
+        GROUP=group,
+        WIDTH=width,
+        ROWS=_ROWS,
+        KEYS=64 if longest > _LONG else 32,
+        num_warps=4,
+        num_stages=3,
+    )
+    return out

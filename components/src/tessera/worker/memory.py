@@ -1,0 +1,99 @@
+"""What a worker is going to use, against what is there; worked out before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tessera.errors import ConfigError
+
+_GIB = 1 << 30
+# What the interpreter, torch and its libraries take, measured on CPU; a CUDA context takes about as much
+# again on the device.
+RUNTIME_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """One line of the account; ``device`` is ``cpu`` or a CUDA device, ``nbytes`` what it will take there."""
+
+    what: str
+    device: str
+    nbytes: int
+
+
+class MemoryAccount:
+    """Sums the uses of each device and compares them with what is free there."""
+
+    def __init__(self) -> None:
+        self._uses: list[Use] = []
+
+    def add(self, what: str, device: str, nbytes: int) -> None:
+        self._uses.append(Use(what, device, nbytes))
+
+    def needed(self, device: str) -> int:
+        return sum(use.nbytes for use in self._uses if use.device == device)
+
+    @property
+    def devices(self) -> list[str]:
+        return list(dict.fromkeys(use.device for use in self._uses))
+
+    def table(self, available: dict[str, int]) -> str:
+        """One line for each use, and one for each device with what it needs and what is free."""
+        lines = [f"  {use.what:<36} {use.device:<8} {use.nbytes / _GIB:8.2f} GiB" for use in self._uses]
+        for device in self.devices:
+            needed, free = self.needed(device) / _GIB, available[device] / _GIB
+            verdict = "fits" if needed <= free else "does not fit"
+            lines.append(f"  {'in all':<36} {device:<8} {needed:8.2f} GiB of {free:.2f} GiB free: {verdict}")
+        return "\n".join(lines)
+
+    def check(self) -> str:
+        """The table; raises ``ConfigError`` holding it when a device has not enough."""
+        available = {device: free_bytes(device) for device in self.devices}
+        table = self.table(available)
+        if any(self.needed(device) > available[device] for device in self.devices):
+            raise ConfigError(
+                "this worker would not fit into memory; lower max_batch_cost, slab_mb or "
+                f"--multimodal-embedding-cache-capacity-gb, or use a smaller dtype:\n{table}"
+            )
+        return table
+
+
+def free_bytes(device: str) -> int:
+    """Bytes that this process can still take on the device."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[0])
+    return min([_meminfo_available(), *_cgroup_left()])
+
+
+def _meminfo_available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise ConfigError("/proc/meminfo does not say how much memory is available")
+
+
+def _cgroup_left() -> list[int]:
+    """What the limits of this process's control group and those above it leave (cgroup v2)."""
+    own = next((line[3:] for line in _lines(Path("/proc/self/cgroup")) if line.startswith("0::")), None)
+    if own is None:
+        return []
+    root = Path("/sys/fs/cgroup")
+    group, left = root / own.lstrip("/"), []
+    while group != root.parent:
+        limit, used = _lines(group / "memory.max"), _lines(group / "memory.current")
+        if limit and used and limit[0] != "max":
+            # Clean file pages count as used but are given up when they are needed.
+            stat = dict(line.split() for line in _lines(group / "memory.stat"))
+            left.append(int(limit[0]) - int(used[0]) + int(stat.get("inactive_file", 0)))
+        group = group.parent
+    return left
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

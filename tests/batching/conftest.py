@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from tessera.batching import Batcher
+from tessera.engine.base import packed_cost
+
+MakeBatcher = Callable[..., Batcher[int, int]]
+
+
+@pytest.fixture
+async def make_batcher() -> AsyncIterator[MakeBatcher]:
+    """Batchers that are closed after the test; closing also proves that nothing is left in them."""
+    made: list[Batcher[int, int]] = []
+
+    def make(launch: Any, **changes: Any) -> Batcher[int, int]:
+        options: dict[str, Any] = {"cost": packed_cost, "budget": 100, "max_queued": 1000, "depth": 1}
+        made.append(Batcher("test", launch, **(options | changes)))
+        return made[-1]
+
+    yield make
+    for batcher in made:
+        await batcher.close()
+        assert batcher.queued == 0

@@ -1,0 +1,50 @@
+"""One aggregated service for all clients: closed with API keys, one directory open for media."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.service import Service, launch
+
+KEY = "sk-clients-0123456789"
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedService:
+    """A running service, a key that opens it, and the directory whose files it reads."""
+
+    running: Service
+    media: Path
+    key: str = KEY
+
+    @property
+    def url(self) -> str:
+        return self.running.url
+
+    def http(self) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers={"authorization": f"Bearer {self.key}"}, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClosedService]:
+    folder = tmp_path_factory.mktemp("clients")
+    media = folder / "media"
+    media.mkdir()
+    environment = {
+        "TESSERA_API_KEYS": f"{KEY} clients, sk-other-0123456789 other",
+        "ALLOWED_LOCAL_MEDIA_PATH": str(media),
+        "MAX_FILE_SIZE_MB": "2",
+    }
+    with launch("agg.sh", checkpoint, folder / "log", workers=1, environment=environment) as running:
+        yield ClosedService(running, media)
+
+
+@pytest.fixture
+def http(service: ClosedService) -> Iterator[httpx.Client]:
+    with service.http() as client:
+        yield client

@@ -1,0 +1,139 @@
+"""A second model family, installed as an entry point: what a newcomer's package would look like.
+
+A dual encoder: one row for a whole image, bytes as tokens, and the mean of both. It has another tile
+size, no tiling, another vocabulary and no weight files, so that whatever the service assumes about the
+built-in family shows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from tessera.errors import InvalidInput
+from tessera.models.base import Int32Array, Prompt, Role, Truncate, UInt8Array
+
+SIZE = 32
+VOCABULARY = 257
+PLACEHOLDER = 256
+HIDDEN = 48
+
+
+def weights(seed: int) -> dict[str, np.ndarray]:
+    """Float32 ``tokens`` [vocabulary, hidden] and ``pixels`` [3 * size * size, hidden]."""
+    random = np.random.default_rng(seed)
+    return {
+        "tokens": random.standard_normal((VOCABULARY, HIDDEN), np.float32),
+        "pixels": random.standard_normal((3 * SIZE * SIZE, HIDDEN), np.float32) / SIZE,
+    }
+
+
+def pixels_of(data: bytes) -> UInt8Array:
+    image = Image.open(io.BytesIO(data)).convert("RGB").resize((SIZE, SIZE))
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))[None]
+
+
+def reference(seed: int, text: str, images: Sequence[bytes]) -> np.ndarray:
+    """The vector by plain numpy."""
+    table = weights(seed)
+    rows = [table["tokens"][list(text.encode())]] if text else []
+    for data in images:
+        rows.append((pixels_of(data).reshape(1, -1) / np.float32(255.0)) @ table["pixels"])
+    mean = np.concatenate(rows).mean(axis=0)
+    return mean / np.linalg.norm(mean)
+
+
+@dataclass(frozen=True, slots=True)
+class DualEncoder:
+    """Implements ``tessera.models.base.Model``."""
+
+    path: Path
+    seed: int
+
+    family = "dual_encoder"
+    hidden = HIDDEN
+    max_tokens = 512
+    vocab_size = VOCABULARY
+    tokens_per_tile = 1
+    max_tiles = 1
+    tile_shape = (3, SIZE, SIZE)
+    dimensions: frozenset[int] = frozenset()
+
+    @property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"dual encoder {self.seed}".encode()).hexdigest()[:32]
+
+    def tiles(self, width: int, height: int) -> int:
+        return 1
+
+    def prompt(
+        self,
+        text: str | Sequence[int],
+        tiles: Sequence[int],
+        *,
+        role: Role,
+        max_tokens: int,
+        truncate: Truncate,
+        param: str,
+    ) -> Prompt:
+        tokens = [PLACEHOLDER] * len(tiles) + list(text.encode() if isinstance(text, str) else text)
+        if not tokens or len(tokens) > max_tokens:
+            raise InvalidInput(f"{param}: {len(tokens)} tokens", param=param)
+        return Prompt(tokens=np.array(tokens, np.int32), image_tokens=len(tiles))
+
+    def vision_index(self, tokens: Int32Array) -> Int32Array:
+        return np.flatnonzero(tokens == PLACEHOLDER).astype(np.int32)
+
+    def preprocess(self, data: bytes, *, param: str) -> UInt8Array:
+        return pixels_of(data)
+
+    def load_vision(self, *, dtype: str, device: str) -> Any:
+        import torch
+
+        table = torch.from_numpy(weights(self.seed)["pixels"])
+        return lambda tiles: ((tiles.flatten(1).float() / 255.0) @ table)[:, None]
+
+    def load_text(self, *, dtype: str, device: str) -> Any:
+        import torch
+
+        table = torch.from_numpy(weights(self.seed)["tokens"])
+
+        def forward(input_ids, positions, cu_seqlens, lengths, vision_rows, vision_index):  # type: ignore[no-untyped-def]
+            embedded = table[input_ids].index_copy(0, vision_index.long(), vision_rows)
+            means = torch.stack([sequence.mean(0) for sequence in embedded.split(list(lengths))])
+            return torch.nn.functional.normalize(means)
+
+        return forward
+
+    def vision_nbytes(self, dtype: str) -> int:
+        return weights(self.seed)["pixels"].nbytes
+
+    def text_nbytes(self, dtype: str) -> int:
+        return weights(self.seed)["tokens"].nbytes
+
+    def vision_activation_nbytes(self, dtype: str, tiles: int) -> int:
+        return tiles * 3 * SIZE * SIZE * 4
+
+    def text_activation_nbytes(self, dtype: str, tokens: int) -> int:
+        return tokens * HIDDEN * 8
+
+
+class DualEncoderFamily:
+    """Implements ``tessera.models.base.Family``."""
+
+    name = "dual_encoder"
+    model_types = ("test_dual_encoder",)
+
+    def open_model(self, path: Path) -> DualEncoder:
+        return DualEncoder(path, json.loads((path / "config.json").read_text())["seed"])
+
+
+FAMILY = DualEncoderFamily()

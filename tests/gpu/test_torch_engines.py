@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+
+from tessera.engine.config import EngineConfig
+from tessera.engine.packing import PackedInput, pack
+from tessera.engine.torch_device import Placement, place
+from tessera.engine.torch_host_copies import HostCopies
+from tessera.engine.torch_text import TorchTextEngine
+from tessera.engine.torch_vision import TorchVisionEngine
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+
+pytestmark = pytest.mark.gpu
+
+TOKENS, TILES = 4096, 12
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Anything in torch that makes the host wait for the device raises."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def config(cost: int, graphs: int | None) -> EngineConfig:
+    return EngineConfig(max_batch_cost=cost, max_queue_cost=cost, graph_cost=graphs)
+
+
+@pytest.fixture(scope="module", params=[None, 0], ids=["graphs", "plain"])
+def text(request: pytest.FixtureRequest, model: LlamaNemotronVL) -> TorchTextEngine:
+    chosen = config(TOKENS, request.param)
+    engine = TorchTextEngine(model, chosen, place(chosen))
+    engine.warm()
+    return engine
+
+
+@pytest.fixture(scope="module", params=[None, 0], ids=["graphs", "plain"])
+def vision(request: pytest.FixtureRequest, model: LlamaNemotronVL) -> TorchVisionEngine:
+    chosen = config(TILES, request.param)
+    engine = TorchVisionEngine(model, chosen, place(chosen))
+    engine.warm()
+    return engine
+
+
+@pytest.fixture(scope="module")
+def placement(model: LlamaNemotronVL) -> Placement:
+    return place(config(1, None))
+
+
+def inputs(
+    model: LlamaNemotronVL, lengths: list[int], rows: torch.Tensor | None = None, seed: int = 0
+) -> list[PackedInput]:
+    random = np.random.default_rng(seed)
+    count = 0 if rows is None else len(rows)
+    return [
+        PackedInput(
+            tokens=random.integers(0, model.vocab_size // 2, length, dtype=np.int32),
+            vision=() if rows is None else (rows,),
+            vision_index=np.arange(1, count + 1, dtype=np.int32),
+        )
+        for length in lengths
+    ]
+
+
+def expected_vectors(model: LlamaNemotronVL, sequences: list[PackedInput]) -> torch.Tensor:
+    batch = pack(sequences)
+    rows = (
+        torch.cat([row.float().cpu() for row in batch.vision])
+        if batch.vision
+        else torch.empty(0, model.hidden)
+    )
+    with torch.inference_mode():
+        return model.load_text(dtype="float32", device="cpu")(
+            torch.from_numpy(batch.input_ids),
+            torch.from_numpy(batch.positions),
+            torch.from_numpy(batch.cu_seqlens),
+            batch.lengths,
+            rows,
+            torch.from_numpy(batch.vision_index),
+        )
+
+
+def worst_cosine(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float(torch.cosine_similarity(found.double().cpu(), expected.double().cpu(), dim=-1).min())
+
+
+@pytest.mark.parametrize(
+    "lengths", [[1], [5], [700], [1, 7, 33, 64], [1000, 3, 1, 1200], [2] * 40, [9] * 16], ids=str
+)
+def test_text_agrees_with_float32(text: TorchTextEngine, model: LlamaNemotronVL, lengths: list[int]) -> None:
+    sequences = inputs(model, lengths)
+    found = torch.from_numpy(text.launch(pack(sequences)).result())
+    assert worst_cosine(found, expected_vectors(model, sequences)) > 0.999
+
+
+@pytest.mark.parametrize("where", ["device", "pinned", "pageable", "mixed"])
+def test_vision_rows_from_anywhere(
+    text: TorchTextEngine, model: LlamaNemotronVL, placement: Placement, where: str
+) -> None:
+    rows = torch.randn(8, model.hidden, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16) * 0.02
+    places = {
+        "device": [rows.cuda()],
+        "pinned": [rows.pin_memory()],
+        "pageable": [rows],
+        "mixed": [rows.cuda(), rows.pin_memory(), rows],
+    }[where]
+    sequences = [inputs(model, [12], place, seed)[0] for seed, place in enumerate(places)]
+    found = torch.from_numpy(text.launch(pack(sequences)).result())
+    assert worst_cosine(found, expected_vectors(model, sequences)) > 0.999
+
+
+@pytest.mark.parametrize("count", [1, 3, 8, 9, 12])
+def test_vision_agrees_with_float32(vision: TorchVisionEngine, model: LlamaNemotronVL, count: int) -> None:
+    tiles = np.random.default_rng(count).integers(0, 256, (count, *model.tile_shape), dtype=np.uint8)
+    shape = (count * model.tokens_per_tile, model.hidden)
+    parts = list(torch.empty(shape, dtype=torch.bfloat16, device="cuda").split(model.tokens_per_tile))
+    vision.launch(list(tiles[:, None]), parts).result()
+    with torch.inference_mode():
+        module = model.load_vision(dtype="float32", device="cpu")
+        expected = module(torch.from_numpy(tiles)).reshape(shape)
+    assert worst_cosine(torch.cat(parts).float(), expected) > 0.999
+
+
+def test_nothing_waits_for_the_device(
+    text: TorchTextEngine, vision: TorchVisionEngine, model: LlamaNemotronVL
+) -> None:
+    tiles = np.zeros((2, *model.tile_shape), np.uint8)
+    out = torch.empty(2 * model.tokens_per_tile, model.hidden, dtype=torch.bfloat16, device="cuda")
+    with no_waiting():
+        launched = [vision.launch([tiles], [out]), text.launch(pack(inputs(model, [9, 400, 2])))]
+        launched += [vision.launch([tiles], [out]), text.launch(pack(inputs(model, [900, 400, 2])))]
+    for one in launched:
+        one.result()
+
+
+def test_nothing_is_compiled_after_the_warm_up(
+    text: TorchTextEngine, model: LlamaNemotronVL, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import triton
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("a kernel was compiled after the warm-up")
+
+    monkeypatch.setattr(triton.runtime.jit, "compile", fail, raising=False)
+    monkeypatch.setattr(triton.compiler, "compile", fail)
+    for lengths in ([1], [3, 5], [17] * 7, [513], [1, 600, 31], [4096], [77] * 50):
+        text.launch(pack(inputs(model, lengths))).result()
+
+
+async def test_host_copies_are_pinned_and_equal(model: LlamaNemotronVL, placement: Placement) -> None:
+    copies = HostCopies(placement)
+    rows = torch.randn(300, model.hidden, device="cuda")
+    torch.cuda.synchronize()
+    found = await copies.copy(rows)
+    assert found.is_pinned()
+    assert torch.equal(found, rows.cpu())
+    assert await copies.copy(found) is found
+    copies.close()

@@ -1,0 +1,34 @@
+"""Finding the family of a checkpoint directory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tessera.errors import CheckpointError
+from tessera.models import families, open_model
+
+
+def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
+    assert open_model(checkpoint).family == "llama_nemotron_vl"
+    assert [family.name for family in families()] == ["llama_nemotron_vl"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "no such file"),
+        ("{", "not valid JSON"),
+        ("[]", "must hold a JSON object"),
+        (json.dumps({"model_type": "bert"}), "'bert' is none of"),
+        (json.dumps({}), "None is none of"),
+    ],
+)
+def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: str | None, words: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_text(content)
+    with pytest.raises(CheckpointError, match=words) as caught:
+        open_model(tmp_path)
+    assert str(tmp_path / "config.json") in caught.value.message

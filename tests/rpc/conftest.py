@@ -1,0 +1,136 @@
+"""Real runtimes with file discovery, each in a store and a namespace of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tessera import wire
+from tessera.rpc import Client, RpcConfig, Runtime, Server, set_environment_defaults
+
+INFO = wire.WorkerInfo(role="embed", model="m", fingerprint="good", dtype="float32", hidden=4, images=True)
+FAILED = wire.Failure(code="internal_error", message="not set")
+
+_namespaces = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where discovery keeps its files. The runtime reads the variable once for each process."""
+    path = tmp_path_factory.mktemp("discovery")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DYN_FILE_KV", str(path))
+        set_environment_defaults()
+        yield path
+
+
+@dataclass
+class Deployment:
+    """A namespace with the runtimes, servers and processes that a test starts in it."""
+
+    store: Path
+    namespace: str
+    _cleanup: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+
+    @property
+    def config(self) -> RpcConfig:
+        return RpcConfig(namespace=self.namespace)
+
+    @property
+    def address(self) -> str:
+        return f"{self.namespace}.embed.generate"
+
+    def runtime(self) -> Runtime:
+        runtime = Runtime(self.config)
+
+        async def stop() -> None:
+            runtime.shutdown()
+
+        self._cleanup.append(stop)
+        return runtime
+
+    async def serve(
+        self, handler: Callable[[wire.Request], Awaitable[wire.Reply]], *, check_every: float = 2.0
+    ) -> Server:
+        server = Server(self.runtime(), self.address, handler)
+        await server.start(check_every=check_every)
+
+        async def stop() -> None:
+            with suppress(Exception):
+                await server.stop(timeout=0.1)
+
+        self._cleanup.append(stop)
+        return server
+
+    async def client(self, instances: int = 1) -> Client:
+        client = await Client.connect(self.runtime(), self.address)
+        await until(lambda: len(client.instances()) >= instances)
+        return client
+
+    async def spawn(self, *arguments: str) -> asyncio.subprocess.Process:
+        """A worker process, see ``rpc_worker``; returns when it serves."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.rpc.rpc_worker", self.namespace, *arguments),
+            stdout=asyncio.subprocess.PIPE,
+        )
+
+        async def stop() -> None:
+            if process.returncode is None:
+                # A frozen process gets the signal when it goes on.
+                process.send_signal(signal.SIGKILL)
+            await process.wait()
+
+        self._cleanup.append(stop)
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), 30)
+        assert line.startswith(b"serving"), line
+        return process
+
+    async def close(self) -> None:
+        for stop in reversed(self._cleanup):
+            await stop()
+
+
+@pytest.fixture
+async def deployment(store: Path) -> AsyncIterator[Deployment]:
+    made = Deployment(store, f"rpc{next(_namespaces)}")
+    yield made
+    await made.close()
+
+
+async def until(condition: Callable[[], object], timeout: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        await asyncio.sleep(0.01)
+
+
+def echo(size: int = 1, param: str = "input[0]") -> wire.EmbedRequest:
+    """A request with ``size`` bytes of tokens."""
+    return wire.EmbedRequest(
+        request_id="r", items=(wire.Item(tokens=b"t" * size, param=param),), timeout_ms=60_000
+    )
+
+
+def echoed(message: wire.Request) -> wire.EmbedReply:
+    """What an echoing handler answers: the tokens, as if they were vectors."""
+    assert isinstance(message, wire.EmbedRequest)
+    return wire.EmbedReply(
+        vectors=b"".join(item.tokens for item in message.items),
+        hidden=1,
+        cached_tokens=(0,) * len(message.items),
+        timings=wire.Timings(),
+    )
+
+
+async def echoing(message: wire.Request) -> wire.Reply:
+    return INFO if isinstance(message, wire.Describe) else echoed(message)

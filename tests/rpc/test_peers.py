@@ -1,0 +1,154 @@
+"""Which instances may be given work."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable
+
+import msgspec
+import pytest
+
+from tessera import wire
+from tessera.errors import Unavailable
+from tessera.rpc import Client, Peers
+from tests.rpc.conftest import INFO, Deployment, echo, echoing, until
+
+
+def check(info: wire.WorkerInfo) -> str | None:
+    return None if info.fingerprint == "good" else f"it serves {info.fingerprint}"
+
+
+MakePeers = Callable[..., Peers]
+
+
+@pytest.fixture
+async def make_peers() -> AsyncIterator[MakePeers]:
+    made: list[Peers] = []
+
+    def make(client: Client, **options: object) -> Peers:
+        made.append(Peers(client, check, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for peers in made:
+        await peers.close()
+
+
+async def test_an_instance_describes_itself_before_it_gets_work(
+    deployment: Deployment, make_peers: MakePeers
+) -> None:
+    asked = asyncio.Event()
+    answer = asyncio.Event()
+
+    async def handler(message: wire.Request) -> wire.Reply:
+        assert isinstance(message, wire.Describe)
+        asked.set()
+        await answer.wait()
+        return INFO
+
+    joined: list[tuple[int, str]] = []
+    server = await deployment.serve(handler)
+    peers = make_peers(
+        await deployment.client(), joined=lambda instance, info: joined.append((instance, info.fingerprint))
+    )
+    await asyncio.wait_for(asked.wait(), 10)
+    assert not peers.ready and not joined
+    assert not await peers.wait(0.05)
+    answer.set()
+    assert await peers.wait(10)
+    assert dict(peers.ready) == {server.instance: INFO}
+    assert joined == [(server.instance, "good")]
+
+
+async def test_another_model_is_refused_and_said_once(
+    deployment: Deployment, make_peers: MakePeers, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = 0
+
+    async def handler(message: wire.Request) -> wire.Reply:
+        nonlocal calls
+        calls += 1
+        return msgspec.structs.replace(INFO, fingerprint="bad")
+
+    good = await deployment.serve(echoing)
+    await deployment.serve(handler)
+    peers = make_peers(await deployment.client(2))
+    assert await peers.wait(10)
+    await until(lambda: calls == 1)
+    await asyncio.sleep(0.3)
+    assert list(peers.ready) == [good.instance]
+    assert calls == 1
+    assert [record.message for record in caplog.records if "it serves bad" in record.message] != []
+
+
+async def test_a_suspect_is_set_aside_until_it_answers(deployment: Deployment, make_peers: MakePeers) -> None:
+    process = await deployment.spawn("echo")
+    client = await deployment.client()
+    (instance,) = client.instances()
+    peers = make_peers(client)
+    assert await peers.wait(10)
+    process.send_signal(signal.SIGSTOP)
+    peers.suspect(instance)
+    assert not peers.ready
+    peers.suspect(instance)
+    await asyncio.sleep(0.5)
+    assert not peers.ready, "a frozen process cannot have answered"
+    process.send_signal(signal.SIGCONT)
+    assert await peers.wait(15)
+    await client.call(instance, echo(), timeout=10)
+
+
+async def test_a_killed_instance_does_not_come_back(deployment: Deployment, make_peers: MakePeers) -> None:
+    process = await deployment.spawn("echo")
+    client = await deployment.client()
+    (instance,) = client.instances()
+    peers = make_peers(client)
+    assert await peers.wait(10)
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    with pytest.raises(Unavailable):
+        await client.call(instance, echo(), timeout=10)
+    peers.suspect(instance)
+    # It stays in discovery until its lease runs out, and is not ready for all that.
+    await asyncio.sleep(0.5)
+    assert instance in client.instances() and not peers.ready
+
+
+async def test_a_restarted_worker_is_found(deployment: Deployment, make_peers: MakePeers) -> None:
+    client = await Client.connect(deployment.runtime(), deployment.address)
+    peers = make_peers(client)
+    assert not await peers.wait(0.1)
+    for _ in range(2):
+        process = await deployment.spawn("echo")
+        assert await peers.wait(10)
+        process.send_signal(signal.SIGTERM)
+        await process.wait()
+        await until(lambda: not peers.ready)
+
+
+async def test_an_instance_that_cannot_be_joined_is_reported(
+    deployment: Deployment, make_peers: MakePeers, caplog: pytest.LogCaptureFixture
+) -> None:
+    attempts = 0
+
+    def joined(instance: int, info: wire.WorkerInfo) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts < 3:
+            raise RuntimeError("not now")
+
+    await deployment.serve(echoing)
+    peers = make_peers(await deployment.client(), joined=joined)
+    assert await peers.wait(10)
+    assert attempts == 3
+    assert any("not now" in record.getMessage() for record in caplog.records)
+
+
+async def test_close_leaves_no_task(deployment: Deployment) -> None:
+    await deployment.serve(echoing)
+    before = asyncio.all_tasks()
+    peers = Peers(await deployment.client(), check)
+    await peers.wait(10)
+    await peers.close()
+    assert asyncio.all_tasks() <= before

@@ -1,0 +1,159 @@
+"""Configuration: where a wrong value stands is part of every refusal."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tessera.config import Mode, StageConfig, load_stages
+from tessera.errors import ConfigError
+from tessera.frontend.arguments import parse as parse_frontend
+from tessera.worker.arguments import parse as parse_worker
+
+ROOT = Path(__file__).parents[1]
+
+
+def written(folder: Path, text: str | bytes) -> Path:
+    path = folder / "engine.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_nothing_given_means_the_defaults() -> None:
+    assert load_stages(None, None) == StageConfig()
+
+
+def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
+    assert load_stages(written(tmp_path, "# nothing yet\n"), None) == StageConfig()
+
+
+def test_a_file_replaces_only_what_it_names(tmp_path: Path) -> None:
+    stages = load_stages(written(tmp_path, "text:\n  max_batch_cost: 64\ntransport: {kind: inline}\n"), None)
+    assert stages.text.max_batch_cost == 64
+    assert stages.text.max_queue_cost == StageConfig().text.max_queue_cost
+    assert stages.vision == StageConfig().vision
+    assert stages.transport.kind == "inline"
+
+
+def test_the_override_is_merged_key_by_key(tmp_path: Path) -> None:
+    path = written(tmp_path, "text: {max_batch_cost: 64, dtype: float32}\n")
+    stages = load_stages(path, '{"text": {"max_batch_cost": 32}, "preprocess_threads": 5}')
+    assert (stages.text.max_batch_cost, stages.text.dtype, stages.preprocess_threads) == (32, "float32", 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("vision: {max_batch: 8}", ["max_batch", "$.vision"]),
+        ("visoin: {}", ["visoin"]),
+        ("text: {max_batch_cost: many}", ["int", "$.text.max_batch_cost"]),
+        ("text: {max_batch_cost: 0}", ["max_batch_cost"]),
+        ("text: {max_batch_cost: 10, max_queue_cost: 5}", ["max_queue_cost"]),
+        ("text: {dtype: float8}", ["float8", "bfloat16"]),
+        ("text:", ["$.text"]),
+        ("preprocess_threads: 0", ["preprocess_threads"]),
+        ("threads: -1", ["threads"]),
+        ("transport: {slab_mb: 0}", ["slab_mb"]),
+        ("transport: {lease_seconds: 0}", ["lease_seconds"]),
+        ("transport: {lease_seconds: .inf}", ["lease_seconds"]),
+        ("- vision", ["mapping", "list"]),
+        ("false", ["mapping", "bool"]),
+        ("vision: {", ["YAML"]),
+        (b"vision: \xff\xfe", ["YAML"]),
+    ],
+)
+def test_a_wrong_file_is_named_with_the_key(tmp_path: Path, text: str | bytes, names: list[str]) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError) as caught:
+        load_stages(path, None)
+    for part in [str(path), *names]:
+        assert part in caught.value.message
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: No such file"):
+        load_stages(tmp_path / "nowhere.yaml", None)
+
+
+@pytest.mark.parametrize("override", ["{", "[1]", '{"text": {"colour": 1}}', '{"text": 3}'])
+def test_a_wrong_override_is_named(override: str) -> None:
+    with pytest.raises(ConfigError, match="--override-engine-args"):
+        load_stages(None, override)
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("engine_configs/*/*.yaml")), ids=lambda path: path.stem)
+def test_the_files_that_come_with_it_are_valid(path: Path) -> None:
+    load_stages(path, None)
+
+
+def test_worker_flags(tmp_path: Path) -> None:
+    config = parse_worker(
+        [
+            *("--model-path", str(tmp_path / "my-model"), "--disaggregation-mode", "embed"),
+            *("--multimodal-embedding-cache-capacity-gb", "0.5", "--namespace", "here"),
+            *("--modality", "text"),
+        ]
+    )
+    assert config.mode is Mode.EMBED
+    assert config.served_model_name == "my-model"
+    assert config.cache_bytes == 1 << 29
+    assert config.encode_endpoint == "dyn://here.encode.generate"
+    assert config.images is False
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--multimodal-embedding-cache-capacity-gb", "-1"],
+        ["--multimodal-embedding-cache-capacity-gb", "nan"],
+        ["--multimodal-embedding-cache-capacity-gb", "inf"],
+        ["--max-image-pixels", "0"],
+        ["--drain-seconds", "-1"],
+    ],
+    ids=" ".join,
+)
+def test_worker_flags_that_make_no_sense(flags: list[str]) -> None:
+    with pytest.raises(ConfigError, match=flags[0]):
+        parse_worker(["--model-path", "m", *flags])
+
+
+def test_frontend_flags() -> None:
+    config = parse_frontend(["--model-path", "m", "--max-body-mb", "0.5", "--max-inputs", "3"])
+    assert config.limits.max_body_bytes == 1 << 19
+    assert config.limits.max_inputs == 3
+    assert config.embed_endpoint == "dyn://tessera.embed.generate"
+
+
+@pytest.mark.parametrize("flags", [["--max-inputs", "0"], ["--request-timeout-seconds", "-1"]], ids=" ".join)
+def test_limits_that_make_no_sense(flags: list[str]) -> None:
+    with pytest.raises(ConfigError, match="positive"):
+        parse_frontend(["--model-path", "m", *flags])
+
+
+@pytest.mark.parametrize("module", ["tessera.worker", "tessera.frontend"])
+def test_help_answers_without_a_gpu_and_names_the_flags(module: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", module, "--help"], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--model-path" in done.stdout and "--discovery-backend" in done.stdout
+
+
+@pytest.mark.parametrize("mode", ["agg", "embed", "encode"])
+def test_a_worker_with_a_wrong_file_ends_with_one_line(tmp_path: Path, mode: str) -> None:
+    path = written(tmp_path, "vision: {bathc: 1}")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tessera.worker", "--model-path", str(tmp_path)),
+            *("--disaggregation-mode", mode, "--extra-engine-args", str(path)),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1
+    assert str(path) in done.stderr and "bathc" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,117 @@
+"""Messages between processes: what goes in comes out, and nothing else gets in."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tessera import wire
+from tessera.errors import ProtocolError
+
+IMAGE = wire.Image(digest=b"d" * 32, data=b"\x89PNG", tiles=3, param="input[0]")
+ITEM = wire.Item(tokens=b"\1\0\0\0", images=(IMAGE,), param="input[0]")
+HANDLE = wire.Handle(
+    kind="shm", producer="1f", slab="ab", offset=4096, shape=(256, 64), dtype="float32", lease=7
+)
+INFO = wire.WorkerInfo(
+    role="embed",
+    model="m",
+    fingerprint="f",
+    dtype="float32",
+    hidden=64,
+    images=True,
+    slabs=(wire.SlabInfo(kind="shm", producer="1f", slab="ab", nbytes=1, address=b"a"),),
+)
+REQUESTS: list[wire.Request] = [
+    wire.EmbedRequest(request_id="r", items=(ITEM, ITEM), timeout_ms=1000),
+    wire.EncodeRequest(
+        request_id="r", image=IMAGE, timeout_ms=5, reader=wire.ReaderInfo(host="h", kinds=("shm", "inline"))
+    ),
+    wire.Describe(),
+]
+REPLIES: list[wire.Reply] = [
+    wire.EmbedReply(
+        vectors=b"\0" * 16,
+        hidden=2,
+        failures={1: wire.Failure(code="overloaded", message="full", retry_after=2.0)},
+        cached_tokens=(0, 256),
+        timings=wire.Timings(queue_ms=1.5),
+    ),
+    wire.EncodeReply(handle=HANDLE, timings=wire.Timings(encode_ms=3.0)),
+    INFO,
+    wire.Failure(code="invalid_input", message="no", param="input[1]"),
+]
+
+
+@pytest.mark.parametrize("message", REQUESTS, ids=lambda message: type(message).__name__)
+def test_requests_come_back_equal(message: wire.Request) -> None:
+    assert wire.decode_request(wire.encode(message)) == message
+
+
+@pytest.mark.parametrize("message", REPLIES, ids=lambda message: type(message).__name__)
+def test_replies_come_back_equal(message: wire.Reply) -> None:
+    assert wire.decode_reply(wire.encode(message)) == message
+
+
+def test_another_version_is_refused_naming_both() -> None:
+    payload = bytes((wire.VERSION + 1,)) + wire.encode(wire.Describe())[1:]
+    with pytest.raises(
+        ProtocolError, match=rf"version {wire.VERSION}, its peer sent version {wire.VERSION + 1}"
+    ):
+        wire.decode_request(payload)
+
+
+@pytest.mark.parametrize("payload", [b"", "text", None, 5, {"type": "Describe"}], ids=repr)
+def test_what_is_no_message_is_refused(payload: object) -> None:
+    for decode in (wire.decode_request, wire.decode_reply):
+        with pytest.raises(ProtocolError):
+            decode(payload)
+
+
+def test_unknown_fields_and_wrong_types_are_refused() -> None:
+    for body, match in (
+        ({"type": "Describe", "extra": 1}, "extra"),
+        ({"type": "Nonsense"}, "Nonsense"),
+        ({"type": "EmbedRequest", "request_id": "r", "items": [], "timeout_ms": "5"}, "timeout_ms"),
+        ({"type": "EmbedRequest", "request_id": "r", "items": []}, "timeout_ms"),
+    ):
+        with pytest.raises(ProtocolError, match=match):
+            wire.decode_request(bytes((wire.VERSION,)) + msgspec.msgpack.encode(body))
+
+
+def test_a_reply_is_no_request() -> None:
+    with pytest.raises(ProtocolError):
+        wire.decode_request(wire.encode(INFO))
+
+
+@settings(max_examples=300, deadline=None)
+@given(junk=st.binary(max_size=200))
+@example(junk=b"\x81\xa4type\xa2\xff\xfe")
+@example(junk=b"\x91" * 190)
+def test_bytes_from_anywhere_raise_nothing_but_protocol_errors(junk: bytes) -> None:
+    payload = bytes((wire.VERSION,)) + junk
+    for decode in (wire.decode_request, wire.decode_reply):
+        try:
+            decode(payload)
+        except ProtocolError:
+            pass
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_damaged_messages_raise_nothing_but_protocol_errors(data: st.DataObject) -> None:
+    payload = bytearray(wire.encode(data.draw(st.sampled_from(REQUESTS))))
+    for _ in range(data.draw(st.integers(1, 4))):
+        payload[data.draw(st.integers(1, len(payload) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        wire.decode_request(bytes(payload))
+    except ProtocolError:
+        pass
+
+
+def test_timings_merge_to_the_largest_of_each_stage() -> None:
+    one = wire.Timings(queue_ms=5, encode_ms=1)
+    other = wire.Timings(queue_ms=2, encode_ms=7, transfer_ms=3)
+    assert one.merge(other) == wire.Timings(queue_ms=5, encode_ms=7, transfer_ms=3) == other.merge(one)

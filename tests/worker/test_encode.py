@@ -1,0 +1,139 @@
+"""The encode role: a slot is never somebody else's while the engine may write to it, and never lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+
+from tessera import wire
+from tessera.errors import (
+    DeadlineExceeded,
+    InvalidInput,
+    Overloaded,
+    ProtocolError,
+    TesseraError,
+    TransportUnavailable,
+)
+from tessera.models import Model
+from tests.rpc.conftest import until
+from tests.worker.conftest import Encoder, encode_request, picture
+
+
+@pytest.fixture
+async def encoder(model: Model) -> AsyncIterator[Encoder]:
+    made = Encoder.make(model)
+    yield made
+    await made.close()
+
+
+def empty(encoder: Encoder) -> bool:
+    stats = encoder.outbox.stats()
+    return (stats.held, stats.leased, stats.used_bytes, encoder.queued()) == (0, 0, 0, 0.0)
+
+
+async def test_rows_come_back_with_what_they_cost(encoder: Encoder, model: Model) -> None:
+    reply = await encoder.service.handle(encode_request(picture(7)))
+    assert isinstance(reply, wire.EncodeReply)
+    rows = np.frombuffer(reply.handle.data, np.float32).reshape(reply.handle.shape)
+    assert rows.shape == (model.tokens_per_tile, model.hidden) and (rows == 7).all()
+    assert reply.timings.preprocess_ms > 0
+    assert empty(encoder)
+
+
+async def test_a_slot_is_held_until_the_engine_is_done_with_it(encoder: Encoder) -> None:
+    encoder.engine.gate.clear()
+    task = asyncio.ensure_future(encoder.service.handle(encode_request(picture(1))))
+    await asyncio.to_thread(encoder.engine.entered.acquire)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.sleep(0.05)
+    assert encoder.outbox.stats().held == 1, "the engine is still writing"
+    encoder.engine.gate.set()
+    await until(lambda: empty(encoder))
+
+
+async def test_a_cancellation_in_the_moment_of_the_result_loses_no_slot(encoder: Encoder) -> None:
+    encoder.engine.gate.clear()
+    task = asyncio.ensure_future(encoder.service.handle(encode_request(picture(1))))
+    await asyncio.to_thread(encoder.engine.entered.acquire)
+    encoder.engine.gate.set()
+    # Blocks the loop on purpose: the engine thread's answer and the cancellation then wait in the same turn.
+    time.sleep(0.2)  # noqa: ASYNC251
+    asyncio.get_running_loop().call_soon(task.cancel)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: empty(encoder), timeout=3)
+
+
+async def test_a_slot_that_cannot_be_published_is_freed(encoder: Encoder) -> None:
+    with pytest.raises(TransportUnavailable):
+        await encoder.service.handle(encode_request(picture(1), kinds=("pigeon",)))
+    assert empty(encoder)
+
+
+async def test_an_image_of_another_size_than_announced_names_both(encoder: Encoder) -> None:
+    with pytest.raises(InvalidInput, match="became 1 tiles, but its prompt was built for 3") as caught:
+        await encoder.service.handle(encode_request(picture(1, tiles=3, param="input[4]")))
+    assert caught.value.param == "input[4]"
+    assert empty(encoder)
+
+
+async def test_a_deadline_ends_the_wait(encoder: Encoder) -> None:
+    encoder.engine.gate.clear()
+    with pytest.raises(DeadlineExceeded):
+        await encoder.service.handle(encode_request(picture(1), timeout=0.2))
+    encoder.engine.gate.set()
+    await until(lambda: empty(encoder))
+
+
+async def test_more_than_the_stage_may_hold_is_refused_before_it_is_decoded(model: Model) -> None:
+    encoder = Encoder.make(model, queue=8)
+    encoder.engine.gate.clear()
+    tasks = [asyncio.ensure_future(encoder.service.handle(encode_request(picture(seed)))) for seed in range(8)]
+    await asyncio.sleep(0)
+    with pytest.raises(Overloaded) as caught:
+        await encoder.service.handle(encode_request(picture(9)))
+    assert caught.value.retry_after is not None and caught.value.retry_after > 0
+    encoder.engine.gate.set()
+    await asyncio.gather(*tasks)
+    await encoder.service.handle(encode_request(picture(9)))
+    assert empty(encoder)
+    await encoder.close()
+
+
+async def test_only_its_own_messages_are_answered(encoder: Encoder) -> None:
+    assert isinstance(await encoder.service.handle(wire.Describe()), wire.WorkerInfo)
+    with pytest.raises(ProtocolError):
+        await encoder.service.handle(wire.EmbedRequest(request_id="r", items=(), timeout_ms=1000))
+
+
+@pytest.mark.parametrize("seed", range(2))
+async def test_cancellations_at_every_stage_lose_no_slot(model: Model, seed: int) -> None:
+    """Fewer slots than requests, so that some wait for one as well."""
+    chance = random.Random(seed)
+    encoder = Encoder.make(model, queue=1000, units=4)
+    ends = {"answered": 0, "cancelled": 0, "refused": 0}
+
+    async def one(number: int) -> None:
+        kinds = chance.choice((("inline",), ("shm", "inline"), ("pigeon",)))
+        try:
+            async with asyncio.timeout(chance.choice((0.001, 0.01, 0.03, 0.1, 10))):
+                await encoder.service.handle(encode_request(picture(number), kinds=kinds))
+            ends["answered"] += 1
+        except TimeoutError:
+            ends["cancelled"] += 1
+        except TesseraError:
+            ends["refused"] += 1
+
+    for start in range(0, 250, 25):
+        await asyncio.gather(*(one(number) for number in range(start, start + 25)))
+    assert min(ends.values()) > 10, ends
+    # Nobody reads the shared memory here: those leases run out.
+    await until(lambda: empty(encoder))
+    await encoder.close()
