@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -74,3 +76,10 @@ class AsyncEngine:
             batch.finish.set()
         self.launched.append(batch)
         return batch
+
+
+async def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come about"
+        await asyncio.sleep(0.001)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tessera.batching import Batcher, BatchStats
 from tessera.engine.base import packed_cost, padded_cost
 from tests.batching.conftest import MakeBatcher
-from tests.batching.engines import HeldEngine
+from tests.batching.engines import HeldEngine, until
 
 
 async def busy(batcher: Batcher[int, int], engine: HeldEngine) -> asyncio.Future[object]:
@@ -20,8 +20,7 @@ async def busy(batcher: Batcher[int, int], engine: HeldEngine) -> asyncio.Future
     first: asyncio.Future[object] = batcher.submit(0, 1)  # type: ignore[assignment]
     await asyncio.to_thread(engine.entered.acquire)
     # The batcher has heard that the slot was emptied.
-    while batcher.queued:
-        await asyncio.sleep(0.001)
+    await until(lambda: not batcher.queued)
     return first
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tessera.errors import Overloaded
 from tests.batching.conftest import MakeBatcher
-from tests.batching.engines import AsyncEngine, HeldEngine
+from tests.batching.engines import AsyncEngine, HeldEngine, until
 from tests.batching.test_batches import busy
 
 
@@ -70,8 +70,7 @@ async def test_a_batch_of_nothing_but_cancelled_entries_is_not_run(make_batcher:
         future.cancel()
     engine.gate.set()
     await first
-    while batcher.queued:
-        await asyncio.sleep(0.001)
+    await until(lambda: not batcher.queued)
     assert engine.batches == [[0]]
     assert abandoned.counts == dict.fromkeys(range(1, 9), 1)
 
@@ -88,10 +87,7 @@ async def test_cancelled_while_the_engine_runs_it(make_batcher: MakeBatcher, fai
     await asyncio.sleep(0.02)
     assert abandoned.counts == {}
     engine.gate.set()
-    deadline = time.monotonic() + 5
-    while not abandoned.counts:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.001)
+    await until(lambda: abandoned.counts)
     assert abandoned.counts == {1: 1}
 
 
@@ -100,14 +96,12 @@ async def test_cancelled_between_launch_and_result(make_batcher: MakeBatcher) ->
     called: list[int] = []
     batcher = make_batcher(engine.launch, depth=2)
     future = batcher.submit(1, 1, abandoned=lambda: called.append(1))
-    while not engine.launched:
-        await asyncio.sleep(0.001)
+    await until(lambda: engine.launched)
     future.cancel()
     await asyncio.sleep(0.02)
     assert called == []
     engine.launched[0].finish.set()
-    while not called:
-        await asyncio.sleep(0.001)
+    await until(lambda: called)
     assert called == [1]
 
 

@@ -10,7 +10,7 @@ import pytest
 from tessera.engine.base import Finished
 from tessera.errors import EngineFailed, InvalidInput, Overloaded, Unavailable
 from tests.batching.conftest import MakeBatcher
-from tests.batching.engines import AsyncEngine, HeldEngine
+from tests.batching.engines import AsyncEngine, HeldEngine, until
 from tests.batching.test_batches import busy
 
 
@@ -82,16 +82,11 @@ async def test_two_batches_are_on_their_way_at_depth_two(make_batcher: MakeBatch
     engine = AsyncEngine()
     batcher = make_batcher(engine.launch, budget=2, depth=2)
     futures = [batcher.submit(payload, 1) for payload in range(6)]
-
-    async def launched(count: int) -> None:
-        while len(engine.launched) < count:
-            await asyncio.sleep(0.001)
-
-    await asyncio.wait_for(launched(2), 5)
+    await until(lambda: len(engine.launched) == 2)
     await asyncio.sleep(0.05)
     assert len(engine.launched) == 2, "never more than the depth"
     engine.launched[0].finish.set()
-    await asyncio.wait_for(launched(3), 5)
+    await until(lambda: len(engine.launched) == 3)
     assert [future.done() for future in futures] == [True, True, False, False, False, False]
     for batch in (engine.launched[1], engine.launched[2]):
         batch.finish.set()

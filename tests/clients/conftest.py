@@ -38,9 +38,13 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     environment = {
         "TESSERA_API_KEYS": f"{KEY} clients, sk-other-0123456789 other",
         "ALLOWED_LOCAL_MEDIA_PATH": str(media),
-        "MAX_FILE_SIZE_MB": "2",
+        "MAX_FILE_SIZE_MB": "8",
     }
-    with launch("agg.sh", checkpoint, folder / "log", workers=1, environment=environment) as running:
+    # A cache that is soon full, so that what grows after that is a leak.
+    arguments = ("--multimodal-embedding-cache-capacity-gb", "0.02")
+    with launch(
+        "agg.sh", checkpoint, folder / "log", workers=1, arguments=arguments, environment=environment
+    ) as running:
         yield ClosedService(running, media)
 
 

@@ -197,7 +197,9 @@ async def load(url: str, policy: MediaPolicy | None = None, seconds: float = 20)
     policy = policy or LoopbackPolicy()
     loader = MediaLoader(policy, fetcher=Fetcher(policy))
     try:
-        return await loader.load(ImageSource(url=url, param="input[4]"), hidden=64, deadline=Deadline.after(seconds))
+        return await loader.load(
+            ImageSource(url=url, param="input[4]"), hidden=64, deadline=Deadline.after(seconds)
+        )
     finally:
         await loader.close()
 

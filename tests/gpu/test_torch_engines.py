@@ -155,8 +155,8 @@ def test_nothing_is_compiled_after_the_warm_up(
         text.launch(pack(inputs(model, lengths))).result()
 
 
-async def test_host_copies_are_pinned_and_equal(model: LlamaNemotronVL, placement: Placement) -> None:
-    copies = HostCopies(placement)
+async def test_host_copies_are_pinned_and_equal(model: LlamaNemotronVL) -> None:
+    copies = HostCopies()
     rows = torch.randn(300, model.hidden, device="cuda")
     torch.cuda.synchronize()
     found = await copies.copy(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import signal
 import sys
 import time
@@ -23,14 +24,15 @@ FAILED = wire.Failure(code="internal_error", message="not set")
 _namespaces = itertools.count()
 
 
-@pytest.fixture(scope="session")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where discovery keeps its files. The runtime reads the variable once for each process."""
-    path = tmp_path_factory.mktemp("discovery")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("DYN_FILE_KV", str(path))
-        set_environment_defaults()
-        yield path
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Path]:
+    """Where discovery keeps its files; the environment is as before afterwards, for other tests' services."""
+    before = dict(os.environ)
+    os.environ["DYN_FILE_KV"] = str(tmp_path / "discovery")
+    set_environment_defaults()
+    yield tmp_path / "discovery"
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @dataclass
@@ -98,6 +100,8 @@ class Deployment:
     async def close(self) -> None:
         for stop in reversed(self._cleanup):
             await stop()
+        # The runtime's threads still call back a moment later.
+        await asyncio.sleep(0.05)
 
 
 @pytest.fixture

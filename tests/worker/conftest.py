@@ -133,7 +133,9 @@ def make_stage(model: Model, engine: HeldVision, metrics: WorkerMetrics, *, queu
     )
 
 
-def make_outbox(model: Model, *, units: int = 64, transport: str = "shm,inline", producer: str = "p") -> Outbox:
+def make_outbox(
+    model: Model, *, units: int = 64, transport: str = "shm,inline", producer: str = "p"
+) -> Outbox:
     return Outbox(
         OutboxConfig(
             producer=producer,

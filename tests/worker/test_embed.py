@@ -202,7 +202,10 @@ async def test_an_image_that_fails_takes_nobody_with_it(make: MakeEmbedder, mode
     await embedder(with_images(model, picture(2)))
     embedder.rows.error = UnsupportedMedia("not an image")
     reply = await embedder(
-        text(5), with_images(model, picture(1, param="input[1].image")), with_images(model, picture(2)), text(6)
+        text(5),
+        with_images(model, picture(1, param="input[1].image")),
+        with_images(model, picture(2)),
+        text(6),
     )
     assert list(reply.failures) == [1]
     assert (reply.failures[1].code, reply.failures[1].param) == ("unsupported_media", "input[1].image")

@@ -95,7 +95,9 @@ async def test_a_deadline_ends_the_wait(encoder: Encoder) -> None:
 async def test_more_than_the_stage_may_hold_is_refused_before_it_is_decoded(model: Model) -> None:
     encoder = Encoder.make(model, queue=8)
     encoder.engine.gate.clear()
-    tasks = [asyncio.ensure_future(encoder.service.handle(encode_request(picture(seed)))) for seed in range(8)]
+    tasks = [
+        asyncio.ensure_future(encoder.service.handle(encode_request(picture(seed)))) for seed in range(8)
+    ]
     await asyncio.sleep(0)
     with pytest.raises(Overloaded) as caught:
         await encoder.service.handle(encode_request(picture(9)))

@@ -64,13 +64,13 @@ def test_rotation_is_that_of_transformers() -> None:
     frequencies = inverse_frequencies(RopeConfig(rope_type="default", theta=500000.0), 8)
     angles = (positions.float()[:, None] * frequencies).repeat(1, 2)
     expected, _ = apply_rotary_pos_emb(heads, heads, angles.cos(), angles.sin())
-    found = rotate(heads, *rotation(positions, frequencies, torch.float32))
+    found = rotate(heads, *rotation(positions, frequencies))
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_angles_stay_exact_in_small_types() -> None:
+def test_heads_of_a_small_type_are_turned_exactly() -> None:
+    heads = torch.randn(3, 2, 8, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
     positions = torch.tensor([0, 1, 9999], dtype=torch.int32)
     frequencies = inverse_frequencies(RopeConfig(rope_type="default", theta=500000.0), 8)
-    exact, _ = rotation(positions, frequencies, torch.float32)
-    rounded, _ = rotation(positions, frequencies, torch.bfloat16)
-    assert torch.equal(rounded, exact.to(torch.bfloat16))
+    turned = rotate(heads, *rotation(positions, frequencies))
+    assert torch.equal(turned, rotate(heads.float(), *rotation(positions, frequencies)).to(torch.bfloat16))

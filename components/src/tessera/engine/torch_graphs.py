@@ -45,6 +45,15 @@ class _Recorder:
         return graph, result
 
 
+def _sizes(most: int) -> list[int]:
+    """From 32 on in steps of a quarter of the next power of two, so that little of a batch is padding."""
+    sizes = [32]
+    while sizes[-1] < most:
+        step = max(32, (1 << sizes[-1].bit_length()) // 4)
+        sizes.append(min(most, sizes[-1] + step))
+    return sizes
+
+
 class TextGraphs:
     """Graphs for batches of up to ``max_tokens`` tokens and ``SEQUENCES`` sequences.
 
@@ -69,9 +78,7 @@ class TextGraphs:
         self._bounds = torch.zeros(self.SEQUENCES + 1, dtype=torch.int32, device=device)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         # Largest first, so that the smaller ones find their memory in the pool.
-        sizes = [max_tokens]
-        while sizes[-1] > 32:
-            sizes.append(max(32, sizes[-1] // 2))
+        sizes = _sizes(max_tokens)[::-1]
         recorder = _Recorder(stream)
         for size in sizes:
             self._bounds[1:] = size

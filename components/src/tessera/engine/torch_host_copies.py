@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from tessera.engine.torch_device import Placement
 from tessera.engine.torch_streams import pinned
 
 
@@ -19,10 +18,8 @@ class HostCopies:
     rounds page-locked blocks up to a power of two: seven tiles of a MiB each occupy eight.
     """
 
-    def __init__(self, placement: Placement) -> None:
-        self._is_cuda = placement.is_cuda
-        if self._is_cuda:
-            self._stream = torch.cuda.Stream(placement.device)  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="host-copies")
 
     async def copy(self, rows: torch.Tensor) -> torch.Tensor:
@@ -35,6 +32,8 @@ class HostCopies:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _copy(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]
         with torch.inference_mode(), torch.cuda.stream(self._stream):
             host = pinned(tuple(rows.shape), rows.dtype)
             host.copy_(rows, non_blocking=True)

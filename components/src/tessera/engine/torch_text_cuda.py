@@ -103,5 +103,6 @@ class CudaText:
 def _pin(image: torch.Tensor) -> torch.Tensor:
     # A copy from pageable memory would make the host wait for the stream.
     staged = pinned(tuple(image.shape), image.dtype)
-    staged.copy_(image)
+    # Through numpy, which copies on this thread: torch would wake one for each core, and each would spin.
+    np.copyto(staged.view(torch.uint8).numpy(), image.contiguous().view(torch.uint8).numpy())
     return staged

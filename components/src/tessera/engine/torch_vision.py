@@ -14,9 +14,6 @@ from tessera.engine.torch_device import Placement
 from tessera.engine.torch_vision_cuda import CudaVision
 from tessera.models.base import Model
 
-# Eight tiles keep an H100 busy for 15 ms, several times what the host takes to launch them.
-_GRAPH_TILES = 8
-
 
 class TorchVisionEngine:
     """Runs a family's vision module on batches of whole images."""
@@ -30,7 +27,7 @@ class TorchVisionEngine:
         self._max_tiles = max(config.max_batch_cost, model.max_tiles)
         self._cuda: CudaVision | None = None
         if placement.is_cuda:
-            tiles = _GRAPH_TILES if config.graph_cost is None else config.graph_cost
+            tiles = self._max_tiles if config.graph_cost is None else config.graph_cost
             self._cuda = CudaVision(
                 self._module, model.tile_shape, placement, graph_tiles=min(tiles, self._max_tiles)
             )
@@ -52,9 +49,9 @@ class TorchVisionEngine:
         # must fail before the worker says it is ready.
         for launched in [self._run(self._max_tiles), self._run(self._max_tiles)]:
             launched.result()
-        for count in range(self._max_tiles - 1, 0, -1):
-            self._run(count).result()
         self._cuda.record()
+        for count in range(self._max_tiles - 1, self._cuda.graph_tiles, -1):
+            self._run(count).result()
         self._run(1).result()
 
     def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:

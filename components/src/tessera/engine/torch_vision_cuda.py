@@ -30,11 +30,11 @@ class CudaVision:
         self._tile_shape = tile_shape
         self._placement = placement
         self._streams = Streams(placement.device)
-        self._graph_tiles = graph_tiles
+        self.graph_tiles = graph_tiles
         self._graphs: VisionGraphs | None = None
 
     def record(self) -> None:
-        if not self._graph_tiles:
+        if not self.graph_tiles:
             return
         with torch.inference_mode(), torch.cuda.stream(self._streams.compute):
             self._graphs = VisionGraphs(
@@ -42,7 +42,7 @@ class CudaVision:
                 tile_shape=self._tile_shape,
                 device=self._placement.device,
                 stream=self._streams.compute,
-                max_tiles=self._graph_tiles,
+                max_tiles=self.graph_tiles,
             )
 
     def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> EventLaunched:

@@ -16,12 +16,12 @@ from tessera.errors import TesseraError
 from tessera.frontend.app import make_app
 from tessera.frontend.arguments import API_KEYS_VARIABLE, parse
 from tessera.frontend.auth import Authenticator
-from tessera.frontend.dispatch import Dispatcher
+from tessera.frontend.dispatch import Dispatcher, Embedder
 from tessera.frontend.endpoint import Endpoint
 from tessera.frontend.http_server import HttpServer
 from tessera.frontend.media import MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.pipeline import Embedder, Pipeline
+from tessera.frontend.pipeline import Pipeline
 from tessera.frontend.rate_limit import RateLimiter
 from tessera.frontend.result_cache import ResultCache
 from tessera.frontend.router import Router

@@ -7,6 +7,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,14 @@ class Answer:
     errors: dict[int, TesseraError] = field(default_factory=dict)
     cached_tokens: list[int] = field(default_factory=list)
     timings: wire.Timings = field(default_factory=wire.Timings)
+
+
+class Embedder(Protocol):
+    """Turns items into vectors: the dispatcher, or the result cache in front of it."""
+
+    async def embed(
+        self, items: Sequence[wire.Item], *, request_id: str, priority: int, deadline: Deadline
+    ) -> Answer: ...
 
 
 @dataclass(frozen=True, slots=True)

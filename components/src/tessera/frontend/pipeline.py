@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from tessera import wire
 from tessera.config import Limits
 from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.deadline import Deadline
-from tessera.frontend.dispatch import Answer
+from tessera.frontend.dispatch import Embedder
 from tessera.frontend.formats import Usage, check_width
 from tessera.frontend.inputs import EmbeddingsRequest, Input
 from tessera.frontend.media import MediaLoader
@@ -20,14 +19,6 @@ from tessera.frontend.prompts import Prompter
 from tessera.frontend.results import Embedded
 from tessera.frontend.vision import VisionReader, Visions
 from tessera.models.base import Model, Prompt
-
-
-class Embedder(Protocol):
-    """Turns items into vectors: the dispatcher, or the result cache in front of it."""
-
-    async def embed(
-        self, items: Sequence[wire.Item], *, request_id: str, priority: int, deadline: Deadline
-    ) -> Answer: ...
 
 
 class Pipeline:

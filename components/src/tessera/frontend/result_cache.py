@@ -15,7 +15,7 @@ from tessera import wire
 from tessera.cache import SingleFlight
 from tessera.errors import DeadlineExceeded, RequestError, TesseraError
 from tessera.frontend.deadline import Deadline
-from tessera.frontend.dispatch import Answer, Dispatcher
+from tessera.frontend.dispatch import Answer, Embedder
 from tessera.frontend.metrics import FrontendMetrics
 
 Row = npt.NDArray[np.float32]
@@ -42,7 +42,7 @@ class ResultCache:
 
     def __init__(
         self,
-        dispatcher: Dispatcher,
+        dispatcher: Embedder,
         metrics: FrontendMetrics,
         *,
         capacity: int,
@@ -152,7 +152,7 @@ class ResultCache:
 class _Batch:
     """The items of one request that nobody is computing yet; sent together, cancelled with the last."""
 
-    def __init__(self, dispatcher: Dispatcher, request_id: str, priority: int, seconds: float) -> None:
+    def __init__(self, dispatcher: Embedder, request_id: str, priority: int, seconds: float) -> None:
         self._dispatcher = dispatcher
         self._seconds = seconds
         self._items: list[wire.Item] = []

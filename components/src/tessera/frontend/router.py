@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection
 
 # How far a worker may be above the mean load before an image goes to the next in its ranking, and the
@@ -25,7 +25,8 @@ class Router:
     def __init__(self, *, factor: float = LOAD_FACTOR, slack: int = LOAD_SLACK) -> None:
         self._factor = factor
         self._slack = slack
-        self._tokens: defaultdict[int, int] = defaultdict(int)
+        # A Counter: asking about a worker must not leave an entry for it behind.
+        self._tokens: Counter[int] = Counter()
 
     def in_flight(self, instance: int) -> int:
         return self._tokens[instance]

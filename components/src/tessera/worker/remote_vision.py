@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import defaultdict
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -45,7 +45,7 @@ class RemoteVision:
         self._device = device
         self._metrics = metrics
         self._wait_seconds = wait_seconds
-        self._tiles: defaultdict[int, int] = defaultdict(int)
+        self._tiles: Counter[int] = Counter()
         self._connected: set[str] = set()
         # Reached before its first image comes: registering memory takes longer than an image does.
         self._peers = Peers(client, check, joined=lambda instance, info: self._connect(f"{instance:x}", info))
@@ -114,6 +114,8 @@ class RemoteVision:
             reply = await self._peers.client.call(instance, request, timeout=left)
         finally:
             self._tiles[instance] -= image.tiles
+            if not self._tiles[instance]:
+                del self._tiles[instance]
         if not isinstance(reply, wire.EncodeReply):
             raise ProtocolError(f"encode worker {instance:x} answered {type(reply).__name__}")
         return EncodedImage(*await self._fetch(reply, deadline))

@@ -44,6 +44,7 @@ INERT: Final[dict[str, tuple[Json, ...]]] = {
     "mm_processor_kwargs": ({},),
     "padding": (False, "do_not_pad"),
     "return_multivector": (False,),
+    "stream": (False,),
 }
 """Fields of other servers, and the values besides null that change nothing. Vectors are little-endian on
 every host, templates and preprocessing are the model's own, and nothing is ever padded."""

@@ -26,6 +26,7 @@ from tessera.frontend.shapes.roles import named_role
 from tessera.frontend.shapes.scope import Scope
 from tessera.frontend.shapes.values import (
     Json,
+    JsonObject,
     boolean,
     choice,
     expected,
@@ -41,7 +42,7 @@ INPUT_TYPES: Final = {"query": Role.QUERY, "document": Role.PASSAGE}
 DTYPES: Final = ("float", "int8", "uint8", "binary", "ubinary")
 FIELDS: Final = (
     *("inputs", "model", "input_type", "truncation", "output_encoding", "output_dimension"),
-    "output_dtype",
+    *("output_dtype", "encoding_format"),
 )
 
 SCHEMA: Final[Schema] = body_of(
@@ -54,6 +55,7 @@ SCHEMA: Final[Schema] = body_of(
     output_encoding={"type": "string", "enum": ["base64"]},
     output_dimension=WIDTH,
     output_dtype={"type": "string", "enum": list(DTYPES)},
+    encoding_format={"type": "string", "enum": ["base64"]},
 )
 
 
@@ -71,7 +73,7 @@ def parse_voyage(value: Json, limits: RequestLimits, models: Collection[str]) ->
     return EmbeddingsRequest(
         inputs=tuple(inputs),
         model=optional_string(body, "model"),
-        encoding_format=_encoding(body.get("output_encoding")),
+        encoding_format=_encoding(body),
         dtype=EmbedDtype.FLOAT32 if dtype is None else _dtype(dtype),
         dimensions=None
         if dimensions is None
@@ -107,12 +109,15 @@ def write_voyage(request: EmbeddingsRequest, result: Result) -> ResponseBody:
     )
 
 
-def _encoding(value: Json) -> EncodingFormat:
-    if value is None:
-        return EncodingFormat.FLOAT
-    if value != "base64":
-        raise expected("output_encoding", "base64 or null", value)
-    return EncodingFormat.BASE64
+def _encoding(body: JsonObject) -> EncodingFormat:
+    """The documentation says ``output_encoding``, Voyage's own package sends ``encoding_format``."""
+    given = [
+        (name, body[name]) for name in ("output_encoding", "encoding_format") if body.get(name) is not None
+    ]
+    for name, value in given:
+        if value != "base64":
+            raise expected(name, "base64 or null", value)
+    return EncodingFormat.BASE64 if given else EncodingFormat.FLOAT
 
 
 def _dtype(value: Json) -> EmbedDtype:

@@ -31,15 +31,18 @@ def inverse_frequencies(config: RopeConfig, head_dim: int) -> torch.Tensor:
     return torch.where(wavelengths < context / config.high_freq_factor, frequencies, scaled)
 
 
-def rotation(
-    positions: torch.Tensor, frequencies: torch.Tensor, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines ``[total, 1, head_dim / 2]``, computed in float32 and then cast to ``dtype``."""
+def rotation(positions: torch.Tensor, frequencies: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines ``[total, 1, head_dim / 2]`` in float32."""
     angles = (positions.to(torch.float32)[:, None] * frequencies)[:, None, :]
-    return angles.cos().to(dtype), angles.sin().to(dtype)
+    return angles.cos(), angles.sin()
 
 
 def rotate(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Turn ``[total, heads, head_dim]``; the first half of each head pairs with its second half."""
+    """Turn ``[total, heads, head_dim]``; the first half of each head pairs with its second half.
+
+    In float32 whatever the heads' type: rounding the angles to bfloat16, as the usual implementations do,
+    costs more than all other rounding of a layer together.
+    """
     first, second = heads.chunk(2, dim=-1)
-    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+    turned = torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
+    return turned.to(heads.dtype)

@@ -192,8 +192,7 @@ class TextTower(nn.Module):
     ) -> torch.Tensor:
         """The last hidden state after the final norm, ``[total, hidden]``."""
         fused = uses_fused(embedded.device, embedded.dtype)
-        # The fused rotation computes in float32, so its angles need not be rounded.
-        cosines, sines = rotation(positions, self.frequencies, torch.float32 if fused else embedded.dtype)
+        cosines, sines = rotation(positions, self.frequencies)
         packing = Packing(cu_seqlens, lengths, cosines, sines)
         hidden = embedded
         for layer in self._stack:

@@ -1,0 +1,142 @@
+"""Request bodies of each workload: seeded, distinct, and of the exact size that the workload names."""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BytesIO
+
+import numpy as np
+from PIL import Image
+
+from tessera.models.base import Model, Role, Truncate
+
+_START_OF_IMAGE = b"\xff\xd8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HttpWorkload:
+    """``inputs`` texts of ``tokens`` tokens each in a request, or one image of ``size`` (width, height).
+
+    ``fresh`` images are never the same twice; others come from a fixed set that a cache can hold.
+    ``text_share`` of the requests are texts of ``tokens`` tokens without an image.
+    """
+
+    name: str
+    tokens: int = 0
+    inputs: int = 1
+    size: tuple[int, int] | None = None
+    fresh: bool = True
+    text_share: float = 0.0
+
+
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        HttpWorkload(name="text-1024", tokens=1024),
+        HttpWorkload(name="text-128", tokens=128),
+        HttpWorkload(name="text-32x64", tokens=32, inputs=64),
+        HttpWorkload(name="text-32", tokens=32),
+        HttpWorkload(name="tile", size=(512, 512)),
+        HttpWorkload(name="page", size=(1275, 1650)),
+        HttpWorkload(name="tile-again", size=(512, 512), fresh=False),
+        HttpWorkload(name="mixed", size=(512, 512), tokens=128, text_share=0.7),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """JSON bytes; equal ``key`` means equal vectors."""
+
+    data: bytes
+    key: int
+    inputs: int
+
+
+class Bodies:
+    """An endless supply for one client process."""
+
+    def __init__(
+        self, workload: HttpWorkload, model: Model, name: str, *, seed: int, variety: int = 64
+    ) -> None:
+        self._workload = workload
+        self._name = name
+        self._random = random.Random(seed)
+        self._seed = seed
+        self._texts = self._make_texts(model, variety) if workload.tokens else []
+        self._images = self._make_images(8) if workload.size else []
+
+    def __iter__(self) -> Iterator[Body]:
+        count = 0
+        while True:
+            count += 1
+            if not self._images or self._random.random() < self._workload.text_share:
+                yield self._texts[count % len(self._texts)]
+            else:
+                yield self._image(count)
+
+    def _image(self, count: int) -> Body:
+        key = count % (len(self._images) * 8)
+        picture = self._images[key % len(self._images)]
+        # A comment makes the same picture a new image to every cache.
+        mark = f"{self._seed}.{count if self._workload.fresh else key}".encode()
+        data = picture[:2] + b"\xff\xfe" + (len(mark) + 2).to_bytes(2, "big") + mark + picture[2:]
+        url = b"data:image/jpeg;base64," + base64.b64encode(data)
+        head, tail = self._envelope(
+            [[{"type": "image_url", "image_url": {"url": "@"}}, {"type": "text", "text": "a page"}]]
+        )
+        return Body(head + url + tail, -1 - key % len(self._images), 1)
+
+    def _envelope(self, value: object) -> tuple[bytes, bytes]:
+        body = json.dumps({"model": self._name, "encoding_format": "base64", "input": value})
+        head, _, tail = body.partition("@")
+        return head.encode(), tail.encode()
+
+    def _make_texts(self, model: Model, variety: int) -> list[Body]:
+        found = []
+        for key in range(variety):
+            texts = [self._text(model) for _ in range(self._workload.inputs)]
+            head, tail = self._envelope(texts if len(texts) > 1 else texts[0])
+            found.append(Body(head + tail, key, len(texts)))
+        return found
+
+    def _text(self, model: Model) -> str:
+        """Words until the prompt has exactly as many tokens as the workload says."""
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        words: list[str] = []
+        while (missing := self._workload.tokens - _count(model, " ".join(words))) > 0:
+            step = max(1, missing // 4)
+            for _ in range(step):
+                longest = 6 if missing > 8 else 1
+                words.append("".join(self._random.choices(letters, k=self._random.randint(1, longest))))
+            while words and _count(model, " ".join(words)) > self._workload.tokens:
+                words.pop()
+        return " ".join(words)
+
+    def _make_images(self, variety: int) -> list[bytes]:
+        assert self._workload.size is not None
+        width, height = self._workload.size
+        noise = np.random.default_rng(self._seed)
+        found = []
+        for _ in range(variety):
+            small = noise.integers(0, 256, (height // 16 + 1, width // 16 + 1, 3), dtype=np.uint8)
+            buffer = BytesIO()
+            Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).save(
+                buffer, "JPEG", quality=85
+            )
+            assert buffer.getvalue().startswith(_START_OF_IMAGE)
+            found.append(buffer.getvalue())
+        return found
+
+
+def _count(model: Model, text: str) -> int:
+    if not text:
+        return 0
+    prompt = model.prompt(
+        text, (), role=Role.NONE, max_tokens=model.max_tokens, truncate=Truncate.NONE, param="input"
+    )
+    return len(prompt.tokens)

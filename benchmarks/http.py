@@ -1,0 +1,202 @@
+"""``python -m benchmarks.http``: what a client sees, in a closed loop and, with ``--rate``, an open one.
+
+Starts a service on this machine, or takes the URL of one, and drives each workload from processes of its
+own. Every eighth answer is checked while the load runs: a unit vector for each input, the same as before
+for the same input. A request that fails or gives a wrong answer counts as an error and for nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.bodies import WORKLOADS, HttpWorkload
+from benchmarks.load import Outcome, Plan, run
+from benchmarks.plot import Point, plot
+from benchmarks.service import Deployment, service
+from benchmarks.table import number, table, write_csv
+from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
+
+HEADER = (
+    "workload", "loop", "requests/s", "inputs/s", "p50 ms", "p90 ms", "p99 ms", "errors", "checked", "GPU %"
+)  # fmt: skip
+
+
+def measure(
+    options: argparse.Namespace, urls: tuple[str, ...], workload: HttpWorkload, loop: float
+) -> Outcome:
+    """Spread one measurement over the client processes and join what they saw."""
+    context = multiprocessing.get_context("spawn")
+    count = min(options.clients, int(loop)) if options.rate is None else options.clients
+    pipes, processes = [], []
+    for number_ in range(count):
+        mine, theirs = context.Pipe()
+        share = int(loop) // count + (number_ < int(loop) % count)
+        plan = Plan(
+            urls=urls[number_ % len(urls) :] + urls[: number_ % len(urls)],
+            model_path=options.model_path,
+            model_name=options.model_name,
+            workload=workload,
+            concurrency=share,
+            rate=None if options.rate is None else loop / count,
+            warm=options.warm,
+            seconds=options.seconds,
+            seed=time.time_ns() % 1_000_000 + number_ if workload.fresh else number_,
+        )
+        process = context.Process(target=run, args=(plan, theirs), daemon=True)
+        process.start()
+        pipes.append(mine)
+        processes.append(process)
+    for pipe in pipes:
+        pipe.recv()
+    for pipe in pipes:
+        pipe.send(time.time())
+    joined = Outcome()
+    for pipe, process in zip(pipes, processes, strict=True):
+        part: Outcome = pipe.recv()
+        process.join()
+        joined.latencies += part.latencies
+        joined.inputs += part.inputs
+        joined.checked += part.checked
+        for why, times in part.errors.items():
+            joined.errors[why] = joined.errors.get(why, 0) + times
+    return joined
+
+
+def row(
+    workload: HttpWorkload, loop: str, outcome: Outcome, seconds: float, gpu: float | None
+) -> tuple[str, ...]:
+    quantiles: list[float | None] = [None] * 3
+    if outcome.latencies:
+        quantiles = [float(found) * 1e3 for found in np.quantile(outcome.latencies, (0.5, 0.9, 0.99))]
+    return (
+        workload.name,
+        loop,
+        number(len(outcome.latencies) / seconds),
+        number(outcome.inputs / seconds),
+        *map(number, quantiles),
+        " ".join(f"{times}x{why}" for why, times in outcome.errors.items()) or "0",
+        str(outcome.checked),
+        number(gpu),
+    )
+
+
+class GpuMeter:
+    """Mean utilisation as ``nvidia-smi`` reports it, or None where it is missing."""
+
+    def __enter__(self) -> GpuMeter:
+        self._process: subprocess.Popen[str] | None = None
+        if shutil.which("nvidia-smi"):
+            query = [
+                "nvidia-smi",
+                "--query-gpu=utilization.gpu",
+                "--format=csv,noheader,nounits",
+                "-lms",
+                "250",
+            ]
+            self._process = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.mean: float | None = None
+        if self._process is not None:
+            self._process.terminate()
+            output, _ = self._process.communicate()
+            samples = sorted(float(line) for line in output.split() if line.strip().isdigit())
+            # The median over the run: clients that start up and wind down leave the card idle.
+            self.mean = samples[len(samples) // 2] if samples else None
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.http", description=__doc__)
+    parser.add_argument("--url", nargs="*", help="a running service; started here by default")
+    parser.add_argument("--model-path", type=Path, help="its checkpoint; a random one by default")
+    parser.add_argument("--model-name", default="benchmark", help="the name that requests use")
+    parser.add_argument("--size", choices=("tiny", "full"), default="full", help="of the random checkpoint")
+    parser.add_argument("--mode", choices=("agg", "e_p"), default="agg")
+    parser.add_argument("--frontends", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=2, help="client processes")
+    parser.add_argument(
+        "--workloads",
+        nargs="*",
+        default=list(WORKLOADS),
+        metavar="NAME[@N,N]",
+        help=f"with concurrencies or rates of their own behind the @; of {', '.join(WORKLOADS)}",
+    )
+    parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 8, 16, 32, 48, 64, 128])
+    parser.add_argument("--rate", type=float, nargs="*", help="open loop: requests a second")
+    parser.add_argument("--warm", type=float, default=2.0, help="seconds before the window")
+    parser.add_argument("--seconds", type=float, default=10.0, help="the window")
+    parser.add_argument("--threads", type=int, default=8, help="preprocessing threads of a worker")
+    parser.add_argument("--tokens", type=int, default=16384, help="budget of a text batch")
+    parser.add_argument("--tiles", type=int, default=28, help="budget of a vision batch")
+    parser.add_argument("--cache-gb", type=float, default=4.0, help="cache of vision rows")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV, plot and logs")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows: list[tuple[str, ...]] = []
+    points: list[Point] = []
+    with ExitStack() as stack:
+        if options.model_path is None:
+            options.model_path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
+            make_checkpoint(["--out", str(options.model_path), "--size", options.size])
+        urls = tuple(options.url or ()) or stack.enter_context(
+            service(_deployment(options), options.out / "logs")
+        )
+        for workload, loops in _chosen(options):
+            for loop in loops:
+                with GpuMeter() as gpu:
+                    outcome = measure(options, urls, workload, loop)
+                what = f"{loop:g} at once" if options.rate is None else f"{loop:g}/s"
+                rows.append(row(workload, what, outcome, options.seconds, gpu.mean))
+                print("  ".join(rows[-1]), flush=True)
+                points.append(Point(workload.name, float(loop), len(outcome.latencies) / options.seconds))
+    print("\n" + table(HEADER, rows))
+    write_csv(options.out / "http.csv", HEADER, rows)
+    plot(options.out / "http.png", points, "concurrency" if options.rate is None else "offered requests/s")
+    return 0
+
+
+def _chosen(options: argparse.Namespace) -> list[tuple[HttpWorkload, list[float]]]:
+    usual: list[float] = options.concurrency if options.rate is None else options.rate
+    found = []
+    for choice in options.workloads:
+        name, _, own = choice.partition("@")
+        if name not in WORKLOADS:
+            raise SystemExit(f"workload {name!r} is none of: {', '.join(WORKLOADS)}")
+        found.append((WORKLOADS[name], [float(value) for value in own.split(",")] if own else usual))
+    return found
+
+
+def _deployment(options: argparse.Namespace) -> Deployment:
+    return Deployment(
+        model_path=options.model_path,
+        mode=options.mode,
+        frontends=options.frontends,
+        engine={
+            "vision": {"max_batch_cost": options.tiles, "max_queue_cost": 4096},
+            "text": {"max_batch_cost": options.tokens, "max_queue_cost": 4 << 20},
+            "preprocess_threads": options.threads,
+            # Of one torch operation on the CPU: on a GPU machine nothing there is worth a second one, and
+            # idle ones spin.
+            "threads": 1 if shutil.which("nvidia-smi") else 0,
+        },
+        worker_flags=("--multimodal-embedding-cache-capacity-gb", str(options.cache_gb)),
+    )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

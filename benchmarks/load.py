@@ -1,0 +1,162 @@
+"""One client process: a closed loop of so many connections, or an open loop at a given rate."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+import orjson
+import uvloop
+
+from benchmarks.bodies import Bodies, Body, HttpWorkload
+from tessera.models import open_model
+
+_CHECK_EVERY = 8
+_SAME = 0.998
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """``rate`` requests a second for this process, or None for a closed loop of ``concurrency``.
+
+    Times are of ``time.time``; what completes between ``start`` and ``end`` counts.
+    """
+
+    urls: tuple[str, ...]
+    model_path: Path
+    model_name: str
+    workload: HttpWorkload
+    concurrency: int
+    rate: float | None
+    warm: float
+    seconds: float
+    seed: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Latencies in seconds of the good answers inside the window."""
+
+    latencies: list[float] = field(default_factory=list)
+    inputs: int = 0
+    checked: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+
+    def fail(self, why: str) -> None:
+        self.errors[why] = self.errors.get(why, 0) + 1
+
+
+def run(plan: Plan, pipe: Connection) -> None:
+    """The process's main: says when it is ready, waits for the starting time, sends the outcome."""
+    model = open_model(plan.model_path)
+    bodies = iter(Bodies(plan.workload, model, plan.model_name, seed=plan.seed))
+    pipe.send("ready")
+    start = float(pipe.recv()) + plan.warm
+    pipe.send(uvloop.run(_Load(plan, bodies, start).run()))
+
+
+class _Load:
+    def __init__(self, plan: Plan, bodies: Iterator[Body], start: float) -> None:
+        self.plan = plan
+        self.bodies = bodies
+        self.start, self.end = start, start + plan.seconds
+        self.outcome = Outcome()
+        self.vectors: dict[int, np.ndarray] = {}
+        self.sent = 0
+        self.idle: list[_Http] = []
+
+    async def run(self) -> Outcome:
+        if self.plan.rate is None:
+            await asyncio.gather(*(self._closed(number) for number in range(self.plan.concurrency)))
+        else:
+            await self._open(self.plan.rate)
+        return self.outcome
+
+    async def _closed(self, number: int) -> None:
+        http = _Http(self.plan.urls[number % len(self.plan.urls)])
+        while time.time() < self.end:
+            await self._one(http, time.time())
+        http.close()
+
+    async def _open(self, rate: float) -> None:
+        random_source = random.Random(self.plan.seed)
+        due = time.time()
+        running: set[asyncio.Task[None]] = set()
+        while due < self.end:
+            due += random_source.expovariate(rate)
+            await asyncio.sleep(max(0.0, due - time.time()))
+            http = self.idle.pop() if self.idle else _Http(random_source.choice(self.plan.urls))
+            # Latency counts from when the request was due: a late client must not flatter the server.
+            task = asyncio.create_task(self._lent(http, due))
+            running.add(task)
+            task.add_done_callback(running.discard)
+        await asyncio.gather(*running)
+
+    async def _lent(self, http: _Http, due: float) -> None:
+        await self._one(http, due)
+        self.idle.append(http)
+
+    async def _one(self, http: _Http, due: float) -> None:
+        body = next(self.bodies)
+        try:
+            status, answer = await http.post("/v1/embeddings", body.data)
+        except (OSError, asyncio.IncompleteReadError) as error:
+            self.outcome.fail(type(error).__name__)
+            http.close()
+            return
+        now = time.time()
+        if not self.start <= now <= self.end:
+            return
+        self.sent += 1
+        if status != 200:
+            self.outcome.fail(str(status))
+            await asyncio.sleep(0.05)
+        elif self.sent % _CHECK_EVERY == 0 and not self._good(body, answer):
+            self.outcome.fail("wrong answer")
+        else:
+            self.outcome.latencies.append(now - due)
+            self.outcome.inputs += body.inputs
+
+    def _good(self, body: Body, answer: bytes) -> bool:
+        """One unit vector for each input, and the same for the same input as before."""
+        rows = orjson.loads(answer)["data"]
+        if len(rows) != body.inputs:
+            return False
+        vectors = np.stack([np.frombuffer(base64.b64decode(row["embedding"]), "<f4") for row in rows])
+        if not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3):
+            return False
+        self.outcome.checked += 1
+        before = self.vectors.setdefault(body.key, vectors)
+        return bool(((before * vectors).sum(axis=1) > _SAME).all())
+
+
+class _Http:
+    """A keep-alive connection; just enough HTTP/1.1 to cost the client little."""
+
+    def __init__(self, url: str) -> None:
+        self._host, _, port = url.removeprefix("http://").partition(":")
+        self._port = int(port)
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(self._host, self._port, limit=1 << 20)
+        reader, writer = self._streams
+        head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        received = await reader.readuntil(b"\r\n\r\n")
+        lines = received.split(b"\r\n")
+        length = next(int(line[15:]) for line in lines if line.lower().startswith(b"content-length:"))
+        return int(lines[0].split()[1]), await reader.readexactly(length)
+
+    def close(self) -> None:
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None

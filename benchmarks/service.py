@@ -1,0 +1,104 @@
+"""A Tessera service of plain processes on this machine, for as long as a benchmark runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tessera.frontend.ready import workers
+
+_ROOT = Path(__file__).parent.parent
+# Workers answer /metrics here and above; the runtime wants a port below 32768.
+_METRICS_PORT = 28081
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deployment:
+    """``mode`` is agg or e_p; ``engine`` is merged over the engine configuration as JSON."""
+
+    model_path: Path
+    mode: str = "agg"
+    frontends: int = 1
+    engine: dict[str, object]
+    worker_flags: tuple[str, ...] = ()
+
+
+@contextmanager
+def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iterator[tuple[str, ...]]:
+    """The frontends' URLs, once every process serves."""
+    logs.mkdir(parents=True, exist_ok=True)
+    ports = _free_ports(deployment.frontends)
+    urls = tuple(f"http://127.0.0.1:{port}" for port in ports)
+    modes = {"agg": ["agg"], "e_p": ["encode", "embed"]}[deployment.mode]
+    shared = ["--model-path", str(deployment.model_path), "--served-model-name", "benchmark"]
+    processes: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryDirectory() as store:
+        environment = os.environ | {"DYN_FILE_KV": store}
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [str(_ROOT / "components/src"), os.environ.get("PYTHONPATH", "")]
+        )
+        try:
+            for mode in modes:
+                flags = [*shared, "--disaggregation-mode", mode, *deployment.worker_flags]
+                flags += ["--override-engine-args", json.dumps(deployment.engine)]
+                own = environment | {"DYN_SYSTEM_PORT": str(_METRICS_PORT + len(processes))}
+                processes.append(_start("tessera.worker", flags, own, logs / f"{mode}.log"))
+            for port in ports:
+                flags = [*shared, "--port", str(port), "--max-in-flight", "100000"]
+                processes.append(
+                    _start("tessera.frontend", flags, environment, logs / f"frontend-{port}.log")
+                )
+            _wait(urls, processes, encode=int(deployment.mode == "e_p"), timeout=timeout)
+            yield urls
+        finally:
+            for process in processes:
+                process.terminate()
+            for process in processes:
+                try:
+                    process.wait(timeout=20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def _start(
+    module: str, flags: Sequence[str], environment: dict[str, str], log: Path
+) -> subprocess.Popen[bytes]:
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-m", module, *flags], env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+
+
+def _wait(
+    urls: Sequence[str], processes: Sequence[subprocess.Popen[bytes]], *, encode: int, timeout: float
+) -> None:
+    deadline = time.monotonic() + timeout
+    for url in urls:
+        while not (found := workers(url)) or found["embed"] < 1 or found["encode"] < encode:
+            for process in processes:
+                if process.poll() is not None:
+                    raise RuntimeError(f"{process.args} ended with {process.returncode}; see its log")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{url} was not ready after {timeout:.0f} s")
+            time.sleep(0.1)
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

@@ -1,0 +1,217 @@
+"""Every form of input and every option, through a running service."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from tests.e2e.inputs import cosine, data_url, parts
+from tests.e2e.service import MODEL
+from tests.references.llama_nemotron_vl import Reference
+
+pytestmark = pytest.mark.e2e
+
+
+def vectors(http: httpx.Client, **body: Any) -> npt.NDArray[np.float32]:
+    answer = http.post("/v1/embeddings", json={"model": MODEL, **body})
+    assert answer.status_code == 200, answer.text
+    data = answer.json()["data"]
+    assert [row["index"] for row in data] == list(range(len(data)))
+    return np.array([row["embedding"] for row in data], np.float32)
+
+
+@pytest.fixture(scope="module")
+def url(photos: dict[str, bytes]) -> str:
+    return data_url(photos["flower"])
+
+
+def test_every_form_of_one_input_gives_the_same_vector(
+    http: httpx.Client, url: str, photos: dict[str, bytes], reference: Reference
+) -> None:
+    text = "a red flower"
+    content = parts(text, photos["flower"])
+    inline = url.partition(",")[2]
+    message = {"role": "user", "content": content}
+    forms: dict[str, dict[str, Any]] = {
+        "NIM, new line": {"input": f"{text}\n{url}"},
+        "NIM, space": {"input": [f"{text} {url}"], "modality": "text_image"},
+        "NIM, modality of each": {"input": [f"{text} {url}"], "modality": ["text_image"]},
+        "vLLM messages": {"messages": [message]},
+        "vLLM batch": {"messages": [[message], [message]]},
+        "vLLM messages in input": {"input": [message]},
+        "vLLM batch in input": {"input": [[message], [message]]},
+        "vLLM with uuid": {
+            "messages": [{"role": "user", "content": [content[0] | {"uuid": "f"}, content[1]]}]
+        },
+        "object": {"input": {"text": text, "image": url}},
+        "objects": {"input": [{"text": text, "image": inline}]},
+        "parts": {"input": content},
+        "batched parts": {"input": [content, content]},
+        "input_image": {
+            "input": [[{"type": "input_text", "text": text}, {"type": "input_image", "image_url": url}]]
+        },
+        "Voyage part": {
+            "input": [[{"type": "text", "text": text}, {"type": "image_base64", "image_base64": url}]]
+        },
+        "Cohere item": {"input": [{"content": content}]},
+    }
+    expected = reference.vector(text, [photos["flower"]], "passage")
+    for name, body in forms.items():
+        for row in vectors(http, **body):
+            assert cosine(row, expected) >= 0.9999, name
+
+
+def test_mixed_kinds_in_one_request(http: httpx.Client, url: str, reference: Reference) -> None:
+    token_ids = reference.tokens("plain", [], "none")
+    rows = vectors(
+        http,
+        input=[
+            "plain",
+            url,
+            token_ids,
+            {"text": "plain"},
+            [{"type": "text", "text": "plain"}],
+            {"image": url},
+        ],
+    )
+    plain = reference.vector("plain", [], "none")
+    for index in (0, 2, 3, 4):
+        assert cosine(rows[index], plain) >= 0.9999, index
+    assert cosine(rows[1], rows[5]) >= 0.9999
+    assert cosine(rows[0], rows[1]) < 0.999
+
+
+def test_roles(http: httpx.Client, reference: Reference) -> None:
+    query, passage = (reference.vector("hello", [], role) for role in ("query", "passage"))
+    for body in ({"input_type": "query"}, {"task": "retrieval.query"}, {"model": f"{MODEL}-query"}):
+        assert cosine(vectors(http, **{"input": "hello", **body})[0], query) >= 0.9999, body
+    for body in ({"input_type": "passage"}, {"input_type": "document"}, {"model": f"{MODEL}-passage"}):
+        assert cosine(vectors(http, **{"input": "hello", **body})[0], passage) >= 0.9999, body
+    message = [{"role": "query", "content": "hello"}]
+    assert cosine(vectors(http, messages=message)[0], query) >= 0.9999
+
+
+DTYPES = {
+    "float32": ("<f4", 1),
+    "float16": ("<f2", 1),
+    "bfloat16": ("<u2", 1),
+    "int8": ("i1", 1),
+    "uint8": ("u1", 1),
+    "binary": ("i1", 8),
+    "ubinary": ("u1", 8),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("field", ["embed_dtype", "embedding_type", "output_dtype"])
+def test_dtypes_in_every_encoding(http: httpx.Client, dtype: str, field: str) -> None:
+    plain = vectors(http, input=["a", "b"])
+    body = {"model": MODEL, "input": ["a", "b"], field: dtype}
+    code, pack = DTYPES[dtype]
+    listed = http.post("/v1/embeddings", json=body).json()["data"]
+    coded = http.post("/v1/embeddings", json=body | {"encoding_format": "base64"}).json()["data"]
+    raw = http.post("/v1/embeddings", json=body | {"encoding_format": "bytes"})
+    width = plain.shape[1] // pack
+    assert all(len(row["embedding"]) == width for row in listed)
+    assert raw.content == b"".join(base64.b64decode(row["embedding"]) for row in coded)
+    assert json.loads(raw.headers["metadata"])["shape"] == [2, width]
+    values = np.frombuffer(raw.content, code).reshape(2, width)
+    if dtype == "bfloat16":
+        values = (values.astype("<u4") << 16).view("<f4")
+    np.testing.assert_array_equal(np.array([row["embedding"] for row in listed], values.dtype), values)
+    if pack == 1:
+        restored = values.astype(np.float32) - (128 if dtype == "uint8" else 0)
+        assert min(cosine(*pair) for pair in zip(restored, plain, strict=True)) > 0.999
+
+
+def test_truncation(http: httpx.Client, reference: Reference) -> None:
+    long = "word " * 40
+    whole = http.post("/tokenize", json={"prompt": long}).json()["tokens"]
+    assert whole == reference.tokens(long, [], "none")
+    cut = http.post("/tokenize", json={"prompt": long, "truncate_prompt_tokens": 9}).json()["tokens"]
+    assert cut == whole[:9]
+    tail = http.post(
+        "/tokenize", json={"prompt": long, "truncate_prompt_tokens": 9, "truncation_side": "left"}
+    ).json()["tokens"]
+    assert tail == [whole[0], *whole[-8:]]
+    assert (
+        cosine(vectors(http, input=long, truncate_prompt_tokens=9)[0], vectors(http, input=[whole[:9]])[0])
+        >= 0.9999
+    )
+    assert len(vectors(http, input="word " * 20_000, truncate="START")) == 1
+    refused = http.post("/v1/embeddings", json={"input": ["short", "word " * 20_000], "truncate": "NONE"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "input[1]"
+
+
+def test_partial_answers_keep_the_good_rows(http: httpx.Client) -> None:
+    body = {"input": ["good", {"image": "aGVsbG8="}, "also good", [999_999_999]], "partial": True}
+    answer = http.post("/v1/embeddings", json=body).json()
+    good, image, other, ids = answer["data"]
+    assert len(good["embedding"]) == len(other["embedding"]) > 0
+    assert image["embedding"] is None
+    assert image["error"]["code"] == "unsupported_media"
+    assert image["error"]["param"] == "input[1].image"
+    assert ids["error"]["param"].startswith("input[3]")
+    whole = http.post("/v1/embeddings", json=body | {"partial": False})
+    assert whole.status_code == 415
+    assert whole.json()["error"]["param"] == "input[1].image"
+
+
+def test_accepted_and_inert(http: httpx.Client) -> None:
+    plain = vectors(http, input="x")
+    for body in (
+        {"user": "somebody"},
+        {"priority": -5},
+        {"normalize": True},
+        {"use_activation": True},
+        {"add_special_tokens": True},
+        {"mm_processor_kwargs": None},
+        {"dimensions": plain.shape[1]},
+    ):
+        np.testing.assert_allclose(vectors(http, input="x", **body), plain, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": "x", "inputs": "y"}, "inputs"),
+        ({"input": [{"text": "x", "picture": "y"}]}, "input[0].picture"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "txt": "x"}]}]},
+            "messages[0].content[0].txt",
+        ),
+        ({"input": "x", "dimensions": 7}, "dimensions"),
+        ({"input": "x", "normalize": False}, "normalize"),
+        ({"input": "x", "chat_template": "{{x}}"}, "chat_template"),
+        ({"input": []}, "input"),
+        ({}, "input"),
+    ],
+)
+def test_what_is_not_understood_is_named(http: httpx.Client, body: dict[str, Any], param: str) -> None:
+    answer = http.post("/v1/embeddings", json=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_request_ids_and_timings(http: httpx.Client, url: str) -> None:
+    answer = http.post(
+        "/v1/embeddings", json={"input": url}, headers={"x-request-id": "mine-1", "x-tessera-timings": "1"}
+    )
+    assert answer.headers["x-request-id"] == "mine-1"
+    assert answer.json()["id"] == "embd-mine-1"
+    assert {f"x-tessera-{name}-ms" for name in ("queue", "preprocess", "encode", "transfer", "embed")} <= set(
+        answer.headers
+    )
+    failed = http.post("/v1/embeddings", content=b"{", headers={"x-request-id": "mine-2"})
+    assert (failed.status_code, failed.headers["x-request-id"]) == (400, "mine-2")
+    forged = http.post("/v1/embeddings", json={"input": "x"}, headers={"x-request-id": "a b"})
+    assert forged.headers["x-request-id"] not in ("", "a b")
+    assert len(http.get("/nowhere").headers["x-request-id"]) == 32

@@ -1,0 +1,82 @@
+"""TEI's route, /tokenize, NIM's health, the OpenAPI document, and LangChain."""
+
+from __future__ import annotations
+
+import httpx
+import numpy as np
+import pytest
+from langchain_openai import OpenAIEmbeddings
+
+from tests.clients.conftest import ClosedService
+from tests.e2e.inputs import cosine, data_url
+from tests.e2e.service import MODEL
+from tests.references.llama_nemotron_vl import Reference
+
+pytestmark = pytest.mark.e2e
+
+
+def test_tei(http: httpx.Client, reference: Reference) -> None:
+    plain = reference.vector("hello", [], "none")
+    ids = reference.tokens("hello", [], "none")
+    for inputs in ("hello", ["hello"], ids, [ids, "hello"]):
+        rows = http.post("/embed", json={"inputs": inputs}).json()
+        assert min(cosine(np.array(row, np.float32), plain) for row in rows) >= 0.9999
+    (row,) = http.post("/embed", json={"inputs": "hello", "prompt_name": "query"}).json()
+    assert cosine(np.array(row, np.float32), reference.vector("hello", [], "query")) >= 0.9999
+    # Text is text here: a data URL in it is no image.
+    assert len(http.post("/embed", json={"inputs": "data:image/png;base64,AAAA"}).json()) == 1
+    long = {"inputs": "word " * 20_000}
+    assert (
+        http.post("/embed", json=long | {"truncate": True, "truncation_direction": "Left"}).status_code == 200
+    )
+    for body in (long, {"inputs": ""}, {"inputs": []}, {}, {"inputs": "x", "other": 1}, {"inputs": [["x"]]}):
+        answer = http.post("/embed", json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error_type"] == "Validation", body
+    assert httpx.post(http.base_url.join("/embed"), json=long).json()["error_type"] == "Unauthorized"
+
+
+def test_tokenize(http: httpx.Client, reference: Reference, photos: dict[str, bytes]) -> None:
+    answer = http.post("/tokenize", json={"model": MODEL, "prompt": "hello there"}).json()
+    assert answer["tokens"] == reference.tokens("hello there", [], "none")
+    assert answer["count"] == len(answer["tokens"])
+    assert answer["max_model_len"] > answer["count"]
+    url = data_url(photos["flower"])
+    several = http.post("/tokenize", json={"input": ["a", {"text": "b", "image": url}]}).json()
+    tiles = len(reference.tiles(photos["flower"]))
+    assert several["data"][1]["tokens"] == reference.tokens("b", [tiles], "passage")
+    assert several["count"] == sum(row["count"] for row in several["data"])
+    assert http.post("/tokenize", json={"prompt": "a", "input": "b"}).status_code == 400
+
+
+def test_nim_health_needs_no_key(service: ClosedService) -> None:
+    ready = httpx.get(f"{service.url}/v1/health/ready")
+    assert (ready.status_code, ready.json()["ready"]) == (200, True)
+    assert httpx.get(f"{service.url}/v1/health/live").json()["live"] is True
+
+
+def test_documentation(http: httpx.Client) -> None:
+    assert "swagger" in http.get("/docs").text.lower()
+    document = http.get("/openapi.json").json()
+    for path in ("/v1/embeddings", "/v2/embed", "/v1/multimodalembeddings", "/embed", "/tokenize"):
+        operation = document["paths"][path]["post"]
+        schema = operation["requestBody"]["content"]["application/json"]["schema"]
+        assert schema["properties"], path
+        assert schema["additionalProperties"] is False
+        assert {"200", "400", "401", "429", "503"} <= operation["responses"].keys()
+
+
+def test_langchain(service: ClosedService, reference: Reference) -> None:
+    # Its own tokenisation is OpenAI's, which would be wrong for any other model.
+    with httpx.Client() as wire:
+        embeddings = OpenAIEmbeddings(
+            model=MODEL,
+            base_url=f"{service.url}/v1",
+            api_key=service.key,
+            check_embedding_ctx_length=False,
+            http_client=wire,
+        )
+        documents = embeddings.embed_documents(["one", "two", "three"])
+        query = embeddings.embed_query("one")
+    assert cosine(np.array(documents[2], np.float32), reference.vector("three", [], "none")) >= 0.9999
+    assert query == pytest.approx(documents[0], abs=1e-6)

@@ -1,0 +1,179 @@
+"""The launch scripts: what they say when they cannot start, and that they leave nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.service import MODEL, ROOT, Service, free_ports, group_members, launch
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.fixture
+def scratch(tmp_path: Path) -> Path:
+    """Where the scripts put their temporary directories."""
+    path = tmp_path / "tmp"
+    path.mkdir()
+    return path
+
+
+def run(
+    script: str, checkpoint: Path, scratch: Path, *arguments: str, **environment: str
+) -> tuple[int, str, float]:
+    """Run a script that cannot start; its status, what it said, and the seconds it took."""
+    ports = free_ports(3)
+    settings = {
+        "MODEL_PATH": str(checkpoint),
+        "SERVED_MODEL_NAME": MODEL,
+        "DYN_HTTP_PORT": str(ports[0]),
+        "DYN_SYSTEM_PORT_BASE": str(ports[1]),
+        "TMPDIR": str(scratch),
+        "OMP_NUM_THREADS": "1",
+    }
+    started = time.monotonic()
+    process = subprocess.Popen(
+        [str(ROOT / "launch" / script), *arguments],
+        env=os.environ | settings | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=60)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert group_members(process.pid) == []
+    assert list(scratch.iterdir()) == []
+    return process.returncode, said.decode(), time.monotonic() - started
+
+
+def test_a_model_that_is_not_there_is_named(scratch: Path) -> None:
+    status, said, _ = run("agg.sh", Path("/nowhere/model"), scratch)
+    assert status == 1
+    assert "/nowhere/model" in said
+
+
+@pytest.mark.parametrize("script", ["agg.sh", "e_p.sh"])
+def test_an_unknown_key_is_named_with_its_file(
+    script: str, checkpoint: Path, scratch: Path, tmp_path: Path
+) -> None:
+    config = tmp_path / "engine.yaml"
+    config.write_text("text:\n  max_batch_csot: 5\n")
+    wrong = {name: str(config) for name in ("AGG_ENGINE_ARGS", "ENCODE_ENGINE_ARGS", "EMBED_ENGINE_ARGS")}
+    status, said, _ = run(script, checkpoint, scratch, **wrong)
+    assert status == 1
+    assert str(config) in said and "max_batch_csot" in said
+    assert "Traceback" not in said
+
+
+def test_a_port_in_use_is_named(checkpoint: Path, scratch: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        status, said, _ = run("agg.sh", checkpoint, scratch, DYN_HTTP_PORT=port)
+    assert status == 1
+    assert port in said and "listens" in said
+
+
+def test_an_unknown_flag_is_named(checkpoint: Path, scratch: Path) -> None:
+    status, said, _ = run("agg.sh", checkpoint, scratch, "--colour", "blue")
+    assert status == 1
+    assert "--colour" in said
+
+
+@contextmanager
+def started(checkpoint: Path, scratch: Path, script: str = "e_p.sh") -> Iterator[Service]:
+    workers = 1 if script == "agg.sh" else 2
+    log = scratch.parent / "log"
+    with launch(script, checkpoint, log, workers=workers, environment={"TMPDIR": str(scratch)}) as service:
+        yield service
+
+
+@pytest.mark.parametrize(
+    ("number", "to_group", "status"),
+    [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143), (signal.SIGHUP, True, 129)],
+    ids=["Ctrl-C", "SIGTERM to the script", "the terminal is closed"],
+)
+def test_nothing_is_left(
+    checkpoint: Path, scratch: Path, number: signal.Signals, to_group: bool, status: int
+) -> None:
+    shared = set(os.listdir("/dev/shm"))
+    with started(checkpoint, scratch) as service:
+        assert list(scratch.iterdir()) != []
+        group = service.script.pid
+        (os.killpg if to_group else os.kill)(group, number)
+        assert service.script.wait(timeout=40) == status
+        assert group_members(group) == []
+    assert list(scratch.iterdir()) == []
+    assert set(os.listdir("/dev/shm")) <= shared
+
+
+def test_ctrl_c_before_it_is_ready(checkpoint: Path, scratch: Path) -> None:
+    ports = free_ports(2)
+    process = subprocess.Popen(
+        [str(ROOT / "launch" / "agg.sh")],
+        env=os.environ
+        | {
+            "MODEL_PATH": str(checkpoint),
+            "DYN_HTTP_PORT": str(ports[0]),
+            "DYN_SYSTEM_PORT_BASE": str(ports[1]),
+            "TMPDIR": str(scratch),
+        },
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + 30
+    while len(group_members(process.pid)) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    assert group_members(process.pid) == []
+    assert list(scratch.iterdir()) == []
+
+
+def test_a_killed_worker_is_started_again_and_a_frozen_one_ends_with_the_rest(
+    checkpoint: Path, scratch: Path
+) -> None:
+    with started(checkpoint, scratch, "agg.sh") as service:
+        worker = service.pids()[1]
+        os.kill(worker, signal.SIGKILL)
+        # The dead one stays listed until its lease has run out; what matters is who answers.
+        deadline = time.monotonic() + 40
+        body = {"model": MODEL, "input": "again"}
+        while httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=30).status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        assert re.search(rf"agg worker 0 \(pid {worker}\) ended with status 137", service.log.read_text())
+        new = next(pid for pid in service.pids() if "tessera.worker" in command(pid))
+        os.kill(new, signal.SIGSTOP)
+        os.killpg(service.script.pid, signal.SIGINT)
+        assert service.script.wait(timeout=40) == 130
+        assert group_members(service.script.pid) == []
+
+
+def test_ctrl_c_while_a_worker_waits_to_be_started_again(checkpoint: Path, scratch: Path) -> None:
+    with started(checkpoint, scratch, "agg.sh") as service:
+        os.kill(service.pids()[1], signal.SIGKILL)
+        deadline = time.monotonic() + 10
+        while "starting it again" not in service.log.read_text():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.killpg(service.script.pid, signal.SIGINT)
+        assert service.script.wait(timeout=40) == 130
+        assert group_members(service.script.pid) == []
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()

@@ -1,0 +1,67 @@
+"""API keys: reading them, and recognising the one a request carries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tessera.errors import ConfigError
+from tessera.frontend.auth import Authenticator, read_keys
+
+ONE, TWO = "sk-one-0123456789", "sk-two-0123456789"
+
+
+def test_keys_from_a_file_and_the_environment(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# the first team\n{ONE} team-a\n\n{TWO}\n")
+    keys = read_keys(file, "sk-three-0123456789 ci, sk-four-0123456789")
+    assert [key.name for key in keys] == ["team-a", "key-2", "ci", "key-4"]
+    assert ONE not in repr(keys)
+    authenticator = Authenticator(keys)
+    for header in (f"Bearer {TWO}", f"bearer {TWO}", f"BEARER  {TWO} "):
+        assert authenticator.name_of([(b"authorization", header.encode())]) == "key-2"
+    assert authenticator.name_of([(b"x-api-key", ONE.encode())]) == "team-a"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [],
+        [(b"authorization", b"")],
+        [(b"authorization", b"Bearer")],
+        [(b"authorization", b"Bearer wrong")],
+        [(b"authorization", f"Basic {ONE}".encode())],
+        [(b"authorization", ONE.encode())],
+        [(b"authorization", f"Bearer {ONE}x".encode())],
+        [(b"authorization", f"Bearer {ONE[:-1]}".encode())],
+        [(b"authorization", b"Bearer \xff\xfe")],
+        [(b"authorization", b"Bearer wrong"), (b"authorization", f"Bearer {ONE}".encode())],
+    ],
+)
+def test_what_opens_nothing(headers: list[tuple[bytes, bytes]]) -> None:
+    assert Authenticator(read_keys(None, ONE)).name_of(headers) is None
+
+
+def test_without_keys_everybody_is_anonymous() -> None:
+    assert Authenticator(()).name_of([]) == "anonymous"
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\n\n", "# only a comment", "short", f"{ONE} name more", "schlüssel-0123456789"]
+)
+def test_sources_that_would_leave_the_service_open_or_half_closed(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text, "utf-8")
+    with pytest.raises(ConfigError) as caught:
+        read_keys(file, None)
+    assert ONE not in str(caught.value)
+    with pytest.raises(ConfigError):
+        read_keys(tmp_path / "missing", None)
+
+
+@pytest.mark.parametrize("text", ["", " , ", f"{ONE},{ONE}", f"{ONE} a,{TWO} a"])
+def test_environments_that_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_keys(None, text)
+    assert ONE not in str(caught.value)

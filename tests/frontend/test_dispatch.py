@@ -1,0 +1,234 @@
+"""Items to workers and back, over the real runtime: order, spread, retries, what fails and what does not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import numpy as np
+import pytest
+from blake3 import blake3
+
+from tessera import wire
+from tessera.errors import DeadlineExceeded, InvalidInput, Overloaded, ProtocolError, Unavailable
+from tessera.frontend.deadline import Deadline
+from tessera.frontend.dispatch import Answer, Dispatcher
+from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.router import Router
+from tessera.rpc import Client, Peers
+from tests.rpc.conftest import INFO, Deployment, deployment, store, until
+
+__all__ = ["deployment", "store"]
+
+HIDDEN = INFO.hidden
+Handler = Callable[[wire.EmbedRequest], Awaitable[wire.Reply]]
+
+
+def text(number: int, size: int = 1) -> wire.Item:
+    """An item whose vector is its number."""
+    return wire.Item(tokens=np.full(size, number, "<i4").tobytes(), param=f"input[{number}]")
+
+
+def image(number: int, nbytes: int = 10) -> wire.Item:
+    data = number.to_bytes(4, "little") + bytes(nbytes)
+    made = wire.Image(digest=blake3(data).digest(), data=data, tiles=1, param="p")
+    return wire.Item(tokens=np.full(256, number, "<i4").tobytes(), images=(made,), param=f"input[{number}]")
+
+
+def answer(request: wire.EmbedRequest) -> wire.EmbedReply:
+    first = [int(np.frombuffer(item.tokens, "<i4")[0]) for item in request.items]
+    return wire.EmbedReply(
+        vectors=np.repeat(np.array(first, np.float32), HIDDEN).tobytes(),
+        hidden=HIDDEN,
+        cached_tokens=tuple(first),
+        timings=wire.Timings(),
+    )
+
+
+class Frontend:
+    """A dispatcher with the workers that a test gives it."""
+
+    def __init__(self, deployment: Deployment) -> None:
+        self._deployment = deployment
+        self.requests: dict[int, list[wire.EmbedRequest]] = {}
+        self.metrics = FrontendMetrics()
+        self.router = Router()
+        self.dispatcher: Dispatcher
+        self.peers: Peers
+
+    async def worker(self, handler: Handler | None = None) -> int:
+        seen: list[wire.EmbedRequest] = []
+
+        async def handle(request: wire.Request) -> wire.Reply:
+            if not isinstance(request, wire.EmbedRequest):
+                return INFO
+            seen.append(request)
+            return answer(request) if handler is None else await handler(request)
+
+        server = await self._deployment.serve(handle)
+        self.requests[server.instance] = seen
+        return server.instance
+
+    async def start(self) -> None:
+        client = await Client.connect(self._deployment.runtime(), self._deployment.address)
+        self.peers = Peers(client, lambda _: None)
+        self.dispatcher = Dispatcher(self.peers, self.router, self.metrics, HIDDEN, wait_seconds=0.2)
+        await until(lambda: len(self.peers.ready) == len(self.requests))
+
+    async def embed(self, *items: wire.Item, timeout: float = 20.0) -> Answer:
+        try:
+            return await self.dispatcher.embed(items, request_id="r", deadline=Deadline.after(timeout))
+        finally:
+            # Whatever happened, nothing stays counted.
+            assert not self.router._tokens
+
+    def retries(self) -> float:
+        return self.metrics.registry.get_sample_value("tessera_retries_total") or 0.0
+
+
+@pytest.fixture
+async def frontend(deployment: Deployment) -> AsyncIterator[Frontend]:
+    made = Frontend(deployment)
+    yield made
+    if hasattr(made, "peers"):
+        await made.peers.close()
+
+
+async def fails(error: Exception) -> None:
+    raise error
+
+
+async def test_answers_are_in_the_order_of_the_items(frontend: Frontend) -> None:
+    for _ in range(3):
+        await frontend.worker()
+    await frontend.start()
+    items = [image(number) if number % 3 else text(number) for number in range(60)]
+    got = await frontend.embed(*items)
+    assert got.vectors[:, 0].tolist() == list(range(60))
+    assert got.cached_tokens == list(range(60))
+    assert got.errors == {}
+
+
+async def test_one_large_request_is_spread(frontend: Frontend) -> None:
+    for _ in range(3):
+        await frontend.worker()
+    await frontend.start()
+    await frontend.embed(*(text(number, size=100) for number in range(90)))
+    assert [len(seen) for seen in frontend.requests.values()] == [1, 1, 1]
+    assert [len(seen[0].items) for seen in frontend.requests.values()] == [30, 30, 30]
+
+
+async def test_large_images_travel_in_several_calls(frontend: Frontend) -> None:
+    instance = await frontend.worker()
+    await frontend.start()
+    got = await frontend.embed(*(image(number, 20 << 20) for number in range(5)))
+    assert got.vectors[:, 0].tolist() == list(range(5))
+    assert sorted(len(request.items) for request in frontend.requests[instance]) == [1, 2, 2]
+
+
+async def test_a_worker_that_is_gone_costs_one_retry_elsewhere(frontend: Frontend) -> None:
+    good = await frontend.worker()
+    await frontend.worker(lambda _: fails(Unavailable("closing")))
+    await frontend.start()
+    got = await frontend.embed(*(text(number) for number in range(10)))
+    assert got.errors == {} and got.vectors[:, 0].tolist() == list(range(10))
+    assert frontend.retries() == 5
+    assert sum(len(request.items) for request in frontend.requests[good]) == 10
+
+
+async def test_an_item_without_an_encode_worker_is_tried_elsewhere_alone(frontend: Frontend) -> None:
+    async def no_images(request: wire.EmbedRequest) -> wire.Reply:
+        failure = wire.Failure.of(Unavailable("no encode worker"))
+        reply = answer(request)
+        failed = {index: failure for index, item in enumerate(request.items) if item.images}
+        return wire.EmbedReply(
+            vectors=reply.vectors,
+            hidden=HIDDEN,
+            failures=failed,
+            cached_tokens=reply.cached_tokens,
+            timings=reply.timings,
+        )
+
+    for _ in range(2):
+        await frontend.worker(no_images)
+    await frontend.start()
+    got = await frontend.embed(text(0), image(1), text(2))
+    assert list(got.errors) == [1] and isinstance(got.errors[1], Unavailable)
+    assert got.vectors[[0, 2], 0].tolist() == [0, 2]
+    assert frontend.retries() == 1
+    # The workers themselves are well: text went on.
+    assert len(frontend.peers.ready) == 2
+
+
+@pytest.mark.parametrize(
+    "error", [Overloaded("full", retry_after=3.0), InvalidInput("no"), DeadlineExceeded("late")]
+)
+async def test_what_no_other_worker_would_change_is_not_retried(frontend: Frontend, error: Exception) -> None:
+    for _ in range(2):
+        await frontend.worker(lambda _: fails(error))
+    await frontend.start()
+    got = await frontend.embed(text(0))
+    assert type(got.errors[0]) is type(error)
+    assert frontend.retries() == 0
+    assert sum(len(seen) for seen in frontend.requests.values()) == 1
+
+
+async def test_no_worker_is_said_with_when_to_come_back(frontend: Frontend) -> None:
+    await frontend.start()
+    with pytest.raises(Unavailable, match="no embed worker") as caught:
+        await frontend.embed(text(0))
+    assert caught.value.retry_after
+
+
+async def test_a_deadline_ends_the_wait(frontend: Frontend) -> None:
+    async def slow(request: wire.EmbedRequest) -> wire.Reply:
+        assert 0 < request.timeout_ms <= 300
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    await frontend.worker(slow)
+    await frontend.start()
+    got = await frontend.embed(text(0), timeout=0.3)
+    assert isinstance(got.errors[0], DeadlineExceeded)
+
+
+async def test_a_cancelled_request_is_cancelled_at_the_worker(frontend: Frontend) -> None:
+    cancelled = asyncio.Event()
+
+    async def slow(request: wire.EmbedRequest) -> wire.Reply:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    instance = await frontend.worker(slow)
+    await frontend.start()
+    call = asyncio.ensure_future(frontend.embed(text(0, size=50)))
+    await until(lambda: frontend.requests[instance])
+    assert frontend.router.in_flight(instance) == 50
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await asyncio.wait_for(cancelled.wait(), 10)
+    assert frontend.router.in_flight(instance) == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"vectors": b"\0" * 4},
+        {"cached_tokens": ()},
+        {"failures": {5: wire.Failure(code="x", message="y")}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+async def test_a_reply_of_another_shape_is_refused(frontend: Frontend, changes: dict[str, object]) -> None:
+    async def wrong(request: wire.EmbedRequest) -> wire.Reply:
+        reply = answer(request)
+        values = {name: getattr(reply, name) for name in reply.__struct_fields__}
+        return wire.EmbedReply(**(values | changes))
+
+    await frontend.worker(wrong)
+    await frontend.start()
+    got = await frontend.embed(text(0))
+    assert isinstance(got.errors[0], ProtocolError)

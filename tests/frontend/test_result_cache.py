@@ -1,0 +1,164 @@
+"""The result cache in front of an embedder that counts what reaches it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from tessera import wire
+from tessera.errors import InvalidInput, TesseraError, Unavailable
+from tessera.frontend.deadline import Deadline
+from tessera.frontend.dispatch import Answer
+from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.result_cache import ResultCache
+
+HIDDEN = 8
+
+
+class Counting:
+    """Gives each item a vector made from its tokens; waits while ``gate`` is closed."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[bytes]] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.cancelled = 0
+        self.error: TesseraError | None = None
+
+    async def embed(
+        self, items: Sequence[wire.Item], *, request_id: str, priority: int, deadline: Deadline
+    ) -> Answer:
+        self.calls.append([item.tokens for item in items])
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if isinstance(self.error, Unavailable):
+            raise self.error
+        vectors = np.stack([np.full(HIDDEN, item.tokens[0], np.float32) for item in items])
+        errors = {}
+        if self.error is not None:
+            errors = {index: type(self.error)("bad", param=item.param) for index, item in enumerate(items)}
+        return Answer(vectors, errors, [0] * len(items))
+
+
+def item(value: int, *images: bytes, param: str = "input") -> wire.Item:
+    pictures = tuple(wire.Image(digest=digest, data=b"x", tiles=2, param=param) for digest in images)
+    return wire.Item(tokens=bytes((value, 0, 0, 0)), images=pictures, param=param)
+
+
+class Cached:
+    def __init__(self, capacity: int = 1 << 20) -> None:
+        self.behind = Counting()
+        self.salt = b"model"
+        self.cache = ResultCache(
+            self.behind,
+            FrontendMetrics(),
+            capacity=capacity,
+            hidden=HIDDEN,
+            tokens_per_tile=4,
+            salt=lambda: self.salt,
+            flight_seconds=30,
+        )
+
+    async def ask(self, *items: wire.Item, seconds: float = 30) -> Answer:
+        return await self.cache.embed(items, request_id="r", priority=0, deadline=Deadline.after(seconds))
+
+
+async def test_one_batch_for_what_is_missing_and_none_for_the_rest() -> None:
+    cached = Cached()
+    first = await cached.ask(item(1), item(2), item(1))
+    assert cached.behind.calls == [[item(1).tokens, item(2).tokens]]
+    second = await cached.ask(item(2), item(3), item(1))
+    assert cached.behind.calls[1:] == [[item(3).tokens]]
+    assert first.vectors[:, 0].tolist() == [1, 2, 1]
+    assert second.vectors[:, 0].tolist() == [2, 3, 1]
+    assert not first.errors
+    assert not second.errors
+
+
+async def test_everything_a_vector_depends_on_is_in_the_key() -> None:
+    cached = Cached()
+    different = [item(1), item(1, b"a" * 32), item(1, b"b" * 32), item(1, b"a" * 32, b"b" * 32), item(2)]
+    for one in different:
+        await cached.ask(one)
+    assert len(cached.behind.calls) == len(different)
+    hit = await cached.ask(item(1, b"a" * 32, b"b" * 32, param="input[7]"))
+    assert hit.cached_tokens == [16]
+    cached.salt = b"another model"
+    await cached.ask(item(1))
+    assert len(cached.behind.calls) == len(different) + 1
+
+
+async def test_concurrent_requests_share_one_computation() -> None:
+    cached = Cached()
+    cached.behind.gate.clear()
+    asking = [asyncio.ensure_future(cached.ask(item(1), item(2))) for _ in range(5)]
+    await asyncio.sleep(0.01)
+    cached.behind.gate.set()
+    answers = await asyncio.gather(*asking)
+    assert len(cached.behind.calls) == 1
+    assert all(answer.vectors[:, 0].tolist() == [1, 2] for answer in answers)
+
+
+async def test_the_first_to_ask_may_leave_and_the_last_cancels_the_work() -> None:
+    cached = Cached()
+    cached.behind.gate.clear()
+    leader = asyncio.ensure_future(cached.ask(item(1), item(2)))
+    await asyncio.sleep(0.01)
+    joined = asyncio.ensure_future(cached.ask(item(1)))
+    await asyncio.sleep(0.01)
+    leader.cancel()
+    await asyncio.gather(leader, return_exceptions=True)
+    await asyncio.sleep(0.01)
+    assert cached.behind.cancelled == 0
+    late = asyncio.ensure_future(cached.ask(item(3)))
+    await asyncio.sleep(0.01)
+    late.cancel()
+    await asyncio.gather(late, return_exceptions=True)
+    await asyncio.sleep(0.01)
+    assert cached.behind.cancelled == 1
+    cached.behind.gate.set()
+    assert (await joined).vectors[0, 0] == 1
+
+
+async def test_each_keeps_its_own_deadline() -> None:
+    cached = Cached()
+    cached.behind.gate.clear()
+    patient = asyncio.ensure_future(cached.ask(item(1)))
+    hasty = await cached.ask(item(1), seconds=0.05)
+    assert hasty.errors[0].code == "deadline_exceeded"
+    cached.behind.gate.set()
+    assert not (await patient).errors
+
+
+async def test_errors_are_nobody_elses_and_are_not_kept() -> None:
+    cached = Cached()
+    cached.behind.error = InvalidInput("bad")
+    cached.behind.gate.clear()
+    asking = [asyncio.ensure_future(cached.ask(item(1, param=name))) for name in ("input[0]", "texts[4]")]
+    await asyncio.sleep(0.01)
+    cached.behind.gate.set()
+    answers = await asyncio.gather(*asking)
+    assert [answer.errors[0].param for answer in answers] == ["input[0]", "texts[4]"]
+    cached.behind.error = Unavailable("gone")
+    assert (await cached.ask(item(1))).errors[0].code == "unavailable"
+    cached.behind.error = None
+    assert not (await cached.ask(item(1))).errors
+
+
+@pytest.mark.parametrize("entries", [0, 1, 3])
+async def test_bytes_are_bounded_and_the_least_recently_used_goes(entries: int) -> None:
+    one = Cached()
+    await one.ask(item(1))
+    cached = Cached(capacity=one.cache.nbytes * entries)
+    for value in (1, 2, 3, 1, 4):
+        await cached.ask(item(value))
+    assert cached.cache.nbytes <= one.cache.nbytes * entries
+    before = len(cached.behind.calls)
+    await cached.ask(item(1))
+    assert len(cached.behind.calls) - before == (0 if entries == 3 else 1)
