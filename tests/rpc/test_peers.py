@@ -152,3 +152,48 @@ async def test_close_leaves_no_task(deployment: Deployment) -> None:
     await peers.wait(10)
     await peers.close()
     assert asyncio.all_tasks() <= before
+
+
+async def test_a_killed_idle_instance_is_found_out_by_asking(
+    deployment: Deployment, make_peers: MakePeers
+) -> None:
+    process = await deployment.spawn()
+    peers = make_peers(await deployment.client(), check_every=0.2)
+    assert await peers.wait(10)
+    process.send_signal(signal.SIGKILL)
+    await until(lambda: not peers.ready)
+    # Before its lease ran out: nobody called it and discovery still lists it.
+    assert peers.client.instances()
+
+
+async def test_calls_inside_a_frozen_instance_end_and_it_comes_back(
+    deployment: Deployment, make_peers: MakePeers
+) -> None:
+    process = await deployment.spawn("slow")
+    peers = make_peers(await deployment.client(), check_every=0.2)
+    assert await peers.wait(10)
+    (instance,) = peers.ready
+    call = asyncio.create_task(peers.call(instance, echo(), timeout=60))
+    await asyncio.sleep(0.3)
+    assert not call.done()
+    process.send_signal(signal.SIGSTOP)
+    with pytest.raises(Unavailable, match="stopped answering"):
+        await asyncio.wait_for(call, 10)
+    assert not peers.ready
+    process.send_signal(signal.SIGCONT)
+    assert await peers.wait(20)
+
+
+async def test_a_cancelled_call_leaves_nothing_behind(deployment: Deployment, make_peers: MakePeers) -> None:
+    await deployment.spawn("slow")
+    peers = make_peers(await deployment.client(), check_every=0.2)
+    assert await peers.wait(10)
+    (instance,) = peers.ready
+    call = asyncio.create_task(peers.call(instance, echo(), timeout=60))
+    await asyncio.sleep(0.2)
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert not peers._inside
+    await asyncio.sleep(1.0)
+    assert instance in peers.ready

@@ -155,7 +155,7 @@ class Dispatcher:
             priority=order.priority,
         )
         try:
-            reply = await self._peers.client.call(call.instance, request, timeout=order.deadline.left())
+            reply = await self._peers.call(call.instance, request, timeout=order.deadline.left())
             vectors = self._vectors(reply, call)
         except TesseraError as error:
             if isinstance(error, Unavailable):

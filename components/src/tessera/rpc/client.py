@@ -11,7 +11,6 @@ from tessera.errors import (
     PayloadTooLarge,
     ProtocolError,
     RequestCancelled,
-    TesseraError,
     Unavailable,
 )
 from tessera.rpc.runtime import Runtime

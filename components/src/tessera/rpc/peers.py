@@ -6,11 +6,12 @@ import asyncio
 import functools
 import logging
 import random
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from tessera import wire
-from tessera.errors import TesseraError
+from tessera.errors import TesseraError, Unavailable
 from tessera.rpc.client import Client
 
 log = logging.getLogger(__name__)
@@ -28,7 +29,9 @@ class Peers:
 
     Discovery alone is not enough: a killed worker stays listed until its lease runs out, and a worker of
     another model or version would answer with wrong vectors. An instance that failed a call is set
-    aside at once (``suspect``) and comes back when it answers ``Describe`` again. ``joined`` is called
+    aside at once (``suspect``) and comes back when it answers ``Describe`` again. Every instance is asked
+    again each ``check_every`` seconds; one that does not answer is set aside too, and the calls that are
+    inside it end, because a frozen process would hold them until their deadlines. ``joined`` is called
     before an instance gets its first work.
     """
 
@@ -38,15 +41,20 @@ class Peers:
         check: Check,
         *,
         joined: Callable[[int, wire.WorkerInfo], None] = lambda *_: None,
+        check_every: float = 1.0,
     ) -> None:
         self.client = client
+        self._check_every = check_every
+        self._inside: defaultdict[int, set[asyncio.Task[wire.Reply]]] = defaultdict(set)
         self._joined = joined
         self._check = check
         self._ready: dict[int, wire.WorkerInfo] = {}
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._refused: set[int] = set()
         self._changed = asyncio.Event()
+        self._pulses: set[asyncio.Task[None]] = set()
         self._poll = asyncio.create_task(self._follow(), name=f"peers {client.address}")
+        self._pulse = asyncio.create_task(self._take_pulses(), name=f"pulse {client.address}")
 
     @property
     def ready(self) -> Mapping[int, wire.WorkerInfo]:
@@ -66,13 +74,29 @@ class Peers:
                 return bool(self._ready)
         return True
 
+    async def call(self, instance: int, message: wire.Request, *, timeout: float) -> wire.Reply:
+        """As ``Client.call``, and ``Unavailable`` when the instance stops answering meanwhile."""
+        task = asyncio.ensure_future(self.client.call(instance, message, timeout=timeout))
+        inside = self._inside[instance]
+        inside.add(task)
+        try:
+            await asyncio.wait({task})
+            if task.cancelled():
+                raise Unavailable(f"instance {instance:x} of {self.client.address} stopped answering")
+            return task.result()
+        finally:
+            task.cancel()
+            inside.discard(task)
+            if not inside:
+                self._inside.pop(instance, None)
+
     def suspect(self, instance: int) -> None:
         """Give the instance no more work until it has answered again."""
         if self._ready.pop(instance, None) is not None:
             log.warning("%s: instance %x does not answer; set aside", self.client.address, instance)
 
     async def close(self) -> None:
-        tasks = [self._poll, *self._asking.values()]
+        tasks = [self._poll, self._pulse, *self._pulses, *self._asking.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -90,6 +114,23 @@ class Peers:
                 self._asking[instance] = task
                 task.add_done_callback(functools.partial(self._asked, instance))
             await asyncio.sleep(_POLL_SECONDS)
+
+    async def _take_pulses(self) -> None:
+        while True:
+            await asyncio.sleep(self._check_every)
+            for instance in self._ready:
+                task = asyncio.create_task(self._take_pulse(instance))
+                self._pulses.add(task)
+                task.add_done_callback(self._pulses.discard)
+
+    async def _take_pulse(self, instance: int) -> None:
+        try:
+            await self.client.call(instance, wire.Describe(), timeout=_DESCRIBE_TIMEOUT)
+        except TesseraError:
+            if instance in self._ready:
+                self.suspect(instance)
+                for task in self._inside.get(instance, ()):
+                    task.cancel()
 
     def _asked(self, instance: int, _: asyncio.Task[None]) -> None:
         self._asking.pop(instance, None)

@@ -31,9 +31,6 @@ from tessera.worker.vision_source import EncodedImage, VisionSource
 T = TypeVar("T")
 Vector = npt.NDArray[np.float32]
 
-# A flight is shared by callers with deadlines of their own, which each of them keeps.
-_FLIGHT_SECONDS = 120.0
-
 
 class EmbedService:
     """Answers ``EmbedRequest`` and ``Describe``; used by the embed and the aggregated role alike."""
@@ -216,7 +213,7 @@ class EmbedService:
         if cached is not None:
             return self._checked(EncodedImage(cached, wire.Timings()), image), True
         try:
-            encoded = await self._flights.run(key, lambda: self._encode(key, request.request_id, image))
+            encoded = await self._fly(key, request, image)
         except TesseraError as error:
             if error.param is None:
                 raise
@@ -224,9 +221,19 @@ class EmbedService:
             raise type(error)(error.message, param=image.param, retry_after=error.retry_after) from error
         return self._checked(encoded, image), False
 
-    async def _encode(self, key: bytes, request_id: str, image: wire.Image) -> EncodedImage:
+    async def _fly(self, key: bytes, request: wire.EmbedRequest, image: wire.Image) -> EncodedImage:
+        try:
+            return await self._flights.run(key, lambda: self._encode(key, request, image))
+        except DeadlineExceeded:
+            # A flight has the time of whoever began it; one who joined late may have more. Our own
+            # deadline would have cancelled us.
+            return await self._flights.run(key, lambda: self._encode(key, request, image))
+
+    async def _encode(self, key: bytes, request: wire.EmbedRequest, image: wire.Image) -> EncodedImage:
         assert self._vision is not None
-        encoded = await self._vision.encode(image, request_id=request_id, timeout=_FLIGHT_SECONDS)
+        encoded = await self._vision.encode(
+            image, request_id=request.request_id, timeout=request.timeout_ms / 1e3
+        )
         self._checked(encoded, image)
         self._cache.put(key, encoded.rows if encoded.rows.device.type == "cpu" else encoded.rows.cpu())
         return encoded

@@ -13,6 +13,9 @@ from tessera.worker.vision_stage import VisionStage
 
 log = logging.getLogger(__name__)
 
+# The share of a request's time that it may wait for a slot.
+_SLOT_SHARE = 0.8
+
 
 class EncodeService:
     """Answers ``EncodeRequest`` and ``Describe``. Knows nothing of tokens, prompts or HTTP."""
@@ -48,7 +51,9 @@ class EncodeService:
 
     async def _encode(self, request: wire.EncodeRequest) -> wire.EncodeReply:
         tiles, preprocess_ms = await self._stage.preprocess(request.image)
-        slot = await self._outbox.acquire(self._stage.rows(tiles), timeout=request.timeout_ms / 1e3)
+        # Shorter than the request's own time, so that a full slab is reported as such.
+        wait = _SLOT_SHARE * request.timeout_ms / 1e3
+        slot = await self._outbox.acquire(self._stage.rows(tiles), timeout=wait)
         try:
             outcome = await self._stage.encode(tiles, slot.rows, abandoned=slot.free)
         except asyncio.CancelledError:

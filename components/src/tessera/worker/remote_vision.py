@@ -111,7 +111,7 @@ class RemoteVision:
         )
         self._tiles[instance] += image.tiles
         try:
-            reply = await self._peers.client.call(instance, request, timeout=left)
+            reply = await self._peers.call(instance, request, timeout=left)
         finally:
             self._tiles[instance] -= image.tiles
             if not self._tiles[instance]:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Final
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.routes.operation import WHOLE, answers
+from tessera.frontend.shapes.json_schema import Schema, object_of
 from tessera.rpc import Peers
+
+_TEXT: Final[Schema] = {"type": "string"}
+_FLAG: Final[Schema] = {"type": "boolean"}
+_HEALTH: Final = object_of(
+    ("status", "workers", "images"),
+    status=_TEXT,
+    workers=object_of(("embed", "encode"), embed=WHOLE, encode=WHOLE),
+    images=_FLAG,
+)
+_NIM: Final = object_of(
+    ("object", "message"), object={"const": "health.response"}, message=_TEXT, ready=_FLAG, live=_FLAG
+)
 
 
 def routes(
@@ -21,14 +35,13 @@ def routes(
 ) -> APIRouter:
     """``draining`` makes the service not ready, so that balancers look elsewhere."""
     router = APIRouter(tags=["Health"])
-    not_ready: dict[int | str, dict[str, Any]] = {
-        503: {"description": "no worker that can serve is there, or the service is draining"}
-    }
 
     def is_ready() -> bool:
         return len(embed_peers.ready) > 0 and not draining.is_set()
 
-    @router.get("/health", responses=not_ready, summary="Whether a worker that can serve is there")
+    @router.get(
+        "/health", openapi_extra=answers(_HEALTH, 503), summary="Whether a worker that can serve is there"
+    )
     async def health() -> Response:
         workers = {"embed": len(embed_peers.ready), "encode": encode_instances()}
         # Aggregated workers encode for themselves; others need an encode worker for images.
@@ -40,11 +53,15 @@ def routes(
         body = {"status": "ready" if ready else "not ready", "workers": workers, "images": images}
         return JSONResponse(body, status_code=200 if ready else 503)
 
-    @router.get("/live", summary="Whether this process answers")
+    @router.get(
+        "/live",
+        openapi_extra=answers(object_of(("status",), status=_TEXT)),
+        summary="Whether this process answers",
+    )
     async def live() -> Response:
         return JSONResponse({"status": "live"})
 
-    @router.get("/v1/health/ready", responses=not_ready, summary="NIM's readiness")
+    @router.get("/v1/health/ready", openapi_extra=answers(_NIM, 503), summary="NIM's readiness")
     async def nim_ready() -> Response:
         ready = is_ready()
         body = {
@@ -54,7 +71,7 @@ def routes(
         }
         return JSONResponse(body, status_code=200 if ready else 503)
 
-    @router.get("/v1/health/live", summary="NIM's liveness")
+    @router.get("/v1/health/live", openapi_extra=answers(_NIM), summary="NIM's liveness")
     async def nim_live() -> Response:
         return JSONResponse({"object": "health.response", "message": "live", "live": True})
 

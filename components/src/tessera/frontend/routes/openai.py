@@ -16,7 +16,7 @@ from tessera.frontend.endpoint import Endpoint, Translated
 from tessera.frontend.formats import ResponseBody, embeddings_body
 from tessera.frontend.inputs import EmbeddingsRequest, RequestLimits
 from tessera.frontend.results import Result
-from tessera.frontend.routes.operation import ERROR_OBJECT, NUMBERS, OPENAI_ERROR, WHOLE, operation
+from tessera.frontend.routes.operation import ERROR_OBJECT, NUMBERS, OPENAI_ERROR, WHOLE, answers, operation
 from tessera.frontend.shapes import Json, parse_embeddings
 from tessera.frontend.shapes.json_schema import list_of, object_of
 from tessera.frontend.shapes.schema import EMBEDDINGS_SCHEMA
@@ -50,6 +50,15 @@ _ANSWER: Final = object_of(
     data=list_of(_ROW),
     usage=_USAGE,
 )
+_MODEL: Final = object_of(
+    ("id", "object", "created", "owned_by", "max_model_len"),
+    id={"type": "string"},
+    object={"const": "model"},
+    created=WHOLE,
+    owned_by={"type": "string"},
+    max_model_len=WHOLE,
+)
+_MODELS: Final = object_of(("object", "data"), object={"const": "list"}, data=list_of(_MODEL))
 _OPERATION: Final = operation(
     body=EMBEDDINGS_SCHEMA,
     answer=_ANSWER,
@@ -89,11 +98,11 @@ def routes(endpoint: Endpoint, model: str, max_tokens: int) -> APIRouter:
     async def create_embeddings(request: Request) -> Response:
         return await endpoint.embed(request, translate)
 
-    @router.get("/v1/models", summary="The served model")
+    @router.get("/v1/models", openapi_extra=answers(_MODELS, 401), summary="The served model")
     async def list_models() -> Response:
         return JSONResponse({"object": "list", "data": [card]})
 
-    @router.get("/v1/models/{name:path}", summary="One model")
+    @router.get("/v1/models/{name:path}", openapi_extra=answers(_MODEL, 401, 404), summary="One model")
     async def get_model(name: str) -> Response:
         if name != model:
             raise ModelNotFound(f"the model {name!r} is not served here, {model!r} is", param="model")

@@ -35,3 +35,13 @@ def operation(*, body: Schema, answer: Schema, error: Schema, **others: Schema) 
             "content": {"application/json": {"schema": error}},
         }
     return request_body(body) | {"responses": responses}
+
+
+def answers(answer: Schema, *statuses: int) -> dict[str, Any]:
+    """``openapi_extra`` for a GET route that answers JSON, and with it or with an error at ``statuses``."""
+    content = {"application/json": {"schema": answer}}
+    responses: dict[str, Any] = {"200": {"description": "the answer", "content": content}}
+    for status in statuses:
+        body = content if status == 503 else {"application/json": {"schema": OPENAI_ERROR}}
+        responses[str(status)] = {"description": MEANINGS[status], "content": body}
+    return {"responses": responses}

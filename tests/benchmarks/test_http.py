@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import csv
+import json
+from io import BytesIO
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from benchmarks.bodies import WORKLOADS, Bodies, HttpWorkload
+from benchmarks.table import number, table
+from PIL import Image
+
+from benchmarks import http
+from tessera.frontend.media.data_url import decode
+from tessera.models.base import Role, Truncate
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> LlamaNemotronVL:
+    return LlamaNemotronVL.open(checkpoint)
+
+
+def test_texts_have_the_tokens_they_claim(model: LlamaNemotronVL) -> None:
+    workload = HttpWorkload(name="text", tokens=40, inputs=3)
+    bodies = list(islice(Bodies(workload, model, "m", seed=1, variety=2), 2))
+    assert bodies[0].data != bodies[1].data
+    for body in bodies:
+        texts = json.loads(body.data)["input"]
+        assert len(texts) == body.inputs == 3
+        for text in texts:
+            options = {"role": Role.NONE, "max_tokens": 100, "truncate": Truncate.NONE, "param": "input"}
+            assert len(model.prompt(text, (), **options).tokens) == 40
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_images_are_new_or_come_again(model: LlamaNemotronVL, fresh: bool) -> None:
+    workload = HttpWorkload(name="tile", size=(48, 32), fresh=fresh)
+    bodies = list(islice(Bodies(workload, model, "m", seed=1), 200))
+    assert len({body.data for body in bodies}) == (200 if fresh else 64)
+    by_key = {}
+    for body in bodies:
+        url = json.loads(body.data)["input"][0][0]["image_url"]["url"]
+        image = Image.open(BytesIO(decode(url, param="input", max_bytes=1 << 20)))
+        assert image.size == (48, 32)
+        assert by_key.setdefault(body.key, image.tobytes()) == image.tobytes()
+    assert len(by_key) == 8
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("rate", [[], ["--rate", "20"]], ids=["closed", "open"])
+def test_drives_a_service_of_its_own(checkpoint: Path, tmp_path: Path, rate: list[str]) -> None:
+    arguments = ["--size", "tiny", "--model-path", str(checkpoint), "--clients", "1", "--concurrency", "2"]
+    arguments += ["--workloads", "text-32", "tile", "--warm", "0.2", "--seconds", "1", "--threads", "1"]
+    arguments += ["--tokens", "1024", "--tiles", "2", "--out", str(tmp_path), *rate]
+    assert http.main(arguments) == 0
+    with (tmp_path / "http.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["workload"] for row in rows] == ["text-32", "tile"]
+    for row in rows:
+        assert row["errors"] == "0"
+        assert float(row["requests/s"]) > 0
+        assert int(row["checked"]) > 0
+    assert Image.open(tmp_path / "http.png").size == (900, 520)
+
+
+def test_unknown_workloads_are_named(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="'nothing' is none of"):
+        http.main(["--url", "http://127.0.0.1:1", "--model-path", str(checkpoint), "--workloads", "nothing"])
+
+
+def test_table_and_numbers() -> None:
+    assert table(("a", "bb"), [("x", "1")]) == "a  bb\n-  --\nx   1"
+    assert [number(value) for value in (None, 0.12345, 12.345, 1234.5)] == ["-", "0.123", "12.3", "1,234"]
+    assert set(WORKLOADS) >= {"text-1024", "text-128", "text-32x64", "tile", "page", "tile-again", "mixed"}
