@@ -54,6 +54,7 @@ def measure(
         )
         process = context.Process(target=run, args=(plan, theirs), daemon=True)
         process.start()
+        theirs.close()
         pipes.append(mine)
         processes.append(process)
     for pipe in pipes:
@@ -64,6 +65,8 @@ def measure(
     for pipe, process in zip(pipes, processes, strict=True):
         part: Outcome = pipe.recv()
         process.join()
+        process.close()
+        pipe.close()
         joined.latencies += part.latencies
         joined.inputs += part.inputs
         joined.checked += part.checked

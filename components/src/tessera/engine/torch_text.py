@@ -10,6 +10,7 @@ from tessera.engine.base import Cost, Finished, Launched, TextBatch, packed_cost
 from tessera.engine.config import EngineConfig
 from tessera.engine.packing import PackedInput, pack
 from tessera.engine.torch_device import Placement
+from tessera.engine.torch_process import settle
 from tessera.engine.torch_text_cuda import CudaText
 from tessera.models.base import Model
 
@@ -52,6 +53,7 @@ class TorchTextEngine:
             launched.result()
         self._cuda.record()
         self.launch(_sequences(8, 8)).result()
+        settle()
 
     def launch(self, batch: TextBatch) -> Launched[npt.NDArray[np.float32]]:
         if self._cuda is not None:

@@ -11,6 +11,7 @@ import torch
 from tessera.engine.base import Cost, Finished, Launched, packed_cost
 from tessera.engine.config import EngineConfig
 from tessera.engine.torch_device import Placement
+from tessera.engine.torch_process import settle
 from tessera.engine.torch_vision_cuda import CudaVision
 from tessera.models.base import Model
 
@@ -53,6 +54,7 @@ class TorchVisionEngine:
         for count in range(self._max_tiles - 1, self._cuda.graph_tiles, -1):
             self._run(count).result()
         self._run(1).result()
+        settle()
 
     def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:
         if self._cuda is not None:
