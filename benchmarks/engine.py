@@ -11,7 +11,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -115,9 +115,8 @@ class Benchmark:
             launched.result()
         return taken
 
-    def _bound(self, products: object) -> float:
+    def _bound(self, products: Iterable[Product]) -> float:
         total = 0.0
-        assert hasattr(products, "__iter__")
         for product in products:
             if product not in self._products:
                 self._products[product] = seconds(product, self.placement.device, self.placement.torch_dtype)

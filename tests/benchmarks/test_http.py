@@ -62,7 +62,8 @@ def test_drives_a_service_of_its_own(checkpoint: Path, tmp_path: Path, rate: lis
         assert row["errors"] == "0"
         assert float(row["requests/s"]) > 0
         assert int(row["checked"]) > 0
-    assert Image.open(tmp_path / "http.png").size == (900, 520)
+    with Image.open(tmp_path / "http.png") as chart:
+        assert chart.size == (900, 520)
 
 
 def test_unknown_workloads_are_named(checkpoint: Path, tmp_path: Path) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tessera.errors import RateLimited
 from tessera.frontend.failures import render
-from tessera.frontend.rate_limit import RateLimited, RateLimiter
+from tessera.frontend.rate_limit import RateLimiter
 
 
 class Clock:

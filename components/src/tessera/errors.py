@@ -12,6 +12,7 @@ TesseraError
 │   └── ModelNotFound         the request names a model that is not served here
 ├── ServiceError              the service's state; the same request may succeed later
 │   ├── Overloaded            a queue, slab or admission limit is full
+│   │   └── RateLimited       an API key has used up its rate
 │   ├── Unavailable           no worker that can serve is there, or it went away
 │   ├── DeadlineExceeded      the request's time ran out
 │   ├── RequestCancelled      the caller went away
@@ -88,6 +89,10 @@ class ServiceError(TesseraError):
 
 class Overloaded(ServiceError):
     code = "overloaded"
+
+
+class RateLimited(Overloaded):
+    code = "rate_limited"
 
 
 class Unavailable(ServiceError):

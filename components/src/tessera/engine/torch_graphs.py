@@ -1,4 +1,7 @@
-"""Small batches replayed from CUDA graphs: one launch instead of some hundred and fifty.
+"""Batches replayed from CUDA graphs: one launch instead of some two hundred.
+
+Each launch from Python gives up the interpreter's lock and waits to get it back from a busy event loop,
+so that under load a batch of a few thousand tokens took longer to launch than to compute.
 
 A graph is recorded for each of a few sizes and reads and writes memory of its own. Replays follow one
 another on one stream, so two batches in flight may use the same graph.
@@ -6,7 +9,9 @@ another on one stream, so two batches in flight may use the same graph.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -46,22 +51,20 @@ class _Recorder:
 
 
 def _sizes(most: int) -> list[int]:
-    """From 32 on in steps of a quarter of the next power of two, so that little of a batch is padding."""
+    """From 32 on in steps of a quarter, beyond 1024 of an eighth, of the next power of two."""
     sizes = [32]
     while sizes[-1] < most:
-        step = max(32, (1 << sizes[-1].bit_length()) // 4)
-        sizes.append(min(most, sizes[-1] + step))
+        above = 1 << sizes[-1].bit_length()
+        sizes.append(min(most, sizes[-1] + max(32, above // (4 if above <= 1024 else 16))))
     return sizes
 
 
 class TextGraphs:
-    """Graphs for batches of up to ``max_tokens`` tokens and ``SEQUENCES`` sequences.
+    """Graphs for batches of up to ``max_tokens`` tokens, in sequences of 32 on average, or 16 in all.
 
     Tokens are padded to the next size; the padding belongs to no sequence, so that nothing reads what is
     computed for it.
     """
-
-    SEQUENCES = 16
 
     def __init__(
         self,
@@ -73,40 +76,46 @@ class TextGraphs:
         stream: torch.cuda.Stream,
         max_tokens: int,
     ) -> None:
-        self._embedded = torch.zeros(max_tokens, hidden, dtype=dtype, device=device)
-        self._positions = torch.zeros(max_tokens, dtype=torch.int32, device=device)
-        self._bounds = torch.zeros(self.SEQUENCES + 1, dtype=torch.int32, device=device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
+        self._module = module
         # Largest first, so that the smaller ones find their memory in the pool.
         sizes = _sizes(max_tokens)[::-1]
+        self._embedded = torch.zeros(sizes[0], hidden, dtype=dtype, device=device)
+        self._positions = torch.zeros(sizes[0], dtype=torch.int32, device=device)
+        self._bounds = torch.zeros(_sequences(sizes[0]) + 1, dtype=torch.int32, device=device)
+        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
         recorder = _Recorder(stream)
         for size in sizes:
             self._bounds[1:] = size
-            self._graphs[size] = recorder.record(lambda size=size: self._compute(module, size))  # type: ignore[misc]
+            self._graphs[size] = recorder.record(partial(self._compute, size))
         self._sizes = sizes[::-1]
 
-    def _compute(self, module: SplitTextModule, size: int) -> torch.Tensor:
-        # The in-place layers overwrite what they are given.
-        embedded = self._embedded[:size].clone()
-        return module.vectors(embedded, self._positions[:size], self._bounds, (size,))
+    def _compute(self, size: int) -> torch.Tensor:
+        bounds = self._bounds[: _sequences(size) + 1]
+        return self._module.vectors(self._embedded[:size], self._positions[:size], bounds, (size,))
 
     def fits(self, tokens: int, sequences: int) -> bool:
-        return tokens <= self._sizes[-1] and sequences <= self.SEQUENCES
+        return tokens <= self._sizes[-1] and sequences <= _sequences(self._size(tokens))
 
     def replay(
         self, embedded: torch.Tensor, positions: torch.Tensor, cu_seqlens: torch.Tensor
     ) -> torch.Tensor:
         """``[batch, hidden]`` that the next replay overwrites."""
         tokens, sequences = embedded.shape[0], cu_seqlens.shape[0] - 1
-        size = next(size for size in self._sizes if size >= tokens)
         self._embedded[:tokens].copy_(embedded)
         self._positions[:tokens].copy_(positions)
         # Empty sequences behind the last one.
         self._bounds[: sequences + 1].copy_(cu_seqlens)
         self._bounds[sequences + 1 :] = tokens
-        graph, vectors = self._graphs[size]
+        graph, vectors = self._graphs[self._size(tokens)]
         graph.replay()
         return vectors[:sequences]
+
+    def _size(self, tokens: int) -> int:
+        return self._sizes[bisect_left(self._sizes, tokens)]
+
+
+def _sequences(size: int) -> int:
+    return max(16, size // 32)
 
 
 class VisionGraphs:
@@ -121,12 +130,15 @@ class VisionGraphs:
         stream: torch.cuda.Stream,
         max_tiles: int,
     ) -> None:
+        self._module = module
         self._tiles = torch.zeros(max_tiles, *tile_shape, dtype=torch.uint8, device=device)
         recorder = _Recorder(stream)
         self._graphs = {
-            count: recorder.record(lambda count=count: module(self._tiles[:count]))  # type: ignore[misc]
-            for count in range(max_tiles, 0, -1)
+            count: recorder.record(partial(self._compute, count)) for count in range(max_tiles, 0, -1)
         }
+
+    def _compute(self, count: int) -> torch.Tensor:
+        return self._module(self._tiles[:count])
 
     def fits(self, count: int) -> bool:
         return count in self._graphs

@@ -14,9 +14,6 @@ from tessera.engine.torch_process import settle
 from tessera.engine.torch_text_cuda import CudaText
 from tessera.models.base import Model
 
-# From here on the GPU is busy for longer than the host takes to launch: 1,024 tokens take it 4 ms.
-_GRAPH_TOKENS = 1024
-
 
 class TorchTextEngine:
     """Runs a family's text module on packed batches."""
@@ -29,7 +26,7 @@ class TorchTextEngine:
         self._placement = placement
         self._cuda: CudaText | None = None
         if placement.is_cuda:
-            tokens = _GRAPH_TOKENS if config.graph_cost is None else config.graph_cost
+            tokens = config.max_batch_cost if config.graph_cost is None else config.graph_cost
             self._cuda = CudaText(self._module, model.hidden, placement, graph_tokens=tokens)
 
     @property

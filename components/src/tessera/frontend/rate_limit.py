@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import ClassVar
 
-from tessera.errors import Overloaded
+from tessera.errors import RateLimited
 
 Clock = Callable[[], float]
-
-
-class RateLimited(Overloaded):
-    """A key has used up its rate; ``retry_after`` says when it has some again."""
-
-    code: ClassVar[str] = "rate_limited"
 
 
 class Bucket:

@@ -40,10 +40,20 @@ def _attend(
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
+    SEQUENCES: tl.constexpr,
+    SEARCH: tl.constexpr,
 ):
     block = tl.program_id(0)
     shared = tl.program_id(1)
-    sequence = tl.program_id(2)
+    if SEARCH == 0:
+        sequence = tl.program_id(2)
+    else:
+        # Sequence i begins at tile (its first row) // ROWS + i, which leaves each at least what it needs.
+        number = tl.arange(0, SEARCH)
+        first_row = tl.load(bounds + number, mask=number < SEQUENCES, other=0) * GROUP
+        tile = tl.where(number < SEQUENCES, first_row // ROWS + number, 1 << 30)
+        sequence = tl.sum((tile <= block).to(tl.int32), 0) - 1
+        block = block - (tl.load(bounds + sequence) * GROUP // ROWS + sequence)
     start = tl.load(bounds + sequence).to(tl.int64)
     length = (tl.load(bounds + sequence + 1) - start).to(tl.int32)
     if block * ROWS >= length * GROUP:
@@ -97,12 +107,22 @@ def packed_attention(
     """``q`` ``[total, heads, head_dim]``, ``k`` and ``v`` with fewer heads; int32 bounds ``[batch + 1]``.
 
     Heads must be contiguous within a token. Rows outside every sequence are left unwritten.
+
+    A recorded graph cannot know how long the sequences will be: ``longest`` is then all of the tokens, and
+    nearly every program of a grid by sequence and tile would find nothing to do. Each program searches for
+    its sequence instead.
     """
-    heads, width = q.shape[1], q.shape[2]
+    total, heads, width = q.shape
     shared = k.shape[1]
     group = heads // shared
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    grid = (triton.cdiv(longest * group, _ROWS), shared, cu_seqlens.shape[0] - 1)
+    sequences = cu_seqlens.shape[0] - 1
+    if sequences > 1 and longest >= total:
+        grid = (total * group // _ROWS + sequences, shared, 1)
+        search = triton.next_power_of_2(sequences)
+    else:
+        grid = (triton.cdiv(longest * group, _ROWS), shared, sequences)
+        search = 0
     _attend[grid](
         q,
         k,
@@ -118,6 +138,8 @@ def packed_attention(
         WIDTH=width,
         ROWS=_ROWS,
         KEYS=64 if longest > _LONG else 32,
+        SEQUENCES=sequences if search else 0,
+        SEARCH=search,
         num_warps=4,
         num_stages=3,
     )
