@@ -70,7 +70,18 @@ set_up() {
         say "DYN_HTTP_PORT=$DYN_HTTP_PORT: something listens on $DYN_HTTP_HOST:$DYN_HTTP_PORT already"
         exit 1
     fi
-    "$ROOT/scripts/setup" "${1:-worker}"
+    local workers=${1:-1} port
+    if ((DYN_SYSTEM_PORT_BASE < 1 || DYN_SYSTEM_PORT_BASE + workers > 32768)); then
+        say "DYN_SYSTEM_PORT_BASE=$DYN_SYSTEM_PORT_BASE: Dynamo takes ports up to 32767"
+        exit 1
+    fi
+    for ((port = DYN_SYSTEM_PORT_BASE; port < DYN_SYSTEM_PORT_BASE + workers; port++)); do
+        if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+            say "DYN_SYSTEM_PORT_BASE=$DYN_SYSTEM_PORT_BASE: something listens on port $port already"
+            exit 1
+        fi
+    done
+    "$ROOT/scripts/setup" worker
     if [[ ! -e $MODEL_PATH ]]; then
         if [[ $MODEL_PATH != "$ROOT/.cache/models/tessera-random" ]]; then
             say "MODEL_PATH=$MODEL_PATH: no such directory"

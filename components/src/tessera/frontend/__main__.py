@@ -37,10 +37,11 @@ async def serve(config: FrontendConfig) -> None:
     metrics = FrontendMetrics()
     runtime = Runtime(config.rpc)
     peers = Peers(await Client.connect(runtime, config.embed_endpoint), _same_model(model))
-    encode = await Client.connect(runtime, config.encode_endpoint)
+    # Watched for health alone: the embed workers call them.
+    encode_peers = Peers(await Client.connect(runtime, config.encode_endpoint), _same_model(model))
     media = MediaLoader(_media_policy(config))
     metrics.watch_workers("embed", lambda: len(peers.ready))
-    metrics.watch_workers("encode", lambda: len(encode.instances()))
+    metrics.watch_workers("encode", lambda: len(encode_peers.ready))
     dispatcher = Dispatcher(peers, Router(), metrics, model.hidden)
     embedder = _embedder(config, model, dispatcher, peers, metrics)
     pipeline = Pipeline(model, media, embedder, config.limits, metrics)
@@ -55,7 +56,7 @@ async def serve(config: FrontendConfig) -> None:
         Endpoint(pipeline, config.served_model_name, config.limits, limiter, metrics),
         metrics,
         peers,
-        lambda: len(encode.instances()),
+        encode_peers,
         keys=keys,
         limiter=limiter,
         model=config.served_model_name,
@@ -73,6 +74,7 @@ async def serve(config: FrontendConfig) -> None:
     await server.serve()
     await media.close()
     await peers.close()
+    await encode_peers.close()
     runtime.shutdown()
 
 
@@ -124,7 +126,9 @@ def _media_policy(config: FrontendConfig) -> MediaPolicy:
 def main() -> int:
     set_environment_defaults()
     logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+        level=logging.INFO,
+        format="%(asctime)s frontend[%(process)d] %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
     )
     try:
         uvloop.run(serve(parse(api_keys=os.environ.pop(API_KEYS_VARIABLE, None))))

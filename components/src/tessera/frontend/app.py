@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -27,7 +26,7 @@ def make_app(
     endpoint: Endpoint,
     metrics: FrontendMetrics,
     embed_peers: Peers,
-    encode_instances: Callable[[], int],
+    encode_peers: Peers,
     *,
     keys: Authenticator,
     limiter: RateLimiter,
@@ -42,7 +41,7 @@ def make_app(
     app.include_router(voyage.routes(endpoint))
     app.include_router(tei.routes(endpoint))
     app.include_router(tokenize.routes(endpoint))
-    app.include_router(health.routes(metrics, embed_peers, encode_instances, draining))
+    app.include_router(health.routes(metrics, embed_peers, encode_peers, draining))
 
     @app.exception_handler(TesseraError)
     async def tessera_error(request: Request, error: TesseraError) -> Response:

@@ -91,7 +91,11 @@ class Model(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Changes whenever weights, preprocessing or prompts do; part of every cache key."""
+        """Names weights, preprocessing and prompts; part of every cache key.
+
+        A family may look at a sample of the weights alone; what its fingerprint cannot tell apart is said
+        where it is computed.
+        """
         ...
 
     @property

@@ -17,10 +17,12 @@ _ENVIRONMENT_DEFAULTS = {
     # The field filters silence lines for each call. They have to name a field: the runtime puts the bare
     # target back at INFO whatever the level is. The endpoint's only warning is that an instance which
     # left discovery on its own, before its work was finished, cannot be removed from it again; the ingress
-    # warns of each answer that nobody waits for any more.
+    # warns of each answer that nobody waits for any more, the egress of each call to a worker that is gone,
+    # which comes back to the caller as an error anyway.
     "DYN_LOG": (
         "warn,dynamo_runtime::component::endpoint=error"
         ",dynamo_runtime::pipeline::network::ingress::push_handler=error"
+        ",dynamo_runtime::pipeline::network::egress=error"
         ",request_span[{request.outcome}]=off,request_span[{cancellation.signal}]=off"
     ),
     # Without these the runtime binds and advertises the first routable interface.
@@ -39,6 +41,8 @@ def set_environment_defaults() -> None:
     """
     for name, value in _ENVIRONMENT_DEFAULTS.items():
         os.environ.setdefault(name, value)
+    if not sys.stderr.isatty():
+        os.environ.setdefault("DYN_SDK_DISABLE_ANSI_LOGGING", "1")
 
 
 class RpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

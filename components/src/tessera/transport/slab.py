@@ -146,9 +146,6 @@ class Slab:
         if not self._closed:
             self._space.give(slot.unit, slot.units)
 
-    def is_leased(self, lease: int) -> bool:
-        return lease in self._leased
-
     def add_source(self, source: Callable[[], Iterable[int]]) -> None:
         """Ask ``source`` on every sweep for leases that readers have finished with."""
         self._sources.append(source)

@@ -73,13 +73,22 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
     return None
 
 
+def _log_as(role: str) -> None:
+    logging.basicConfig(
+        level=logging.INFO,
+        format=f"%(asctime)s {role}[%(process)d] %(levelname)s %(name)s: %(message)s",
+        stream=sys.stderr,
+        force=True,
+    )
+
+
 def main() -> int:
     set_environment_defaults()
-    logging.basicConfig(
-        level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    # The name of the role follows once it is known.
+    _log_as("worker")
     try:
         config = parse()
+        _log_as(config.mode.value)
         torch.set_num_threads(config.stages.threads or torch.get_num_threads())
         uvloop.run(serve(config))
     except TesseraError as error:

@@ -80,9 +80,10 @@ class Builder:
             batch = model.vision_activation_nbytes(at.dtype, tiles)
             account.add(f"vision batch of {tiles} tiles", at.device, _batches(at, batch))
         if config.mode is Mode.ENCODE:
-            account.add("slab", at.device, config.stages.transport.slab_mb << 20)
+            slab = self._slab_rows(model, at) * model.hidden * at.torch_dtype.itemsize
+            account.add("slab", at.device, slab)
             if at.is_cuda:
-                account.add("pinned copy of the slab", "cpu", config.stages.transport.slab_mb << 20)
+                account.add("pinned copy of the slab", "cpu", slab)
         else:
             at = place(config.stages.text)
             tokens = max(config.stages.text.max_batch_cost, model.max_tokens)
@@ -94,17 +95,21 @@ class Builder:
             account.add("staging for NIXL", "cpu", config.stages.transport.staging_mb << 20)
         return account
 
+    def _slab_rows(self, model: Model, placement: Placement) -> int:
+        row_bytes = model.hidden * placement.torch_dtype.itemsize
+        # However small it is set, the largest image must fit.
+        return max(
+            (self.config.stages.transport.slab_mb << 20) // row_bytes, model.max_tiles * model.tokens_per_tile
+        )
+
     async def _encode(self, model: Model) -> EncodeService:
         config, transport = self.config.stages.vision, self.config.stages.transport
         placement = place(config)
         stage = await self._vision_stage(model, placement)
-        row_bytes = model.hidden * placement.torch_dtype.itemsize
         outbox = Outbox(
             OutboxConfig(
                 producer=self.name,
-                capacity_rows=max(
-                    (transport.slab_mb << 20) // row_bytes, model.max_tiles * model.tokens_per_tile
-                ),
+                capacity_rows=self._slab_rows(model, placement),
                 unit_rows=model.tokens_per_tile,
                 hidden=model.hidden,
                 dtype=placement.torch_dtype,

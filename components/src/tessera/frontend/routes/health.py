@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Final
 
 from fastapi import APIRouter
@@ -30,7 +29,7 @@ _NIM: Final = object_of(
 def routes(
     metrics: FrontendMetrics,
     embed_peers: Peers,
-    encode_instances: Callable[[], int],
+    encode_peers: Peers,
     draining: asyncio.Event,
 ) -> APIRouter:
     """``draining`` makes the service not ready, so that balancers look elsewhere."""
@@ -43,7 +42,7 @@ def routes(
         "/health", openapi_extra=answers(_HEALTH, 503), summary="Whether a worker that can serve is there"
     )
     async def health() -> Response:
-        workers = {"embed": len(embed_peers.ready), "encode": encode_instances()}
+        workers = {"embed": len(embed_peers.ready), "encode": len(encode_peers.ready)}
         # Aggregated workers encode for themselves; others need an encode worker for images.
         images = any(
             info.role == "agg" or (info.images and workers["encode"] > 0)

@@ -24,7 +24,7 @@ _ROWS = 128
 _LONG = 512
 
 
-@triton.jit(do_not_specialize_on_alignment=["bounds"])
+@triton.jit(do_not_specialize=["sequences"], do_not_specialize_on_alignment=["bounds"])
 def _attend(
     q,
     k,
@@ -36,11 +36,11 @@ def _attend(
     v_stride,
     out_stride,
     scale,
+    sequences,
     GROUP: tl.constexpr,
     WIDTH: tl.constexpr,
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
-    SEQUENCES: tl.constexpr,
     SEARCH: tl.constexpr,
 ):
     block = tl.program_id(0)
@@ -50,8 +50,8 @@ def _attend(
     else:
         # Sequence i begins at tile (its first row) // ROWS + i, which leaves each at least what it needs.
         number = tl.arange(0, SEARCH)
-        first_row = tl.load(bounds + number, mask=number < SEQUENCES, other=0) * GROUP
-        tile = tl.where(number < SEQUENCES, first_row // ROWS + number, 1 << 30)
+        first_row = tl.load(bounds + number, mask=number < sequences, other=0) * GROUP
+        tile = tl.where(number < sequences, first_row // ROWS + number, 1 << 30)
         sequence = tl.sum((tile <= block).to(tl.int32), 0) - 1
         block = block - (tl.load(bounds + sequence) * GROUP // ROWS + sequence)
     start = tl.load(bounds + sequence).to(tl.int64)
@@ -134,11 +134,11 @@ def packed_attention(
         v.stride(0),
         out.stride(0),
         width**-0.5 * math.log2(math.e),
+        sequences,
         GROUP=group,
         WIDTH=width,
         ROWS=_ROWS,
         KEYS=64 if longest > _LONG else 32,
-        SEQUENCES=sequences if search else 0,
         SEARCH=search,
         num_warps=4,
         num_stages=3,

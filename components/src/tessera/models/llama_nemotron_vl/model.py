@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tessera.models.base import Int32Array, Prompt, Role, TextModule, Truncate, UInt8Array, VisionModule
-from tessera.models.llama_nemotron_vl.activations import text_activations, vision_activations
+from tessera.models.llama_nemotron_vl.activation_memory import text_activations, vision_activations
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import read_config
 from tessera.models.llama_nemotron_vl.fingerprint import fingerprint
