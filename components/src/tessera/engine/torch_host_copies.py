@@ -13,9 +13,9 @@ from tessera.engine.torch_streams import pinned
 class HostCopies:
     """Copies on a stream and a thread of its own, for a cache whose rows go back to the device later.
 
-    A full MiB costs 0.04 ms on the bus. The thread waits for each copy, asleep, and page-locks memory that
-    has not been used before, which takes far longer; neither holds up the caller's event loop. torch
-    rounds page-locked blocks up to a power of two: seven tiles of a MiB each occupy eight.
+    The thread waits for each copy, asleep, and page-locks memory that has not been used before; neither
+    holds up the caller's event loop. torch rounds page-locked blocks up to a power of two: seven tiles of a
+    MiB each occupy eight.
     """
 
     def __init__(self) -> None:

@@ -24,6 +24,7 @@ from tessera.errors import (
     TesseraError,
 )
 from tessera.models.base import Model
+from tessera.worker.cache_fill import CacheFill
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.precomputed import precomputed_rows
 from tessera.worker.vision_source import EncodedImage, VisionSource
@@ -47,6 +48,7 @@ class EmbedService:
     ) -> None:
         self._model = model
         self._cache = cache
+        self._fill = CacheFill(cache)
         self._vision = vision
         self._metrics = metrics
         self._info = info
@@ -90,6 +92,7 @@ class EmbedService:
 
     async def close(self) -> None:
         await self._batcher.close()
+        await self._fill.close()
         if self._vision is not None:
             await self._vision.close()
 
@@ -235,7 +238,7 @@ class EmbedService:
             image, request_id=request.request_id, timeout=request.timeout_ms / 1e3
         )
         self._checked(encoded, image)
-        self._cache.put(key, encoded.rows if encoded.rows.device.type == "cpu" else encoded.rows.cpu())
+        self._fill.put(key, encoded.rows)
         return encoded
 
     def _checked(self, encoded: EncodedImage, image: wire.Image) -> EncodedImage:
