@@ -25,6 +25,7 @@ from tessera.frontend.pipeline import Pipeline
 from tessera.frontend.rate_limit import RateLimiter
 from tessera.frontend.result_cache import ResultCache
 from tessera.frontend.router import Router
+from tessera.logs import log_as
 from tessera.models import Model, open_model
 from tessera.rpc import Check, Client, Peers, Runtime, set_environment_defaults
 
@@ -125,11 +126,7 @@ def _media_policy(config: FrontendConfig) -> MediaPolicy:
 
 def main() -> int:
     set_environment_defaults()
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s frontend[%(process)d] %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    log_as("frontend")
     try:
         uvloop.run(serve(parse(api_keys=os.environ.pop(API_KEYS_VARIABLE, None))))
     except TesseraError as error:

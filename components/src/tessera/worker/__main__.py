@@ -15,6 +15,7 @@ import uvloop
 
 from tessera.config import WorkerConfig
 from tessera.errors import TesseraError
+from tessera.logs import log_as
 from tessera.rpc import Runtime, Server, set_environment_defaults
 from tessera.worker.arguments import parse
 from tessera.worker.metrics import WorkerMetrics
@@ -73,22 +74,13 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
     return None
 
 
-def _log_as(role: str) -> None:
-    logging.basicConfig(
-        level=logging.INFO,
-        format=f"%(asctime)s {role}[%(process)d] %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-        force=True,
-    )
-
-
 def main() -> int:
     set_environment_defaults()
     # The name of the role follows once it is known.
-    _log_as("worker")
+    log_as("worker")
     try:
         config = parse()
-        _log_as(config.mode.value)
+        log_as(config.mode.value)
         torch.set_num_threads(config.stages.threads or torch.get_num_threads())
         uvloop.run(serve(config))
     except TesseraError as error:
