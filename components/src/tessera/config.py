@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
+from tessera.engine.building.spec import BuildSpec
 from tessera.engine.config import EngineConfig
 from tessera.errors import ConfigError
 from tessera.rpc.runtime import RpcConfig
@@ -53,7 +54,8 @@ class TransportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a file under ``engine_configs`` holds; each role reads the stages it runs.
 
-    ``threads`` are the CPU threads of one torch operation, 0 for torch's own choice.
+    ``threads`` are the CPU threads of one torch operation, 0 for torch's own choice. ``build`` lists what
+    ``tessera-engine build`` makes; workers do not read it.
     """
 
     vision: EngineConfig = EngineConfig(max_batch_cost=8, max_queue_cost=512)
@@ -61,6 +63,7 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     transport: TransportConfig = TransportConfig()
     preprocess_threads: int = 2
     threads: int = 0
+    build: tuple[BuildSpec, ...] = ()
 
     def __post_init__(self) -> None:
         if self.preprocess_threads < 1 or self.threads < 0:

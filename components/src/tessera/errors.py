@@ -2,6 +2,8 @@
 
 TesseraError
 ├── ConfigError               a flag or a configuration file is wrong; the process does not start
+│   └── EngineMismatch        a built engine is not for this checkpoint, configuration or machine
+├── EngineBuildFailed         a compiler could not build an engine from a checkpoint
 ├── CheckpointError           a checkpoint file is missing, malformed or of another shape
 ├── RequestError              the caller's fault; retrying the same request cannot help
 │   ├── InvalidInput          a value is malformed or out of range
@@ -49,6 +51,14 @@ class TesseraError(Exception):
 
 class ConfigError(TesseraError):
     code = "config_error"
+
+
+class EngineMismatch(ConfigError):
+    code = "engine_mismatch"
+
+
+class EngineBuildFailed(TesseraError):
+    code = "engine_build_failed"
 
 
 class CheckpointError(TesseraError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 
 
@@ -11,7 +13,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     ``engine`` names the kind, ``dtype`` float32, bfloat16, float16 or auto (bfloat16 on CUDA, else
     float32), ``device`` cpu, cuda, cuda:N or auto. ``max_batch_cost`` and ``max_queue_cost`` count tokens for
     the text stage and tiles for the vision stage. On CUDA, batches of up to ``graph_cost`` are replayed from
-    CUDA graphs: 0 for none, the engine's own choice by default.
+    CUDA graphs: 0 for none, the engine's own choice by default. ``path`` is the directory of a built engine,
+    for the kinds that are built ahead of time.
     """
 
     engine: str = "torch"
@@ -20,6 +23,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_batch_cost: int
     max_queue_cost: int
     graph_cost: int | None = None
+    path: Path | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):

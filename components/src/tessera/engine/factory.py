@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
 from tessera.engine.base import TextEngine, VisionEngine
 from tessera.engine.config import EngineConfig
@@ -13,21 +15,27 @@ if TYPE_CHECKING:
     from tessera.engine.torch_device import Placement
 
 
-def _unknown(config: EngineConfig) -> ConfigError:
-    return ConfigError(f"engine {config.engine!r} is none of: torch")
+# The vision and the text engine of each kind.
+_KINDS = {
+    "torch": ("tessera.engine.torch_vision:TorchVisionEngine", "tessera.engine.torch_text:TorchTextEngine"),
+    "tensorrt": (
+        "tessera.engine.tensorrt_vision:TensorRTVisionEngine",
+        "tessera.engine.tensorrt_text:TensorRTTextEngine",
+    ),
+    "aoti": ("tessera.engine.aoti_vision:AotiVisionEngine", "tessera.engine.aoti_text:AotiTextEngine"),
+}
 
 
 def make_vision_engine(model: Model, config: EngineConfig, placement: Placement) -> VisionEngine:
-    if config.engine == "torch":
-        from tessera.engine.torch_vision import TorchVisionEngine
-
-        return TorchVisionEngine(model, config, placement)
-    raise _unknown(config)
+    return cast(VisionEngine, _kind(config, 0)(model, config, placement))
 
 
 def make_text_engine(model: Model, config: EngineConfig, placement: Placement) -> TextEngine:
-    if config.engine == "torch":
-        from tessera.engine.torch_text import TorchTextEngine
+    return cast(TextEngine, _kind(config, 1)(model, config, placement))
 
-        return TorchTextEngine(model, config, placement)
-    raise _unknown(config)
+
+def _kind(config: EngineConfig, stage: int) -> Callable[[Model, EngineConfig, Placement], object]:
+    if config.engine not in _KINDS:
+        raise ConfigError(f"engine {config.engine!r} is none of: {', '.join(_KINDS)}")
+    module, _, name = _KINDS[config.engine][stage].partition(":")
+    return cast("Callable[[Model, EngineConfig, Placement], object]", getattr(import_module(module), name))

@@ -1,0 +1,1 @@
+"""Console scripts that prepare what the service runs."""

@@ -1,0 +1,1 @@
+"""Engines built ahead of time: what to build, what was built, and the flavours that build."""

@@ -1,0 +1,88 @@
+"""What to build: one stage, its arithmetic, the shapes it must take, and where it will run."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+DTYPES = ("float32", "bfloat16", "float16", "float8")
+
+
+class Stage(StrEnum):
+    """The part of a model that one engine runs.
+
+    ``embed``, ``lm`` and ``post`` are the text stage in three: token embedding with vision rows, the layers,
+    and pooling. ``fused`` is the vision and the text stage in one.
+    """
+
+    VISION = "vision"
+    TEXT = "text"
+    FUSED = "fused"
+    EMBED = "embed"
+    LM = "lm"
+    POST = "post"
+
+
+class Layout(StrEnum):
+    """How sequences lie in a text batch: end to end, or each padded to one length with a mask."""
+
+    PACKED = "packed"
+    PADDED = "padded"
+
+
+class Range(msgspec.Struct, frozen=True, array_like=True):
+    """The sizes that an axis may have, and the one to tune for; written ``[min, opt, max]``."""
+
+    min: int
+    opt: int
+    max: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min <= self.opt <= self.max or self.max < 1:
+            raise ValueError(
+                f"[{self.min}, {self.opt}, {self.max}] is not [min, opt, max] in ascending order"
+            )
+
+    def __contains__(self, size: int) -> bool:
+        return self.min <= size <= self.max
+
+    def __str__(self) -> str:
+        return f"{self.min}..{self.opt}..{self.max}"
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One shape envelope; a stage reads the axes that it has.
+
+    ``tiles`` in a vision batch; ``sequences`` in a text batch; ``tokens`` of all sequences together when they
+    are packed, of each when they are padded; ``rows`` of vision in a text batch.
+    """
+
+    tiles: Range = Range(1, 8, 32)
+    sequences: Range = Range(1, 8, 64)
+    tokens: Range = Range(1, 2048, 16384)
+    rows: Range = Range(1, 256, 16384)
+
+
+class BuildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One engine to build, as a list entry below ``build`` in an engine config file.
+
+    ``dtype`` float8 computes products in float8 and the rest in bfloat16. ``capabilities`` are the CUDA
+    compute capabilities to build for, such as 8.9, or cpu; empty means those of this machine.
+    ``decomposable`` lets attention fall apart into products and a softmax where the flavour has no fused
+    kernel; by default the build fails there.
+    """
+
+    stage: Stage
+    flavour: str
+    dtype: str = "bfloat16"
+    layout: Layout = Layout.PACKED
+    capabilities: tuple[str, ...] = ()
+    profiles: tuple[Profile, ...] = (Profile(),)
+    decomposable: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+        if not self.profiles:
+            raise ValueError("profiles must list at least one profile")

@@ -1,0 +1,125 @@
+"""A manifest says what an engine is, and what does not match is refused with both sides named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tessera.engine.building.manifest import Binding, Manifest, describe_files
+from tessera.engine.building.spec import BuildSpec, Layout, Profile, Range, Stage
+from tessera.errors import ConfigError, EngineMismatch
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "engine.plan").write_bytes(b"plan")
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "a.bin").write_bytes(bytes(1000))
+    Manifest(
+        stage=Stage.VISION,
+        flavour="tensorrt_rtx",
+        layout=Layout.PACKED,
+        dtype="bfloat16",
+        family="some_family",
+        fingerprint="abc",
+        hidden=128,
+        capabilities=("8.9", "12.0"),
+        versions={"tensorrt_rtx": "1.7.1"},
+        profiles=(Profile(tiles=Range(1, 2, 4)),),
+        bindings=(Binding(name="tiles", output=False, dtype="uint8", shape=(-1, 3, 512, 512)),),
+        files=describe_files(tmp_path),
+        build_seconds=1.5,
+        built_at="2026-01-01T00:00:00+00:00",
+    ).write(tmp_path)
+    return tmp_path
+
+
+def test_what_was_written_is_read(directory: Path) -> None:
+    manifest = Manifest.read(directory)
+    assert set(manifest.files) == {"engine.plan", "weights/a.bin"}
+    assert manifest.profiles[0].tiles == Range(1, 2, 4)
+    manifest.verify_files(directory)
+    manifest.require(
+        directory,
+        stage=Stage.VISION,
+        fingerprint="abc",
+        capability="12.0",
+        versions={"tensorrt_rtx": "1.7.1", "torch": "2"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("expected", "names"),
+    [
+        ({"fingerprint": "def"}, ["abc", "def"]),
+        ({"stage": Stage.TEXT}, ["vision", "text"]),
+        ({"capability": "9.0"}, ["8.9, 12.0", "9.0"]),
+        ({"versions": {"tensorrt_rtx": "1.8"}}, ["tensorrt_rtx 1.7.1", "tensorrt_rtx 1.8"]),
+        ({"versions": {}}, ["tensorrt_rtx 1.7.1", "not installed"]),
+        ({"dtype": "float16", "hidden": 2048}, ["bfloat16", "float16", "128", "2048"]),
+    ],
+    ids=str,
+)
+def test_a_mismatch_names_both_sides(directory: Path, expected: dict[str, object], names: list[str]) -> None:
+    with pytest.raises(EngineMismatch) as caught:
+        Manifest.read(directory).require(directory, **expected)
+    for part in [str(directory), *names]:
+        assert part in caught.value.message
+
+
+@pytest.mark.parametrize("change", ["longer", "other", "gone"])
+def test_changed_files_are_refused(directory: Path, change: str) -> None:
+    plan = directory / "engine.plan"
+    if change == "gone":
+        plan.unlink()
+    else:
+        plan.write_bytes(b"plan!" if change == "longer" else b"plam")
+    with pytest.raises(EngineMismatch, match=r"engine\.plan"):
+        Manifest.read(directory).verify_files(directory)
+
+
+def test_no_manifest_says_what_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="tessera-engine build"):
+        Manifest.read(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"format": 1, "stage": "vision"}'])
+def test_a_broken_manifest_is_named(directory: Path, content: str) -> None:
+    (directory / "manifest.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"manifest\.json"):
+        Manifest.read(directory)
+
+
+def test_a_manifest_of_another_format_is_refused(directory: Path) -> None:
+    path = directory / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
+    with pytest.raises(EngineMismatch, match="99"):
+        Manifest.read(directory)
+
+
+def test_shapes_in_a_spec() -> None:
+    spec = msgspec.convert(
+        {"stage": "text", "flavour": "aoti", "profiles": [{"tokens": [1, 8, 64]}]}, BuildSpec
+    )
+    assert spec.profiles[0].tokens == Range(1, 8, 64)
+    assert 64 in spec.profiles[0].tokens and 65 not in spec.profiles[0].tokens
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dtype": "float12"},
+        {"profiles": []},
+        {"stage": "engine"},
+        {"profiles": [{"tokens": [8, 1, 64]}]},
+        {"profiles": [{"tiles": [1, 2]}]},
+        {"colour": "red"},
+    ],
+    ids=str,
+)
+def test_a_spec_that_makes_no_sense_is_refused(changes: dict[str, object]) -> None:
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.convert({"stage": "text", "flavour": "aoti"} | changes, BuildSpec)
