@@ -32,8 +32,8 @@ def text_cosine(model: LlamaNemotronVL, engine: TorchTextEngine) -> float:
             torch.empty(0, model.hidden, device=device),
             torch.empty(0, dtype=torch.int32, device=device),
         ).cpu()
-    together = torch.from_numpy(engine.launch(packed).result())
-    alone = torch.from_numpy(np.concatenate([engine.launch(pack([one])).result() for one in inputs]))
+    together = torch.from_numpy(engine.launch(packed).result().vectors)
+    alone = torch.from_numpy(np.concatenate([engine.launch(pack([one])).result().vectors for one in inputs]))
     return min(_worst(together, expected), _worst(alone, expected))
 
 

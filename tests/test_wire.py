@@ -36,6 +36,7 @@ REQUESTS: list[wire.Request] = [
 REPLIES: list[wire.Reply] = [
     wire.EmbedReply(
         vectors=b"\0" * 16,
+        norms=b"\0" * 8,
         hidden=2,
         failures={1: wire.Failure(code="overloaded", message="full", retry_after=2.0)},
         cached_tokens=(0, 256),

@@ -178,6 +178,23 @@ def test_accepted_and_inert(http: httpx.Client) -> None:
         np.testing.assert_allclose(vectors(http, input="x", **body), plain, atol=1e-6)
 
 
+@pytest.mark.parametrize("field", ["normalize", "normalized", "use_activation"])
+def test_vectors_as_they_were_pooled(
+    http: httpx.Client, reference: Reference, photos: dict[str, bytes], url: str, field: str
+) -> None:
+    inputs = ["plain", {"text": "a flower", "image": url}]
+    found = vectors(http, input=inputs, **{field: False})
+    expected = [
+        reference.vector("plain", [], "none", normalize=False),
+        reference.vector("a flower", [photos["flower"]], "passage", normalize=False),
+    ]
+    for vector, pooled in zip(found, expected, strict=True):
+        np.testing.assert_allclose(vector, pooled, atol=2e-4 * np.linalg.norm(pooled))
+    unit = vectors(http, input=inputs)
+    np.testing.assert_allclose(np.linalg.norm(unit, axis=1), 1.0, atol=1e-5)
+    assert np.abs(np.linalg.norm(found, axis=1) - 1).min() > 0.1
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -188,7 +205,6 @@ def test_accepted_and_inert(http: httpx.Client) -> None:
             "messages[0].content[0].txt",
         ),
         ({"input": "x", "dimensions": 7}, "dimensions"),
-        ({"input": "x", "normalize": False}, "normalize"),
         ({"input": "x", "chat_template": "{{x}}"}, "chat_template"),
         ({"input": []}, "input"),
         ({}, "input"),

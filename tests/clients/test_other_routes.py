@@ -23,6 +23,9 @@ def test_tei(http: httpx.Client, reference: Reference) -> None:
         assert min(cosine(np.array(row, np.float32), plain) for row in rows) >= 0.9999
     (row,) = http.post("/embed", json={"inputs": "hello", "prompt_name": "query"}).json()
     assert cosine(np.array(row, np.float32), reference.vector("hello", [], "query")) >= 0.9999
+    (row,) = http.post("/embed", json={"inputs": "hello", "normalize": False}).json()
+    pooled = reference.vector("hello", [], "none", normalize=False)
+    np.testing.assert_allclose(np.array(row, np.float32), pooled, atol=2e-4 * np.linalg.norm(pooled))
     # Text is text here: a data URL in it is no image.
     assert len(http.post("/embed", json={"inputs": "data:image/png;base64,AAAA"}).json()) == 1
     long = {"inputs": "word " * 20_000}

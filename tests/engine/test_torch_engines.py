@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tessera.engine.base import TextVectors
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.packing import PackedInput, pack
@@ -31,12 +32,20 @@ def test_text_in_company_equals_text_alone(model: Model) -> None:
         PackedInput(tokens=chance.integers(0, 200, size).astype(np.int32)) for size in (1, 7, 30, 64, 2)
     ]
     together = engine.launch(pack(inputs)).result()
-    assert together.shape == (5, model.hidden) and together.dtype == np.float32
-    np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1.0, atol=1e-5)
-    for entry, vector in zip(inputs, together, strict=True):
-        alone = engine.launch(pack([entry])).result()[0]
-        np.testing.assert_allclose(alone, vector, atol=1e-5)
+    assert together.vectors.shape == (5, model.hidden) and together.vectors.dtype == np.float32
+    assert together.norms.shape == (5,) and together.norms.dtype == np.float32
+    np.testing.assert_allclose(np.linalg.norm(together.vectors, axis=1), 1.0, atol=1e-5)
+    for entry, (vector, norm) in zip(inputs, together.rows(), strict=True):
+        alone = engine.launch(pack([entry])).result()
+        np.testing.assert_allclose(alone.vectors[0], vector, atol=1e-5)
+        np.testing.assert_allclose(alone.norms[0], norm, rtol=1e-5)
     engine.close()
+
+
+def test_a_vector_of_zeros_stays_one() -> None:
+    made = TextVectors.of(np.array([[3.0, 4.0], [0.0, 0.0]], np.float32))
+    np.testing.assert_allclose(made.vectors, [[0.6, 0.8], [0.0, 0.0]], atol=1e-7)
+    np.testing.assert_allclose(made.norms, [5.0, 0.0], atol=1e-6)
 
 
 def test_vision_rows_are_written_where_they_were_asked_for(model: Model) -> None:

@@ -39,6 +39,7 @@ def answer(request: wire.EmbedRequest) -> wire.EmbedReply:
     first = [int(np.frombuffer(item.tokens, "<i4")[0]) for item in request.items]
     return wire.EmbedReply(
         vectors=np.repeat(np.array(first, np.float32), HIDDEN).tobytes(),
+        norms=np.array(first, np.float32).tobytes(),
         hidden=HIDDEN,
         cached_tokens=tuple(first),
         timings=wire.Timings(),
@@ -143,6 +144,7 @@ async def test_an_item_without_an_encode_worker_is_tried_elsewhere_alone(fronten
         failed = {index: failure for index, item in enumerate(request.items) if item.images}
         return wire.EmbedReply(
             vectors=reply.vectors,
+            norms=reply.norms,
             hidden=HIDDEN,
             failures=failed,
             cached_tokens=reply.cached_tokens,
@@ -217,6 +219,7 @@ async def test_a_cancelled_request_is_cancelled_at_the_worker(frontend: Frontend
     "changes",
     [
         {"vectors": b"\0" * 4},
+        {"norms": b""},
         {"cached_tokens": ()},
         {"failures": {5: wire.Failure(code="x", message="y")}},
     ],

@@ -43,7 +43,7 @@ class Counting:
         errors = {}
         if self.error is not None:
             errors = {index: type(self.error)("bad", param=item.param) for index, item in enumerate(items)}
-        return Answer(vectors, errors, [0] * len(items))
+        return Answer(vectors, vectors[:, 0] / 2, errors, [0] * len(items))
 
 
 def item(value: int, *images: bytes, param: str = "input") -> wire.Item:
@@ -77,6 +77,8 @@ async def test_one_batch_for_what_is_missing_and_none_for_the_rest() -> None:
     assert cached.behind.calls[1:] == [[item(3).tokens]]
     assert first.vectors[:, 0].tolist() == [1, 2, 1]
     assert second.vectors[:, 0].tolist() == [2, 3, 1]
+    assert first.norms.tolist() == [0.5, 1, 0.5]
+    assert second.norms.tolist() == [1, 1.5, 0.5]
     assert not first.errors
     assert not second.errors
 

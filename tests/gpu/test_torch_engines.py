@@ -88,6 +88,14 @@ def expected_vectors(model: LlamaNemotronVL, sequences: list[PackedInput]) -> to
         )
 
 
+def check_text(engine: TorchTextEngine, model: LlamaNemotronVL, sequences: list[PackedInput]) -> None:
+    """Unit vectors in the right direction, and the norms that pooling gave them."""
+    found, expected = engine.launch(pack(sequences)).result(), expected_vectors(model, sequences)
+    assert worst_cosine(torch.from_numpy(found.vectors), expected) > 0.999
+    np.testing.assert_allclose(np.linalg.norm(found.vectors, axis=1), 1.0, atol=1e-4)
+    np.testing.assert_allclose(found.norms, expected.norm(dim=-1), rtol=0.02)
+
+
 def worst_cosine(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(torch.cosine_similarity(found.double().cpu(), expected.double().cpu(), dim=-1).min())
 
@@ -97,8 +105,7 @@ def worst_cosine(found: torch.Tensor, expected: torch.Tensor) -> float:
 )
 def test_text_agrees_with_float32(text: TorchTextEngine, model: LlamaNemotronVL, lengths: list[int]) -> None:
     sequences = inputs(model, lengths)
-    found = torch.from_numpy(text.launch(pack(sequences)).result())
-    assert worst_cosine(found, expected_vectors(model, sequences)) > 0.999
+    check_text(text, model, sequences)
 
 
 @pytest.mark.parametrize("where", ["device", "pinned", "pageable", "mixed"])
@@ -113,8 +120,7 @@ def test_vision_rows_from_anywhere(
         "mixed": [rows.cuda(), rows.pin_memory(), rows],
     }[where]
     sequences = [inputs(model, [12], place, seed)[0] for seed, place in enumerate(places)]
-    found = torch.from_numpy(text.launch(pack(sequences)).result())
-    assert worst_cosine(found, expected_vectors(model, sequences)) > 0.999
+    check_text(text, model, sequences)
 
 
 @pytest.mark.parametrize("count", [1, 3, 8, 9, 12])

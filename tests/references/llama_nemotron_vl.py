@@ -55,13 +55,16 @@ class Reference:
             name.split("mlp1.")[1]: value.to(dtype) for name, value in weights.items() if "mlp1." in name
         }
 
-    def vector(self, text: str | None, images: list[bytes], role: str) -> np.ndarray:
+    def vector(
+        self, text: str | None, images: list[bytes], role: str, *, normalize: bool = True
+    ) -> np.ndarray:
         """The final vector, float32 ``[hidden]``; ``role`` is query, passage or none."""
         tiles = [self.tiles(image) for image in images]
         tokens = self.tokens(text, [len(cut) for cut in tiles], role)
         rows = [self.vision_rows(cut) for cut in tiles]
         hidden = self.last_hidden(self.fused(tokens, rows))
-        return self.pooled(hidden).numpy()
+        pooled = self.pooled(hidden)
+        return (functional.normalize(pooled, dim=0, eps=1e-12) if normalize else pooled).numpy()
 
     def tokens(self, text: str | None, tiles: list[int], role: str) -> list[int]:
         """Ids of the prompt for ``text`` and images of so many tiles each."""
@@ -136,11 +139,10 @@ class Reference:
         return output.last_hidden_state[0]
 
     def pooled(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The unit vector of one sequence, float32."""
+        """What one sequence's states are pooled into, float32."""
         kind = self.config["pooling"]
         hidden = hidden.float()
-        pooled = {"avg": hidden.mean(0), "last": hidden[-1], "cls": hidden[0]}[kind]
-        return functional.normalize(pooled, dim=0, eps=1e-12)
+        return {"avg": hidden.mean(0), "last": hidden[-1], "cls": hidden[0]}[kind]
 
 
 def upright_rgb(data: bytes) -> Image.Image:

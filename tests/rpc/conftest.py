@@ -130,6 +130,7 @@ def echoed(message: wire.Request) -> wire.EmbedReply:
     assert isinstance(message, wire.EmbedRequest)
     return wire.EmbedReply(
         vectors=b"".join(item.tokens for item in message.items),
+        norms=b"",
         hidden=1,
         cached_tokens=(0,) * len(message.items),
         timings=wire.Timings(),

@@ -16,7 +16,7 @@ from blake3 import blake3
 from PIL import Image
 
 from tessera import wire
-from tessera.engine.base import Cost, Finished, TextBatch, packed_cost
+from tessera.engine.base import Cost, Finished, TextBatch, TextVectors, packed_cost
 from tessera.engine.config import EngineConfig
 from tessera.models import Model, open_model
 from tessera.transport.outbox import Outbox, OutboxConfig
@@ -109,7 +109,7 @@ class SummingText:
 
     def warm(self) -> None: ...
 
-    def launch(self, batch: TextBatch) -> Finished[npt.NDArray[np.float32]]:
+    def launch(self, batch: TextBatch) -> Finished[TextVectors]:
         assert self.gate.wait(WAIT)
         self.batches.append(len(batch.lengths))
         made = np.zeros((len(batch.lengths), self.hidden), np.float32)
@@ -117,7 +117,7 @@ class SummingText:
         for index, (start, end) in enumerate(zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)):
             mine = (batch.vision_index >= start) & (batch.vision_index < end)
             made[index, :3] = batch.input_ids[start], end - start, rows[mine].sum()
-        return Finished(made)
+        return Finished(TextVectors(vectors=made, norms=np.full(len(made), 2.0, np.float32)))
 
     def close(self) -> None: ...
 

@@ -16,7 +16,7 @@ import msgspec
 
 from tessera.errors import ProtocolError, TesseraError, from_code
 
-VERSION: Final = 1
+VERSION: Final = 2
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -111,10 +111,12 @@ class Timings(Message, frozen=True, kw_only=True):
 class EmbedReply(Message, frozen=True, kw_only=True):
     """``vectors`` is float32 ``[items, hidden]``; a failed item's row is zeros and its failure is listed.
 
+    The rows are unit vectors, and ``norms``, float32 ``[items]``, says how long the model had made them.
     ``cached_tokens`` counts, for each item, the image tokens whose rows came from the cache.
     """
 
     vectors: bytes
+    norms: bytes
     hidden: int
     failures: dict[int, Failure] = {}
     cached_tokens: tuple[int, ...]

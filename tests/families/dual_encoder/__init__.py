@@ -108,8 +108,7 @@ class DualEncoder:
 
         def forward(input_ids, positions, cu_seqlens, lengths, vision_rows, vision_index):  # type: ignore[no-untyped-def]
             embedded = table[input_ids].index_copy(0, vision_index.long(), vision_rows)
-            means = torch.stack([sequence.mean(0) for sequence in embedded.split(list(lengths))])
-            return torch.nn.functional.normalize(means)
+            return torch.stack([sequence.mean(0) for sequence in embedded.split(list(lengths))])
 
         return forward
 

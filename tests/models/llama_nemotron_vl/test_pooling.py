@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tessera.models.llama_nemotron_vl.config import Pooling
-from tessera.models.llama_nemotron_vl.pooling import normalise, pool
+from tessera.models.llama_nemotron_vl.pooling import pool
 
 LENGTHS = [1, 4, 2, 9]
 BOUNDS = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)
@@ -25,8 +25,3 @@ def test_long_sequences_keep_their_precision() -> None:
     hidden = torch.full((8192, 2), 0.1, dtype=torch.bfloat16)
     mean = pool(hidden, torch.tensor([0, 8192], dtype=torch.int32), "avg")
     torch.testing.assert_close(mean, hidden[:1].float(), rtol=1e-5, atol=0)
-
-
-def test_normalise() -> None:
-    vectors = normalise(torch.tensor([[3.0, 4.0], [0.0, 0.0]]))
-    torch.testing.assert_close(vectors, torch.tensor([[0.6, 0.8], [0.0, 0.0]]))

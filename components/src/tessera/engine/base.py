@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
+_EPSILON = np.float32(1e-12)
+
 Cost = Callable[[int, int, int], int]
 """(sequences, their sizes' sum, the largest size) → what the batch costs, in tokens or tiles."""
 
@@ -74,6 +76,27 @@ class TextBatch:
     vision_index: npt.NDArray[np.int32]  # [sum of the rows of vision]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextVectors:
+    """What a text batch gives: float32 unit ``vectors`` ``[batch, hidden]`` and what their lengths were.
+
+    ``norms`` is float32 ``[batch]``; a vector times its norm is what the model pooled.
+    """
+
+    vectors: npt.NDArray[np.float32]
+    norms: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, pooled: npt.NDArray[np.float32]) -> TextVectors:
+        """From pooled float32 ``[batch, hidden]``; a row shorter than 1e-12 is only divided by that."""
+        norms = np.sqrt(np.einsum("ij,ij->i", pooled, pooled))
+        return cls(vectors=pooled / np.maximum(norms, _EPSILON)[:, None], norms=norms)
+
+    def rows(self) -> list[tuple[npt.NDArray[np.float32], float]]:
+        """Each sequence's vector with its norm."""
+        return list(zip(self.vectors, self.norms.tolist(), strict=True))
+
+
 class VisionEngine(Protocol):
     """uint8 tiles → vision rows, written where the caller wants them."""
 
@@ -101,7 +124,7 @@ class VisionEngine(Protocol):
 
 
 class TextEngine(Protocol):
-    """Packed sequences → pooled, L2-normalised float32 vectors."""
+    """Packed sequences → pooled float32 vectors, L2-normalised, with their norms."""
 
     @property
     def cost(self) -> Cost: ...
@@ -111,8 +134,8 @@ class TextEngine(Protocol):
 
     def warm(self) -> None: ...
 
-    def launch(self, batch: TextBatch) -> Launched[npt.NDArray[np.float32]]:
-        """``[batch, hidden]`` float32, in the order of the batch."""
+    def launch(self, batch: TextBatch) -> Launched[TextVectors]:
+        """Rows in the order of the batch."""
         ...
 
     def close(self) -> None: ...

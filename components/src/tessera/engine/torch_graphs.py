@@ -25,7 +25,7 @@ class SplitTextModule(Protocol):
         self, input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
     ) -> torch.Tensor: ...
 
-    def vectors(
+    def pooled(
         self,
         embedded: torch.Tensor,
         positions: torch.Tensor,
@@ -91,7 +91,7 @@ class TextGraphs:
 
     def _compute(self, size: int) -> torch.Tensor:
         bounds = self._bounds[: _sequences(size) + 1]
-        return self._module.vectors(self._embedded[:size], self._positions[:size], bounds, (size,))
+        return self._module.pooled(self._embedded[:size], self._positions[:size], bounds, (size,))
 
     def fits(self, tokens: int, sequences: int) -> bool:
         return tokens <= self._sizes[-1] and sequences <= _sequences(self._size(tokens))
@@ -106,9 +106,9 @@ class TextGraphs:
         # Empty sequences behind the last one.
         self._bounds[: sequences + 1].copy_(cu_seqlens)
         self._bounds[sequences + 1 :] = tokens
-        graph, vectors = self._graphs[self._size(tokens)]
+        graph, pooled = self._graphs[self._size(tokens)]
         graph.replay()
-        return vectors[:sequences]
+        return pooled[:sequences]
 
     def _size(self, tokens: int) -> int:
         return self._sizes[bisect_left(self._sizes, tokens)]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from tessera.engine.base import Cost, Finished, Launched, TextBatch, packed_cost
+from tessera.engine.base import Cost, Finished, Launched, TextBatch, TextVectors, packed_cost
 from tessera.engine.config import EngineConfig
 from tessera.engine.packing import PackedInput, pack
 from tessera.engine.torch_device import Placement
@@ -52,11 +51,11 @@ class TorchTextEngine:
         self.launch(_sequences(8, 8)).result()
         settle()
 
-    def launch(self, batch: TextBatch) -> Launched[npt.NDArray[np.float32]]:
+    def launch(self, batch: TextBatch) -> Launched[TextVectors]:
         if self._cuda is not None:
             return self._cuda.launch(batch)
         with torch.inference_mode():
-            vectors = self._module(
+            pooled = self._module(
                 torch.from_numpy(batch.input_ids),
                 torch.from_numpy(batch.positions),
                 torch.from_numpy(batch.cu_seqlens),
@@ -64,7 +63,7 @@ class TorchTextEngine:
                 self._gather(batch),
                 torch.from_numpy(batch.vision_index),
             )
-            return Finished(vectors.numpy())
+            return Finished(TextVectors.of(pooled.numpy()))
 
     def _gather(self, batch: TextBatch) -> torch.Tensor:
         dtype = self._placement.torch_dtype

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.base import TextBatch
+from tessera.engine.base import TextBatch, TextVectors
 from tessera.engine.torch_device import Placement
 from tessera.engine.torch_event import EventLaunched
 from tessera.engine.torch_graphs import SplitTextModule, TextGraphs
 from tessera.engine.torch_streams import Streams, pinned
 from tessera.models.base import TextModule
+
+
+@dataclass(frozen=True, slots=True)
+class _LaunchedText:
+    """Pooled vectors on their way to the host, where they are scaled."""
+
+    pooled: EventLaunched
+
+    def done(self) -> bool:
+        return self.pooled.done()
+
+    def result(self) -> TextVectors:
+        return TextVectors.of(self.pooled.result())
 
 
 class CudaText:
@@ -39,19 +54,20 @@ class CudaText:
                 max_tokens=self._graph_tokens,
             )
 
-    def launch(self, batch: TextBatch) -> EventLaunched:
+    def launch(self, batch: TextBatch) -> _LaunchedText:
         with torch.inference_mode():
             with torch.cuda.stream(self._streams.copies):
                 staged, on_device = self._indices(batch)
                 sources, rows = self._rows(batch)
             with torch.cuda.stream(self._streams.compute):
                 self._streams.after_copies()
-                vectors = self._vectors(batch, on_device, rows)
-                host = pinned(tuple(vectors.shape), torch.float32)
-                host.copy_(vectors, non_blocking=True)
-                return EventLaunched.record(keep=(staged, on_device, sources, rows, vectors), host=host)
+                pooled = self._pooled(batch, on_device, rows)
+                host = pinned(tuple(pooled.shape), torch.float32)
+                host.copy_(pooled, non_blocking=True)
+                keep = (staged, on_device, sources, rows, pooled)
+                return _LaunchedText(EventLaunched.record(keep=keep, host=host))
 
-    def _vectors(self, batch: TextBatch, indices: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    def _pooled(self, batch: TextBatch, indices: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
         input_ids, positions, cu_seqlens, vision_index = indices
         rows = rows.to(self._placement.torch_dtype)
         if self._graphs is not None and self._graphs.fits(len(input_ids), len(batch.lengths)):

@@ -30,13 +30,21 @@ _MAX_CALL_BYTES = 48 << 20
 class Answer:
     """What came back for each item, in order: a row of ``vectors`` or an error.
 
-    ``vectors`` is float32 ``[items, hidden]``; the rows of failed items are zeros.
+    ``vectors`` is float32 ``[items, hidden]``, unit vectors, and ``norms`` float32 ``[items]``, the lengths
+    they had; both are zeros for failed items.
     """
 
     vectors: npt.NDArray[np.float32]
+    norms: npt.NDArray[np.float32]
     errors: dict[int, TesseraError] = field(default_factory=dict)
     cached_tokens: list[int] = field(default_factory=list)
     timings: wire.Timings = field(default_factory=wire.Timings)
+
+    @classmethod
+    def empty(cls, items: int, hidden: int) -> Answer:
+        return cls(
+            np.zeros((items, hidden), np.float32), np.zeros(items, np.float32), cached_tokens=[0] * items
+        )
 
 
 class Embedder(Protocol):
@@ -89,7 +97,7 @@ class Dispatcher:
 
         Items whose worker went away are sent once more, to another worker: embedding twice does no harm.
         """
-        answer = Answer(np.zeros((len(items), self._hidden), np.float32), cached_tokens=[0] * len(items))
+        answer = Answer.empty(len(items), self._hidden)
         gone: set[int] = set()
         indices = list(range(len(items)))
         for attempt in (0, 1):
@@ -156,7 +164,7 @@ class Dispatcher:
         )
         try:
             reply = await self._peers.call(call.instance, request, timeout=order.deadline.left())
-            vectors = self._vectors(reply, call)
+            vectors, norms = self._vectors(reply, call)
         except TesseraError as error:
             if isinstance(error, Unavailable):
                 gone.add(call.instance)
@@ -164,7 +172,7 @@ class Dispatcher:
             answer.errors.update(dict.fromkeys(call.indices, error))
             return
         assert isinstance(reply, wire.EmbedReply)
-        answer.vectors[call.indices] = vectors
+        answer.vectors[call.indices], answer.norms[call.indices] = vectors, norms
         answer.timings = answer.timings.merge(reply.timings)
         for position, index in enumerate(call.indices):
             answer.cached_tokens[index] = reply.cached_tokens[position]
@@ -174,17 +182,20 @@ class Dispatcher:
                 gone.add(call.instance)
             answer.errors[call.indices[position]] = reported
 
-    def _vectors(self, reply: wire.Reply, call: _Call) -> npt.NDArray[np.float32]:
+    def _vectors(
+        self, reply: wire.Reply, call: _Call
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
         if not isinstance(reply, wire.EmbedReply):
             raise ProtocolError(f"embed worker {call.instance:x} answered {type(reply).__name__}")
         shape = (len(call.indices), self._hidden)
-        if len(reply.vectors) != 4 * shape[0] * shape[1] or len(reply.cached_tokens) != shape[0]:
+        sizes = (len(reply.vectors), len(reply.norms), len(reply.cached_tokens))
+        if sizes != (4 * shape[0] * shape[1], 4 * shape[0], shape[0]):
             raise ProtocolError(f"embed worker {call.instance:x} sent vectors of another shape than {shape}")
         if not all(0 <= position < shape[0] for position in reply.failures):
             raise ProtocolError(
                 f"embed worker {call.instance:x} reports a failure of an item it was not sent"
             )
-        return np.frombuffer(reply.vectors, "<f4").reshape(shape)
+        return np.frombuffer(reply.vectors, "<f4").reshape(shape), np.frombuffer(reply.norms, "<f4")
 
 
 def _is_retryable(error: TesseraError | None) -> bool:

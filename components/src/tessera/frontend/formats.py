@@ -85,16 +85,15 @@ def check_width(hidden: int, dimensions: int | None, dtype: EmbedDtype) -> int:
     return width
 
 
-def finish(vectors: Vectors, *, width: int, normalize: bool, unit: bool = True) -> Vectors:
-    """Cut ``[n, hidden]`` to ``[n, width]`` and, if asked, make the rows unit vectors again.
+def finish(vectors: Vectors, *, width: int, normalize: bool) -> Vectors:
+    """Cut ``[n, hidden]`` to ``[n, width]`` and, if asked, make unit vectors unit vectors again.
 
-    ``unit`` says that the rows come in as unit vectors; those that are not cut are then left untouched. A
-    row of zeros stays zeros.
+    Rows that are not cut are left untouched, and a row of zeros stays zeros.
     """
     if not np.isfinite(vectors).all():
         raise EngineFailed("the engine produced values that are not finite")
     cut = vectors[:, :width]
-    if normalize and not (unit and width == vectors.shape[1]):
+    if normalize and width < vectors.shape[1]:
         cut = cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), _EPSILON)
     return np.ascontiguousarray(cut, dtype="<f4")
 
@@ -135,7 +134,6 @@ def embeddings_body(
     created: int,
     usage: Usage,
     failures: Mapping[int, TesseraError] | None = None,
-    unit: bool = True,
 ) -> ResponseBody:
     """OpenAI's list of embeddings in the encoding the request asks for; ``created`` in Unix seconds.
 
@@ -144,7 +142,7 @@ def embeddings_body(
     """
     failures = failures or {}
     width = check_width(vectors.shape[1], request.dimensions, request.dtype)
-    values = convert(finish(vectors, width=width, normalize=request.normalize, unit=unit), request.dtype)
+    values = convert(finish(vectors, width=width, normalize=request.normalize), request.dtype)
     head = {"id": identifier, "object": "list", "created": created, "model": model}
     if request.encoding_format is EncodingFormat.BYTES:
         return _raw(values, request.dtype, head, usage, failures)

@@ -90,6 +90,8 @@ class Pipeline:
             if errors and not request.partial:
                 raise errors[min(errors)]
             vectors[order] = answer.vectors
+            if not request.normalize:
+                vectors[order] *= answer.norms[:, None]
             cached, timings = sum(answer.cached_tokens), answer.timings
         done = [made for index, made in good.items() if index not in errors]
         usage = Usage(
@@ -113,10 +115,6 @@ class Pipeline:
             raise InvalidInput(
                 f"dimensions {request.dimensions} is none of {sorted(allowed)} that this model offers",
                 param="dimensions",
-            )
-        if not request.normalize:
-            raise InvalidInput(
-                "this service returns unit vectors only; leave normalize out", param="normalize"
             )
         count = sum(len(entry.images) for entry in request.inputs)
         if count > self._limits.max_images:

@@ -20,13 +20,21 @@ from tessera.frontend.metrics import FrontendMetrics
 
 Row = npt.NDArray[np.float32]
 
-# What an entry takes beside its vector: its key, the array object and the table's share.
-_ENTRY_BYTES = 320
+# What an entry takes beside its vector: its key, the objects around the array and the table's share.
+_ENTRY_BYTES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A unit vector and the norm it had."""
+
+    vector: Row
+    norm: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    vector: Row
+    entry: _Entry
     cached_tokens: int
     timings: wire.Timings
 
@@ -58,7 +66,7 @@ class ResultCache:
         self._tokens_per_tile = tokens_per_tile
         self._salt = salt
         self._flight_seconds = flight_seconds
-        self._entries: OrderedDict[bytes, Row] = OrderedDict()
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._flights: SingleFlight[_Computed] = SingleFlight()
         self._entry_bytes = 4 * hidden + _ENTRY_BYTES
         metrics.watch_result_cache(lambda: self.nbytes)
@@ -71,16 +79,16 @@ class ResultCache:
         self, items: Sequence[wire.Item], *, request_id: str, priority: int, deadline: Deadline
     ) -> Answer:
         """As ``Dispatcher.embed``; what is not cached goes to the workers in one batch."""
-        answer = Answer(np.zeros((len(items), self._hidden), np.float32), cached_tokens=[0] * len(items))
+        answer = Answer.empty(len(items), self._hidden)
         salt = self._salt()
         keys = [_key(salt, item) for item in items]
         missing: list[int] = []
         for index, key in enumerate(keys):
-            row = self._get(key)
-            if row is None:
+            entry = self._get(key)
+            if entry is None:
                 missing.append(index)
             else:
-                answer.vectors[index] = row
+                answer.vectors[index], answer.norms[index] = entry.vector, entry.norm
                 answer.cached_tokens[index] = self._image_tokens(items[index])
         self._metrics.result_cache.labels("hit").inc(len(items) - len(missing))
         if missing:
@@ -90,7 +98,7 @@ class ResultCache:
                 if isinstance(outcome, TesseraError):
                     answer.errors[index] = outcome
                 else:
-                    answer.vectors[index] = outcome.vector
+                    answer.vectors[index], answer.norms[index] = outcome.entry.vector, outcome.entry.norm
                     answer.cached_tokens[index] = outcome.cached_tokens
                     answer.timings = answer.timings.merge(outcome.timings)
         return answer
@@ -122,11 +130,11 @@ class ResultCache:
         answer = await self._dispatcher.embed(
             [item], request_id=batch.request_id, priority=batch.priority, deadline=deadline
         )
-        return answer.errors.get(0) or _Computed(answer.vectors[0], answer.cached_tokens[0], answer.timings)
+        return answer.errors.get(0) or _computed(answer, 0)
 
     async def _keep(self, key: bytes, batch: _Batch, position: int) -> _Computed:
         computed = await batch.portion(position)
-        self._put(key, computed.vector)
+        self._put(key, computed.entry)
         return computed
 
     def _image_tokens(self, item: wire.Item) -> int:
@@ -134,17 +142,17 @@ class ResultCache:
             image.tiles * self._tokens_per_tile for image in item.images if isinstance(image, wire.Image)
         )
 
-    def _get(self, key: bytes) -> Row | None:
-        row = self._entries.get(key)
-        if row is not None:
+    def _get(self, key: bytes) -> _Entry | None:
+        entry = self._entries.get(key)
+        if entry is not None:
             self._entries.move_to_end(key)
-        return row
+        return entry
 
-    def _put(self, key: bytes, vector: Row) -> None:
-        if self._entry_bytes > self._capacity or not np.isfinite(vector).all():
+    def _put(self, key: bytes, entry: _Entry) -> None:
+        if self._entry_bytes > self._capacity or not np.isfinite(entry.vector).all():
             return
         # A copy: the row would keep its whole batch alive.
-        self._entries[key] = vector.copy()
+        self._entries[key] = _Entry(entry.vector.copy(), entry.norm)
         while self.nbytes > self._capacity:
             self._entries.popitem(last=False)
 
@@ -178,7 +186,7 @@ class _Batch:
                 self._task.cancel()
         if position in answer.errors:
             raise answer.errors[position]
-        return _Computed(answer.vectors[position], answer.cached_tokens[position], answer.timings)
+        return _computed(answer, position)
 
     async def _send(self) -> Answer:
         return await self._dispatcher.embed(
@@ -187,6 +195,11 @@ class _Batch:
             priority=self.priority,
             deadline=Deadline.after(self._seconds),
         )
+
+
+def _computed(answer: Answer, position: int) -> _Computed:
+    entry = _Entry(answer.vectors[position], float(answer.norms[position]))
+    return _Computed(entry, answer.cached_tokens[position], answer.timings)
 
 
 def _key(salt: bytes, item: wire.Item) -> bytes:

@@ -16,6 +16,8 @@ from tessera.frontend.formats import Usage
 class Embedded:
     """Vectors in input order, float32 ``[inputs, hidden]``; rows of failed inputs are zeros.
 
+    They are unit vectors, or as the model pooled them when the request asked for that.
+
     ``image_pixels`` counts the pixels of all images as they were sent.
     """
 

@@ -64,7 +64,9 @@ class VisionModule(Protocol):
 
 
 class TextModule(Protocol):
-    """A packed batch → float32 ``[batch, hidden]``, pooled and L2-normalised.
+    """A packed batch → float32 ``[batch, hidden]``, pooled and as long as pooling made them.
+
+    Whoever runs the module scales them to unit length: some clients ask for the vectors as they are.
 
     All index tensors lie on the module's device; nothing in the call may wait for it.
     """

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +14,7 @@ from blake3 import blake3
 from tessera import wire
 from tessera.batching import Batcher, Outcome
 from tessera.cache import EmbeddingCache, SingleFlight
-from tessera.engine import Launched, TextEngine
+from tessera.engine import Launched, TextEngine, TextVectors
 from tessera.engine.config import EngineConfig
 from tessera.engine.packing import PackedInput, pack
 from tessera.errors import (
@@ -30,7 +31,8 @@ from tessera.worker.precomputed import precomputed_rows
 from tessera.worker.vision_source import EncodedImage, VisionSource
 
 T = TypeVar("T")
-Vector = npt.NDArray[np.float32]
+Vector = tuple[npt.NDArray[np.float32], float]
+"""A unit vector and the norm it had."""
 
 
 class EmbedService:
@@ -59,9 +61,8 @@ class EmbedService:
         # The digest names the image; the salt names everything else that its rows depend on.
         self._salt = blake3(f"{model.fingerprint}\0{info.dtype}".encode()).digest(16)
 
-        def launch(inputs: Sequence[PackedInput]) -> Launched[Sequence[Vector]]:
-            # An array of rows is the sequence of its rows.
-            return cast(Launched[Sequence[Vector]], engine.launch(pack(inputs)))
+        def launch(inputs: Sequence[PackedInput]) -> _Rows:
+            return _Rows(engine.launch(pack(inputs)))
 
         self._batcher: Batcher[PackedInput, Vector] = Batcher(
             "text",
@@ -133,6 +134,7 @@ class EmbedService:
 
     def _reply(self, settled: Sequence[_Pending | TesseraError]) -> wire.EmbedReply:
         vectors = np.zeros((len(settled), self._model.hidden), np.float32)
+        norms = np.zeros(len(settled), np.float32)
         failures: dict[int, wire.Failure] = {}
         cached = [0] * len(settled)
         timings = wire.Timings()
@@ -146,13 +148,14 @@ class EmbedService:
             result = entry.result()
             if isinstance(result, Outcome):
                 result = _Embedded.of(result)
-            vectors[index] = result.vector
+            vectors[index], norms[index] = result.vector
             cached[index] = result.cached_tokens
             timings = timings.merge(result.timings)
             self._metrics.items.labels("embed", "ok").inc()
         self._metrics.time("text_queue", timings.queue_ms)
         return wire.EmbedReply(
             vectors=vectors.tobytes(),
+            norms=norms.tobytes(),
             hidden=self._model.hidden,
             failures=failures,
             cached_tokens=tuple(cached),
@@ -248,6 +251,19 @@ class EmbedService:
                 f"the vision stage gave rows {tuple(encoded.rows.shape)}, not {expected}", param=image.param
             )
         return encoded
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A launched batch as one result for each input."""
+
+    launched: Launched[TextVectors]
+
+    def done(self) -> bool:
+        return self.launched.done()
+
+    def result(self) -> Sequence[Vector]:
+        return self.launched.result().rows()
 
 
 class _Embedded:

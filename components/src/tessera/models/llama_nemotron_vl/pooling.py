@@ -1,9 +1,8 @@
-"""From the last hidden states of a packed batch to one unit vector for each sequence."""
+"""From the last hidden states of a packed batch to one vector for each sequence."""
 
 from __future__ import annotations
 
 import torch
-from torch.nn import functional
 
 from tessera.models.layers.fused import uses_fused
 from tessera.models.llama_nemotron_vl.config import Pooling
@@ -32,8 +31,3 @@ def pool(hidden: torch.Tensor, cu_seqlens: torch.Tensor, pooling: Pooling) -> to
     sums = torch.zeros(batch, hidden.shape[1], dtype=torch.float32, device=hidden.device)
     sums.index_add_(0, sequence, hidden.float())
     return sums / lengths[:, None]
-
-
-def normalise(vectors: torch.Tensor) -> torch.Tensor:
-    """Scale float32 rows to length 1; a row shorter than 1e-12 is only divided by that."""
-    return functional.normalize(vectors, p=2.0, dim=-1, eps=1e-12)

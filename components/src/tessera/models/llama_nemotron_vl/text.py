@@ -12,7 +12,7 @@ from tessera.models.layers.fused import uses_fused
 from tessera.models.llama_nemotron_vl.activation import activation
 from tessera.models.llama_nemotron_vl.attention import varlen_attention
 from tessera.models.llama_nemotron_vl.config import TextConfig
-from tessera.models.llama_nemotron_vl.pooling import normalise, pool
+from tessera.models.llama_nemotron_vl.pooling import pool
 from tessera.models.llama_nemotron_vl.rope import inverse_frequencies, rotate, rotation
 
 
@@ -161,7 +161,7 @@ class TextTower(nn.Module):
         vision_index: torch.Tensor,
     ) -> torch.Tensor:
         embedded = self.embed(input_ids, vision_rows, vision_index)
-        return self.vectors(embedded, positions, cu_seqlens, lengths)
+        return self.pooled(embedded, positions, cu_seqlens, lengths)
 
     def embed(
         self, input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
@@ -172,7 +172,7 @@ class TextTower(nn.Module):
             embedded.index_copy_(0, vision_index.to(torch.int64), vision_rows.to(embedded.dtype))
         return embedded
 
-    def vectors(
+    def pooled(
         self,
         embedded: torch.Tensor,
         positions: torch.Tensor,
@@ -181,7 +181,7 @@ class TextTower(nn.Module):
     ) -> torch.Tensor:
         """What follows the embedding; ``embedded`` may be overwritten. Float32 ``[batch, hidden]``."""
         hidden = self.encode(embedded, positions, cu_seqlens, lengths)
-        return normalise(pool(hidden, cu_seqlens, self._config.pooling))
+        return pool(hidden, cu_seqlens, self._config.pooling)
 
     def encode(
         self,
