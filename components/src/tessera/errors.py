@@ -16,6 +16,7 @@ TesseraError
 │   ├── Overloaded            a queue, slab or admission limit is full
 │   │   └── RateLimited       an API key has used up its rate
 │   ├── Unavailable           no worker that can serve is there, or it went away
+│   │   └── EngineDead        its engine can run nothing any more, and its process ends
 │   ├── DeadlineExceeded      the request's time ran out
 │   ├── RequestCancelled      the caller went away
 │   └── EngineFailed          the engine raised; the input was accepted
@@ -107,6 +108,10 @@ class RateLimited(Overloaded):
 
 class Unavailable(ServiceError):
     code = "unavailable"
+
+
+class EngineDead(Unavailable):
+    code = "engine_dead"
 
 
 class DeadlineExceeded(ServiceError):

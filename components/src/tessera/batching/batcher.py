@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -15,9 +16,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from tessera.admission import Budget
 from tessera.batching.entry import Entry, Outcome, P, R
+from tessera.batching.pace import Pace
+from tessera.batching.queue import FairQueue
 from tessera.batching.slot import Cost, Slot
-from tessera.errors import EngineFailed, Overloaded, TesseraError, Unavailable
+from tessera.errors import EngineDead, EngineFailed, Overloaded, TesseraError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -57,8 +61,10 @@ class _InFlight(Generic[P, R]):
 class Batcher(Generic[P, R]):
     """Queues payloads by size and runs them in batches on its own thread.
 
-    ``budget`` bounds what a batch costs and ``max_queued`` the size that may wait; ``depth`` batches may be
-    launched and unfinished at a time. ``observe`` is called on the event loop after each batch.
+    ``budget`` bounds what a batch costs, ``max_queued`` the size that may wait and ``max_wait`` the seconds
+    that it would take to work it off; ``depth`` batches may be launched and unfinished at a time. Called on
+    the event loop: ``observe`` after each batch, ``dropped`` for each entry that was cancelled before it
+    ran, ``died`` when the engine has raised ``EngineDead``, after which nothing is run any more.
     """
 
     def __init__(
@@ -70,50 +76,92 @@ class Batcher(Generic[P, R]):
         budget: int,
         max_queued: int,
         depth: int,
+        max_wait: float = math.inf,
         observe: Callable[[BatchStats], None] = lambda _: None,
+        dropped: Callable[[], None] = lambda: None,
+        died: Callable[[EngineDead], None] = lambda _: None,
     ) -> None:
         self.name = name
         self._launch = launch
         self._depth = depth
+        self._batch = budget
         self._max_queued = max_queued
+        self._max_wait = max_wait
         self._observe = observe
+        self._dropped = dropped
+        self._died = died
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[Entry[P, R]] = deque()
+        self._queue: FairQueue[P, R] = FairQueue()
+        self._waiting = Budget(self._limit)
         self._empty = asyncio.Event()
         self._empty.set()
-        self._queued = 0
-        self._rate = 0.0
+        self._pace = Pace()
         self._slot: Slot[P, R] = Slot(cost, budget)
         self._closed = False
+        self._dead: EngineDead | None = None
+        self._running_since = math.inf
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._thread.start()
 
     @property
     def queued(self) -> int:
         """Size of what has been submitted and is not in the engine yet."""
-        return self._queued
+        return self._waiting.used
+
+    @property
+    def capacity(self) -> int:
+        """Size that may be here at a time, at the pace of now: waiting, or in the engine."""
+        return self._limit() + self._depth * self._batch
+
+    @property
+    def running_seconds(self) -> float:
+        """How long the oldest batch has been in the engine; 0 when none is."""
+        return max(0.0, time.perf_counter() - self._running_since)
+
+    def check(self, size: int, client: str = "") -> None:
+        """Raise what ``submit`` would raise."""
+        if self._dead is not None:
+            raise EngineDead(self._dead.message)
+        if self._closed:
+            raise Unavailable(f"the {self.name} engine is closing")
+        if not self._waiting.admits(client, size):
+            raise Overloaded(
+                f"the {self.name} queue is full ({self.queued} of {self._limit()})",
+                retry_after=self.seconds_to_drain(),
+            )
 
     def submit(
-        self, payload: P, size: int, *, abandoned: Callable[[], None] = lambda: None
+        self,
+        payload: P,
+        size: int,
+        *,
+        client: str = "",
+        priority: int = 0,
+        admitted: bool = False,
+        abandoned: Callable[[], None] = lambda: None,
     ) -> asyncio.Future[Outcome[R]]:
         """Queue one payload. Cancelling the future drops it, if the engine has not begun it.
 
-        ``abandoned`` is called after a cancellation, once the engine is done with the payload. Raises
-        ``Overloaded`` when ``max_queued`` would be passed, ``Unavailable`` after ``close``.
+        ``client`` is whom it is for: clients share the queue and the engine by size. Of what waits, smaller
+        ``priority`` goes first. ``admitted`` says that the caller has asked before (``check``) and must not
+        be refused now. ``abandoned`` is called after a cancellation, once the engine is done with the
+        payload. Raises ``Overloaded`` when the queue is full, ``Unavailable`` after ``close``, ``EngineDead``
+        when there is no engine any more.
         """
-        if self._closed:
-            raise Unavailable(f"the {self.name} engine is closing")
-        if self._queued and self._queued + size > self._max_queued:
-            raise Overloaded(
-                f"the {self.name} queue is full ({self._queued} of {self._max_queued})",
-                retry_after=self.seconds_to_drain(),
-            )
-        entry: Entry[P, R] = Entry(payload, size, self._loop.create_future(), time.perf_counter(), abandoned)
+        if not admitted or self._closed or self._dead is not None:
+            self.check(size, client)
+        entry: Entry[P, R] = Entry(
+            payload, size, client, priority, self._loop.create_future(), time.perf_counter(), abandoned
+        )
         entry.future.add_done_callback(lambda future: self._drop(entry) if future.cancelled() else None)
-        self._queued += size
-        self._queue.append(entry)
+        self._waiting.take(client, size)
         self._empty.clear()
-        self._feed()
+        if self._queue or not self._slot.offer(entry):
+            self._queue.push(entry)
+            if self._queue.head() is entry:
+                self._feed()
+        else:
+            entry.left_queue = True
         return entry.future
 
     async def close(self) -> None:
@@ -125,34 +173,50 @@ class Batcher(Generic[P, R]):
 
     def seconds_to_drain(self) -> float:
         """An estimate for what is queued now."""
-        return max(0.1, self._queued / self._rate) if self._rate else 1.0
+        return self._pace.seconds(self.queued)
+
+    def _limit(self) -> int:
+        if math.isinf(self._max_wait) or not self._pace.rate:
+            return self._max_queued
+        # However slow it is, the next batch may always be full.
+        return min(self._max_queued, max(self._batch, int(self._pace.rate * self._max_wait)))
 
     def _drop(self, entry: Entry[P, R]) -> None:
         entry.dropped = True
+        if not entry.left_queue:
+            self._queue.discard(entry)
+            self._give_up([entry])
+
+    def _give_up(self, entries: list[Entry[P, R]]) -> None:
+        """Cancelled entries that never ran."""
+        for entry in entries:
+            self._waiting.give(entry.client, entry.size)
+            entry.abandoned()
+            self._dropped()
+        self._settle()
 
     def _feed(self) -> None:
-        while self._queue:
-            entry = self._queue[0]
-            if not entry.dropped and not self._slot.offer(entry):
-                return
-            self._queue.popleft()
-            if entry.dropped:
-                self._queued -= entry.size
-                entry.abandoned()
-        self._empty.set()
+        while self._queue and self._slot.offer(self._queue.head()):
+            self._queue.pop()
+        self._settle()
+
+    def _settle(self) -> None:
+        if not self._waiting.used:
+            self._empty.set()
 
     # What follows runs on the engine thread.
 
     def _run(self) -> None:
         launched: deque[_InFlight[P, R]] = deque()
         while True:
+            self._running_since = launched[0].started if launched else math.inf
             full = len(launched) >= self._depth
             taken = [] if full else self._slot.take(_PEEK_SECONDS if launched else None)
             if taken is None and not launched:
                 return
             if taken:
                 alive, dead = _part(taken)
-                self._loop.call_soon_threadsafe(self._taken, taken, dead)
+                self._loop.call_soon_threadsafe(self._taken, alive, dead)
                 if alive:
                     self._start(alive, launched)
             if launched and (full or launched[0].running.done() or taken is None):
@@ -160,7 +224,11 @@ class Batcher(Generic[P, R]):
 
     def _start(self, entries: list[Entry[P, R]], launched: deque[_InFlight[P, R]]) -> None:
         started = time.perf_counter()
+        if not launched:
+            self._running_since = started
         try:
+            if self._dead is not None:
+                raise EngineDead(self._dead.message)
             running = self._launch([entry.payload for entry in entries])
         except Exception as error:
             self._failed(entries, error)
@@ -182,6 +250,13 @@ class Batcher(Generic[P, R]):
         )
 
     def _failed(self, entries: list[Entry[P, R]], error: Exception) -> None:
+        if isinstance(error, EngineDead):
+            if self._dead is None:
+                self._dead = error
+                log.critical("%s engine: %s", self.name, error)
+                self._loop.call_soon_threadsafe(self._died, error)
+            self._loop.call_soon_threadsafe(self._fail, entries, error)
+            return
         if len(entries) == 1:
             failure = (
                 error
@@ -190,23 +265,27 @@ class Batcher(Generic[P, R]):
             )
             if failure is not error:
                 log.error("%s engine: %s: %s", self.name, type(error).__name__, error)
-            self._loop.call_soon_threadsafe(self._fail, entries[0], failure)
+            self._loop.call_soon_threadsafe(self._fail, entries, failure)
             return
         # One entry must not fail the batch it rode in: halve until it stands alone.
         log.warning("%s engine: a batch of %d failed (%s); trying halves", self.name, len(entries), error)
         middle = len(entries) // 2
         for half in (entries[:middle], entries[middle:]):
+            alive, dead = _part(half)
+            if dead:
+                self._loop.call_soon_threadsafe(self._forsake, dead)
             launched: deque[_InFlight[P, R]] = deque()
-            self._start(half, launched)
+            if alive:
+                self._start(alive, launched)
             if launched:
                 self._finish(launched.popleft())
 
     # What follows runs on the event loop again.
 
-    def _taken(self, entries: list[Entry[P, R]], dead: list[Entry[P, R]]) -> None:
-        self._queued -= sum(entry.size for entry in entries)
-        for entry in dead:
-            entry.abandoned()
+    def _taken(self, alive: list[Entry[P, R]], dead: list[Entry[P, R]]) -> None:
+        for entry in alive:
+            self._waiting.give(entry.client, entry.size)
+        self._give_up(dead)
         self._feed()
 
     def _deliver(self, entries: list[Entry[P, R]], values: Sequence[R], started: float, ended: float) -> None:
@@ -218,15 +297,21 @@ class Batcher(Generic[P, R]):
                 entry.abandoned()
             else:
                 entry.future.set_result(Outcome(value, (started - entry.enqueued) * 1e3, run_ms))
-        rate = size / max(ended - started, 1e-6)
-        self._rate = 0.8 * self._rate + 0.2 * rate if self._rate else rate
+        self._pace.ran(size, started, ended)
         self._observe(BatchStats(len(entries), size, run_ms))
 
-    def _fail(self, entry: Entry[P, R], error: TesseraError) -> None:
-        if entry.future.cancelled():
+    def _fail(self, entries: list[Entry[P, R]], error: TesseraError) -> None:
+        for entry in entries:
+            if entry.future.cancelled():
+                entry.abandoned()
+            else:
+                entry.future.set_exception(error)
+
+    def _forsake(self, entries: list[Entry[P, R]]) -> None:
+        """Cancelled entries of a batch that failed; they will not run again."""
+        for entry in entries:
             entry.abandoned()
-        else:
-            entry.future.set_exception(error)
+            self._dropped()
 
 
 def _part(entries: list[Entry[P, R]]) -> tuple[list[Entry[P, R]], list[Entry[P, R]]]:

@@ -22,15 +22,20 @@ class Outcome(Generic[R]):
 
 @dataclass(slots=True, eq=False)
 class Entry(Generic[P, R]):
-    """``size`` counts tokens or tiles. ``dropped`` is set by the event loop and read by the engine thread.
+    """``size`` counts tokens or tiles; ``client`` is who shares with whom, ``priority`` smaller is sooner.
 
-    ``abandoned`` is called once, on the event loop, when the future was cancelled and the engine will not
-    touch the payload any more: only then may memory that the payload names be used for something else.
+    ``left_queue`` belongs to the queue: it holds no place there any more. ``dropped`` is set by the event loop
+    and read by the engine thread. ``abandoned`` is called once, on the event loop, when the future was
+    cancelled and the engine will not touch the payload any more: only then may memory that the payload names
+    be used for something else.
     """
 
     payload: P
     size: int
+    client: str
+    priority: int
     future: asyncio.Future[Outcome[R]]
     enqueued: float
     abandoned: Callable[[], None]
+    left_queue: bool = field(default=False)
     dropped: bool = field(default=False)
