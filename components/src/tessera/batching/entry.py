@@ -24,8 +24,8 @@ class Outcome(Generic[R]):
 class Entry(Generic[P, R]):
     """``size`` counts tokens or tiles; ``client`` is who shares with whom, ``priority`` smaller is sooner.
 
-    ``left_queue`` belongs to the queue: it holds no place there any more. ``dropped`` is set by the event loop
-    and read by the engine thread. ``abandoned`` is called once, on the event loop, when the future was
+    ``left_queue`` says that it holds no place in the queue any more. ``dropped`` is set by the event loop and
+    read by the engine thread. ``abandoned`` is called once, on the event loop, when the future was
     cancelled and the engine will not touch the payload any more: only then may memory that the payload names
     be used for something else.
     """

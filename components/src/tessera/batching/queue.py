@@ -13,12 +13,13 @@ _OVERTAKE: Final = 8
 
 
 class FairQueue(Generic[P, R]):
-    """Smaller priorities first; within one, start-time fair queueing between clients (Goyal, Vin, Cheng 1996).
+    """Smaller priorities first; within one, start-time fair queueing between clients.
 
-    An entry's tag is the virtual time at which its client's earlier entries are through, so that clients
-    share by size whatever they send, and one client alone is served in order. So that a stream of urgent work
-    does not keep the rest waiting for ever, an entry of any priority that has come to be the oldest is served
-    after at most eight times its own size. Owned by one event loop.
+    The latter as by Goyal, Vin and Cheng, 1996: an entry's tag is the virtual time at which its client's
+    earlier entries are through, so that clients share by size whatever they send, and one client alone is
+    served in order. So that a stream of urgent work does not keep the rest waiting for ever, an entry of any
+    priority that has come to be the oldest is served after at most eight times its own size. Owned by one
+    event loop.
     """
 
     def __init__(self) -> None:

@@ -1,0 +1,58 @@
+"""A bounded amount, shared."""
+
+from __future__ import annotations
+
+from tessera.admission import Budget
+
+
+def fill(budget: Budget, client: str, amount: int = 1) -> int:
+    taken = 0
+    while budget.admits(client, amount):
+        budget.take(client, amount)
+        taken += amount
+    return taken
+
+
+def test_unnamed_clients_share_the_whole() -> None:
+    budget = Budget(lambda: 1000)
+    assert fill(budget, "") == 1000
+    budget.give("", 1000)
+    assert budget.used == 0
+
+
+def test_named_clients_leave_room_for_others() -> None:
+    budget = Budget(lambda: 9000)
+    assert fill(budget, "a") == 7200
+    assert fill(budget, "b") > 1000
+    assert fill(budget, "c") > 100
+    for client in "abc":
+        budget.give(client, budget.held(client))
+    assert budget.used == 0 and budget.held("a") == 0
+
+
+def test_clients_that_come_and_go_end_with_equal_shares() -> None:
+    budget = Budget(lambda: 9000)
+    fill(budget, "a")
+    for _ in range(2000):
+        fill(budget, "b", 10)
+        fill(budget, "a", 10)
+        for client in "ab":
+            budget.give(client, min(50, budget.held(client)))
+    assert abs(budget.held("a") - budget.held("b")) < 0.05 * 9000
+
+
+def test_a_first_piece_of_any_size_is_let_in() -> None:
+    budget = Budget(lambda: 10)
+    assert budget.admits("a", 500)
+    budget.take("a", 500)
+    assert not budget.admits("b", 1)
+
+
+def test_the_limit_may_change() -> None:
+    limit = [100]
+    budget = Budget(lambda: limit[0])
+    assert fill(budget, "") == 100
+    limit[0] = 50
+    assert not budget.admits("", 1)
+    limit[0] = 200
+    assert fill(budget, "") == 100
