@@ -1,0 +1,1 @@
+"""From a composition to a picture: everything that is decided here is noise to the captions."""
