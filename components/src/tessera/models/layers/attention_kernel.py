@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-_ROWS = 128
+ROWS = 128
 # Milliseconds on an H100, 32,768 tokens, 32 heads on 8, head width 64, against FlashAttention 2:
 #   length           32     128    260    1024   1796
 #   32 keys a step   0.17   0.22   0.39   0.94   1.56
@@ -25,7 +25,7 @@ _LONG = 512
 
 
 @triton.jit(do_not_specialize=["sequences"], do_not_specialize_on_alignment=["bounds"])
-def _attend(
+def attend(
     q,
     k,
     v,
@@ -118,12 +118,12 @@ def packed_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     sequences = cu_seqlens.shape[0] - 1
     if sequences > 1 and longest >= total:
-        grid = (total * group // _ROWS + sequences, shared, 1)
+        grid = (total * group // ROWS + sequences, shared, 1)
         search = triton.next_power_of_2(sequences)
     else:
-        grid = (triton.cdiv(longest * group, _ROWS), shared, sequences)
+        grid = (triton.cdiv(longest * group, ROWS), shared, sequences)
         search = 0
-    _attend[grid](
+    attend[grid](
         q,
         k,
         v,
@@ -137,7 +137,7 @@ def packed_attention(
         sequences,
         GROUP=group,
         WIDTH=width,
-        ROWS=_ROWS,
+        ROWS=ROWS,
         KEYS=64 if longest > _LONG else 32,
         SEARCH=search,
         num_warps=4,

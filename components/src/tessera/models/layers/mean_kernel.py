@@ -9,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-_ROWS = 16
-_COLUMNS = 128
+ROWS = 16
+COLUMNS = 128
 
 
 @triton.jit(do_not_specialize_on_alignment=["bounds"])
-def _segment_mean(rows, bounds, out, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def mean(rows, bounds, out, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     sequence = tl.program_id(0)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < WIDTH
@@ -37,6 +37,6 @@ def segment_mean(rows: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
     """
     batch, width = cu_seqlens.shape[0] - 1, rows.shape[1]
     out = torch.empty(batch, width, dtype=torch.float32, device=rows.device)
-    grid = (batch, triton.cdiv(width, _COLUMNS))
-    _segment_mean[grid](rows, cu_seqlens, out, WIDTH=width, ROWS=_ROWS, COLUMNS=_COLUMNS, num_warps=4)
+    grid = (batch, triton.cdiv(width, COLUMNS))
+    mean[grid](rows, cu_seqlens, out, WIDTH=width, ROWS=ROWS, COLUMNS=COLUMNS, num_warps=4)
     return out

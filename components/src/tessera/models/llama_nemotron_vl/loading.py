@@ -34,9 +34,9 @@ def load_vision(path: Path, config: ModelConfig, *, dtype: str, device: str) -> 
     tensors = stored_tensors(path, config)
     with torch.device("meta"):
         tower = VisionTower(config)
-    _fill(tower, tensors, part="", dtype=_dtype(dtype), device=torch.device(device))
+    fill(tower, tensors, part="", dtype=torch_dtype(dtype), device=torch.device(device))
     tower.vision.embeddings.place_constants(config.image, torch.device(device))
-    tower.prepare(torch.device(device), _dtype(dtype))
+    tower.prepare(torch.device(device), torch_dtype(dtype))
     return tower.eval()
 
 
@@ -45,18 +45,18 @@ def load_text(path: Path, config: ModelConfig, *, dtype: str, device: str) -> Te
     tensors = stored_tensors(path, config)
     with torch.device("meta"):
         tower = TextTower(config.text)
-    _fill(tower, tensors, part="text.", dtype=_dtype(dtype), device=torch.device(device))
+    fill(tower, tensors, part="text.", dtype=torch_dtype(dtype), device=torch.device(device))
     tower.place_constants(torch.device(device))
     return tower.eval()
 
 
-def _dtype(name: str) -> torch.dtype:
+def torch_dtype(name: str) -> torch.dtype:
     if name not in _DTYPES:
         raise ConfigError(f"dtype {name!r} is none of {sorted(_DTYPES)}")
     return _DTYPES[name]
 
 
-def _fill(
+def fill(
     module: nn.Module,
     tensors: Mapping[str, StoredTensor],
     *,
@@ -64,7 +64,10 @@ def _fill(
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
-    """Replace every parameter of ``module`` by one with storage, read from its sources."""
+    """Replace every parameter of ``module`` by one with storage, read from its sources.
+
+    ``part`` is what precedes the parameters' names in the tensors' canonical names.
+    """
     with _Reader() as reader:
         for name, placeholder in list(module.named_parameters()):
             value = torch.empty(placeholder.shape, dtype=dtype, device=device)

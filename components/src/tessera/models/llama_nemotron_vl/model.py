@@ -23,6 +23,7 @@ from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from tessera.models.base import Model
+    from tessera.models.stages import StageFamily, StageModule
 
 FAMILY_NAME = "llama_nemotron_vl"
 
@@ -122,6 +123,22 @@ class LlamaNemotronVL:
 
         return load_text(self.path, self.config, dtype=dtype, device=device)
 
+    def load_stage(
+        self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024
+    ) -> StageModule:
+        """A part of the model for compilers; raises ``CheckpointError`` or ``ConfigError``."""
+        from tessera.models.llama_nemotron_vl.stages import load_stage
+
+        return load_stage(
+            self.path,
+            self.config,
+            stage,
+            layout=layout,
+            dtype=dtype,
+            device=device,
+            max_sequences=max_sequences,
+        )
+
     def vision_nbytes(self, dtype: str) -> int:
         return _nbytes(used_for_vision(self.config), dtype)
 
@@ -141,3 +158,4 @@ def _nbytes(shapes: Shapes, dtype: str) -> int:
 
 if TYPE_CHECKING:
     _conforms: type[Model] = LlamaNemotronVL
+    _offers_stages: type[StageFamily] = LlamaNemotronVL

@@ -41,17 +41,22 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(config.heads * config.head_dim, config.hidden, bias=False)
 
     def forward(self, hidden: torch.Tensor, packing: Packing) -> torch.Tensor:
-        heads = self.qkv_proj(hidden).unflatten(-1, (-1, self._head_dim))
-        turned = rotate(heads[:, : -self._kv_heads], packing.cosines, packing.sines)
-        attended = varlen_attention(
-            turned[:, : self._heads],
-            turned[:, self._heads :],
-            heads[:, -self._kv_heads :],
-            packing.cu_seqlens,
-            packing.lengths,
-        )
+        q, k, v = self.turned(hidden, packing.cosines, packing.sines)
+        attended = varlen_attention(q, k, v, packing.cu_seqlens, packing.lengths)
         projected: torch.Tensor = self.o_proj(attended.flatten(1))
         return projected
+
+    def turned(
+        self, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Turned queries and keys, and values, each ``[..., tokens, heads, width]``."""
+        heads = self.qkv_proj(hidden).unflatten(-1, (-1, self._head_dim))
+        turned = rotate(heads[..., : -self._kv_heads, :], cosines, sines)
+        return (
+            turned[..., : self._heads, :],
+            turned[..., self._heads :, :],
+            heads[..., -self._kv_heads :, :],
+        )
 
     def add_to(self, hidden: torch.Tensor, normed: torch.Tensor, packing: Packing) -> None:
         """Add the attention of ``normed`` to ``hidden`` within the output product itself."""
@@ -111,6 +116,9 @@ class RmsNorm(nn.Module):
             from tessera.models.layers.norm_kernels import rms_norm
 
             return rms_norm(hidden, self.weight, self._eps)
+        return self.plain(hidden)
+
+    def plain(self, hidden: torch.Tensor) -> torch.Tensor:
         return functional.rms_norm(hidden, self.weight.shape, self.weight, self._eps)
 
 

@@ -65,11 +65,16 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(config.hidden, config.hidden)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        qkv = self.qkv_proj(hidden).unflatten(-1, (3, self._heads, -1))
-        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
+        q, k, v = self.split(hidden)
         attended = scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
         projected: torch.Tensor = self.out_proj(attended)
         return projected
+
+    def split(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values of ``[n, patches, hidden]``, each ``[n, heads, patches, width]``."""
+        qkv = self.qkv_proj(hidden).unflatten(-1, (3, self._heads, -1))
+        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
+        return q, k, v
 
     def add_to(self, hidden: torch.Tensor, normed: torch.Tensor, patches: int) -> None:
         """Add the attention of ``normed``, but for the output's bias, to ``hidden``."""

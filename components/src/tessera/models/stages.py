@@ -1,0 +1,54 @@
+"""Stages of a model as modules of plain tensors, for compilers and exporters.
+
+A family that offers them implements ``StageFamily`` beside ``Model``. Their forward passes have no branch
+that looks at values, nothing whose shape depends on data, and sizes that ``torch.export`` can leave open.
+
+Stages are named ``vision``, ``text``, ``fused``, ``embed``, ``lm`` and ``post``, layouts ``padded`` and
+``packed``; ``text`` alone comes in both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Axis = int | str
+"""A size, or the name of one that the batch decides: tiles, sequences, tokens or rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTensor:
+    """One input or output; ``dtype`` is torch's name of it."""
+
+    name: str
+    dtype: str
+    axes: tuple[Axis, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageModule:
+    """A module in evaluation mode, and its positional inputs and outputs in order."""
+
+    module: nn.Module
+    inputs: tuple[StageTensor, ...]
+    outputs: tuple[StageTensor, ...]
+
+
+@runtime_checkable
+class StageFamily(Protocol):
+    """A model whose stages can be taken apart."""
+
+    def load_stage(
+        self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024
+    ) -> StageModule:
+        """Build the stage and read its weights, and no others.
+
+        A packed batch on CUDA may hold up to ``max_sequences``.
+
+        Raises ``CheckpointError`` as the loaders do, and ``ConfigError`` for a stage or layout that there
+        is not.
+        """
+        ...
