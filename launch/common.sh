@@ -16,6 +16,8 @@ export DYN_DISCOVERY_BACKEND=${DYN_DISCOVERY_BACKEND:-file}
 export DYN_REQUEST_PLANE=${DYN_REQUEST_PLANE:-tcp}
 export MODALITY=${MODALITY:-multimodal}
 export ALLOWED_LOCAL_MEDIA_PATH=${ALLOWED_LOCAL_MEDIA_PATH:-}
+# The page to try the service on, at /: on or off.
+export FRONTEND_PAGE=${FRONTEND_PAGE:-on}
 export MAX_FILE_SIZE_MB=${MAX_FILE_SIZE_MB:-50}
 export READY_TIMEOUT_SECONDS=${READY_TIMEOUT_SECONDS:-600}
 # A child that has not drained by then is killed; above the children's own --drain-seconds.
@@ -119,6 +121,7 @@ start_frontend() {
     if [[ -n $ALLOWED_LOCAL_MEDIA_PATH ]]; then
         flags+=(--allowed-local-media-path "$ALLOWED_LOCAL_MEDIA_PATH")
     fi
+    if [[ $FRONTEND_PAGE == off ]]; then flags+=(--no-page); fi
     # FRONTEND_ARGS holds further flags, separated by spaces.
     # shellcheck disable=SC2206
     flags+=(${FRONTEND_ARGS:-})
@@ -150,8 +153,11 @@ wait_ready() {
         exit 1
     }
     say "ready at http://$DYN_HTTP_HOST:$DYN_HTTP_PORT, model $SERVED_MODEL_NAME. Try:"
+    echo >&2
+    if [[ $FRONTEND_PAGE != off && " ${FRONTEND_ARGS:-} " != *" --no-page "* ]]; then
+        printf '  open http://%s:%s/ in a browser, or\n\n' "$DYN_HTTP_HOST" "$DYN_HTTP_PORT" >&2
+    fi
     cat >&2 <<EOF
-
   curl -s http://$DYN_HTTP_HOST:$DYN_HTTP_PORT/v1/embeddings -H 'Content-Type: application/json' \\
     -d '{"model": "$SERVED_MODEL_NAME", "input": "a photo of a flower"}'
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import sklearn.datasets
 import torch
 
 from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
+from tests.e2e.disaggregated import Disaggregated, disaggregated
 from tests.references.llama_nemotron_vl import Reference
 
 # The machine's cores are shared with the processes that the tests start.
@@ -33,3 +35,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def reference(checkpoint: Path) -> Reference:
     return Reference(checkpoint)
+
+
+@pytest.fixture(scope="session")
+def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disaggregated]:
+    """One for every test that only asks; it is closed with an API key."""
+    with disaggregated(checkpoint, tmp_path_factory.mktemp("service")) as running:
+        yield running

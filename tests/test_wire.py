@@ -32,6 +32,7 @@ REQUESTS: list[wire.Request] = [
         request_id="r", image=IMAGE, timeout_ms=5, reader=wire.ReaderInfo(host="h", kinds=("shm", "inline"))
     ),
     wire.Describe(),
+    wire.Inspect(),
 ]
 REPLIES: list[wire.Reply] = [
     wire.EmbedReply(
@@ -44,6 +45,11 @@ REPLIES: list[wire.Reply] = [
     ),
     wire.EncodeReply(handle=HANDLE, timings=wire.Timings(encode_ms=3.0)),
     INFO,
+    wire.WorkerState(
+        queued={"text": 12.0, "vision": 0.0},
+        cache=wire.CacheState(hits=3, misses=1, entries=1, nbytes=512, capacity_bytes=1024),
+        slab=wire.SlabState(used_bytes=0, capacity_bytes=4096, leases=0),
+    ),
     wire.Failure(code="invalid_input", message="no", param="input[1]"),
 ]
 

@@ -131,6 +131,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     requests_per_minute: float = 0.0
     tokens_per_minute: float = 0.0
     result_cache_bytes: int = 0
+    page: bool = True
 
 
 def convert(kind: type[T], value: object, source: str) -> T:

@@ -195,8 +195,38 @@ class WorkerInfo(Message, frozen=True, kw_only=True):
     slabs: tuple[SlabInfo, ...] = ()
 
 
-Request = EmbedRequest | EncodeRequest | Describe
-Reply = EmbedReply | EncodeReply | WorkerInfo | Failure
+class Inspect(Message, frozen=True, kw_only=True):
+    """Ask an instance how busy it is."""
+
+
+class CacheState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A cache of vision rows: lookups since the start, and images and bytes held now."""
+
+    hits: int
+    misses: int
+    entries: int
+    nbytes: int
+    capacity_bytes: int
+
+
+class SlabState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An encode worker's slab now: bytes lent or reserved, and leases outstanding."""
+
+    used_bytes: int
+    capacity_bytes: int
+    leases: int
+
+
+class WorkerState(Message, frozen=True, kw_only=True):
+    """How busy an instance is; ``queued`` is in tokens for the text stage, in tiles for the vision stage."""
+
+    queued: dict[str, float]
+    cache: CacheState | None = None
+    slab: SlabState | None = None
+
+
+Request = EmbedRequest | EncodeRequest | Describe | Inspect
+Reply = EmbedReply | EncodeReply | WorkerInfo | WorkerState | Failure
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -21,10 +22,12 @@ from tessera.frontend.endpoint import Endpoint
 from tessera.frontend.http_server import HttpServer
 from tessera.frontend.media import MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.page import Page
 from tessera.frontend.pipeline import Pipeline
 from tessera.frontend.rate_limit import RateLimiter
 from tessera.frontend.result_cache import ResultCache
 from tessera.frontend.router import Router
+from tessera.frontend.status import StatusBoard
 from tessera.logs import log_as
 from tessera.models import Model, open_model
 from tessera.rpc import Check, Client, Peers, Runtime, set_environment_defaults
@@ -63,6 +66,8 @@ async def serve(config: FrontendConfig) -> None:
         model=config.served_model_name,
         max_tokens=pipeline.max_tokens,
         draining=draining,
+        board=StatusBoard(_head(config, model), peers, encode_peers, metrics),
+        try_page=Page() if config.page else None,
     )
     server = HttpServer(app, host=config.host, port=config.port, drain_seconds=config.drain_seconds)
 
@@ -101,6 +106,16 @@ def _embedder(
         salt=salt,
         flight_seconds=config.limits.timeout_seconds,
     )
+
+
+def _head(config: FrontendConfig, model: Model) -> dict[str, str | None]:
+    """What does not change in ``/status``."""
+    checkpoint = json.loads((config.model_path / "config.json").read_bytes()).get("tessera_checkpoint")
+    return {
+        "model": config.served_model_name,
+        "fingerprint": model.fingerprint,
+        "checkpoint": checkpoint if isinstance(checkpoint, str) else None,
+    }
 
 
 def _same_model(model: Model) -> Check:

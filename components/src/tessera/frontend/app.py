@@ -15,10 +15,12 @@ from tessera.frontend.auth import Authenticator
 from tessera.frontend.endpoint import Endpoint
 from tessera.frontend.error_shapes import failure_response
 from tessera.frontend.failures import render, render_status
-from tessera.frontend.gate import Gate
+from tessera.frontend.gate import OPEN_PATHS, Gate
 from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.page import Page
 from tessera.frontend.rate_limit import RateLimiter
-from tessera.frontend.routes import cohere, health, openai, tei, tokenize, voyage
+from tessera.frontend.routes import cohere, health, openai, page, status, tei, tokenize, voyage
+from tessera.frontend.status import StatusBoard
 from tessera.rpc import Peers
 
 
@@ -33,15 +35,23 @@ def make_app(
     model: str,
     max_tokens: int,
     draining: asyncio.Event,
+    board: StatusBoard,
+    try_page: Page | None,
 ) -> FastAPI:
+    """Without ``try_page`` there is nothing at ``/``."""
     app = FastAPI(title="Tessera", version=__version__, description="Multimodal embeddings.")
-    app.add_middleware(Gate, keys=keys, limiter=limiter, metrics=metrics)
+    # The page asks for a key itself, once the service has asked for one.
+    open_paths = OPEN_PATHS | (try_page.paths if try_page else frozenset())
+    app.add_middleware(Gate, keys=keys, limiter=limiter, metrics=metrics, open_paths=open_paths)
     app.include_router(openai.routes(endpoint, model, max_tokens))
     app.include_router(cohere.routes(endpoint))
     app.include_router(voyage.routes(endpoint))
     app.include_router(tei.routes(endpoint))
     app.include_router(tokenize.routes(endpoint))
     app.include_router(health.routes(metrics, embed_peers, encode_peers, draining))
+    app.include_router(status.routes(board))
+    if try_page:
+        app.include_router(page.routes(try_page))
 
     @app.exception_handler(TesseraError)
     async def tessera_error(request: Request, error: TesseraError) -> Response:

@@ -34,6 +34,12 @@ def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> 
     parser.add_argument(
         "--result-cache-mb", type=float, default=0.0, help="final vectors kept for identical inputs; 0: none"
     )
+    parser.add_argument(
+        "--page",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="the page at / to try the service on",
+    )
     parser.add_argument("--drain-seconds", type=float, default=30.0, help="for what is in flight at SIGTERM")
     add_rpc_arguments(parser)
     parsed = parser.parse_args(argv)
@@ -65,6 +71,7 @@ def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> 
         requests_per_minute=parsed.requests_per_minute,
         tokens_per_minute=parsed.tokens_per_minute,
         result_cache_bytes=int(parsed.result_cache_mb * _MIB),
+        page=parsed.page,
     )
 
 

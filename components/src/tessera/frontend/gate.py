@@ -30,12 +30,19 @@ class Gate:
     """ASGI middleware; sets ``request_id`` and ``key_name`` in the request's state."""
 
     def __init__(
-        self, app: ASGIApp, *, keys: Authenticator, limiter: RateLimiter, metrics: FrontendMetrics
+        self,
+        app: ASGIApp,
+        *,
+        keys: Authenticator,
+        limiter: RateLimiter,
+        metrics: FrontendMetrics,
+        open_paths: frozenset[str] = OPEN_PATHS,
     ) -> None:
         self._app = app
         self._keys = keys
         self._limiter = limiter
         self._metrics = metrics
+        self._open_paths = open_paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -70,7 +77,7 @@ class Gate:
             self._metrics.latency.labels(route).observe(time.perf_counter() - started)
 
     def _refusal(self, scope: Scope) -> Failure | None:
-        if scope["path"] in OPEN_PATHS:
+        if scope["path"] in self._open_paths:
             return None
         name = self._keys.name_of(scope["headers"])
         if name is None:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import torch
 import uvloop
 
+from tessera import wire
 from tessera.config import WorkerConfig
 from tessera.errors import TesseraError
 from tessera.logs import log_as
@@ -41,7 +42,13 @@ async def serve(config: WorkerConfig) -> None:
     if service is None:
         runtime.shutdown()
         return
-    server = Server(runtime, address, service.handle)
+
+    async def answer(request: wire.Request) -> wire.Reply:
+        if isinstance(request, wire.Inspect):
+            return metrics.state()
+        return await service.handle(request)
+
+    server = Server(runtime, address, answer)
     server.expose_metrics(metrics.render)
     await server.start()
     log.info(

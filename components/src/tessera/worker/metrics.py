@@ -15,6 +15,7 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tessera import wire
 from tessera.batching import BatchStats
 from tessera.cache import CacheStats
 from tessera.transport.slab import SlabStats
@@ -54,6 +55,9 @@ class WorkerMetrics:
             "tessera_encode_calls", "Calls to encode workers", ["outcome"], registry=registry
         )
         self._queued = Gauge("tessera_queued", "Tokens or tiles waiting", ["stage"], registry=registry)
+        self._queues: dict[str, Callable[[], float]] = {}
+        self._cache: Callable[[], CacheStats] | None = None
+        self._slab: Callable[[], SlabStats] | None = None
 
     def batch(self, stage: str) -> Callable[[BatchStats], None]:
         """An observer for that stage's batcher."""
@@ -74,13 +78,37 @@ class WorkerMetrics:
         self._stage.labels(stage).observe(milliseconds / 1e3)
 
     def watch_queue(self, stage: str, read: Callable[[], float]) -> None:
+        self._queues[stage] = read
         self._queued.labels(stage).set_function(read)
 
     def watch_cache(self, read: Callable[[], CacheStats]) -> None:
+        self._cache = read
         self.registry.register(_CacheCollector(read))
 
     def watch_slab(self, read: Callable[[], SlabStats]) -> None:
+        self._slab = read
         self.registry.register(_SlabCollector(read))
+
+    def state(self) -> wire.WorkerState:
+        """What the frontend's ``/status`` says of this worker."""
+        cache, slab = self._cache and self._cache(), self._slab and self._slab()
+        return wire.WorkerState(
+            queued={stage: read() for stage, read in self._queues.items()},
+            cache=None
+            if cache is None
+            else wire.CacheState(
+                hits=cache.hits,
+                misses=cache.misses,
+                entries=cache.entries,
+                nbytes=cache.nbytes,
+                capacity_bytes=cache.capacity,
+            ),
+            slab=None
+            if slab is None
+            else wire.SlabState(
+                used_bytes=slab.used_bytes, capacity_bytes=slab.capacity_bytes, leases=slab.leased
+            ),
+        )
 
     def render(self) -> str:
         return generate_latest(self.registry).decode()

@@ -1,0 +1,162 @@
+// The pictures to search in: read, embedded in small requests, shown in the order of their scores.
+
+const READ_TYPES = new Set(["image/jpeg", "image/png", "image/webp", "image/gif", "image/bmp", "image/tiff"]);
+const REQUEST_PICTURES = 8;
+const REQUEST_BYTES = 8 << 20;
+
+/** {name, alt, file, url, type, vector, score}; `vector` and `score` are undefined until they are known. */
+const pictures = [];
+let query;
+let embedding;
+
+const dataUrl = (file) =>
+  new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(new Error("the browser cannot read it"));
+    reader.readAsDataURL(file);
+  });
+
+const imagePart = (url) => ({ type: "image_url", image_url: { url } });
+
+function fail(name, error) {
+  page.failures.append(make("p", {}, `${name}: ${error.message}`));
+}
+
+/** Take pictures in and embed them; `entries` are {file, name, alt}. */
+async function addPictures(entries) {
+  page.failures.replaceChildren();
+  for (const { file, name, alt } of entries) {
+    if (!READ_TYPES.has(file.type)) {
+      fail(name, new Error("not JPEG, PNG, WebP, GIF, BMP or TIFF"));
+    } else if (!pictures.some((had) => had.name === name && had.file.size === file.size)) {
+      pictures.push({ name, alt: alt ?? name, file, type: file.type, url: URL.createObjectURL(file) });
+    }
+  }
+  showPictures();
+  await embedPictures();
+}
+
+function removePicture(picture) {
+  pictures.splice(pictures.indexOf(picture), 1);
+  URL.revokeObjectURL(picture.url);
+  showPictures();
+}
+
+/** Embed what has no vector yet, request by request; one such loop runs at a time. */
+async function embedPictures() {
+  if (embedding || !service.known) return;
+  embedding = new AbortController();
+  page.progress.hidden = false;
+  try {
+    let batch;
+    while ((batch = nextBatch()).length) {
+      const urls = await Promise.all(batch.map((picture) => dataUrl(picture.file)));
+      const request = (parts) => ({ input: parts.map((part) => [part]), partial: true });
+      const answer = await embed(request(urls.map(imagePart)), embedding.signal);
+      batch.forEach((picture, index) => settle(picture, answer.vectors[index]));
+      const named = batch.map((picture) => imagePart({ file: picture.name, type: picture.type }));
+      showRequest(request(named), answer, `${batch.length} picture${batch.length > 1 ? "s" : ""}`);
+      rank();
+    }
+  } catch (error) {
+    if (error.name !== "AbortError") {
+      fail("Embedding stopped", error);
+      if (error.status === 401) askForKey();
+    }
+  } finally {
+    embedding = undefined;
+    page.progress.hidden = true;
+    showPictures();
+  }
+}
+
+function nextBatch() {
+  const batch = [];
+  let size = 0;
+  for (const picture of pictures) {
+    if (picture.vector) continue;
+    if (batch.length && (batch.length === REQUEST_PICTURES || size + picture.file.size > REQUEST_BYTES)) break;
+    batch.push(picture);
+    size += picture.file.size;
+  }
+  return batch;
+}
+
+function settle(picture, vector) {
+  if (!(vector instanceof Error)) {
+    picture.vector = vector;
+  } else if (pictures.includes(picture)) {
+    fail(picture.name, vector);
+    removePicture(picture);
+  }
+}
+
+function clearPictures() {
+  embedding?.abort();
+  while (pictures.length) removePicture(pictures[0]);
+  page.failures.replaceChildren();
+  page.choose.focus();
+}
+
+/** Score what can be scored by the current query, best first; what waits goes last. */
+function rank() {
+  for (const picture of pictures) {
+    picture.score = query && picture.vector ? cosine(query, picture.vector) : undefined;
+  }
+  if (query) pictures.sort((one, other) => (other.score ?? -2) - (one.score ?? -2));
+  showPictures();
+}
+
+function showPictures() {
+  const done = pictures.filter((picture) => picture.vector).length;
+  const ranked = query && done;
+  page["pictures-title"].textContent = ranked ? "Pictures, best first" : "Pictures";
+  page["pictures-state"].textContent =
+    done < pictures.length
+      ? `${done} of ${pictures.length} embedded`
+      : pictures.length
+        ? `${pictures.length} picture${pictures.length > 1 ? "s" : ""} ${ranked ? "ranked" : "ready to search"}`
+        : "";
+  page.progress.max = pictures.length || 1;
+  page.progress.value = done;
+  page.clear.hidden = !pictures.length;
+  // Elements stay with their pictures, so that the focus stays where it was.
+  pictures.forEach((picture, index) => fillCard(picture, index));
+  const cards = pictures.map((picture) => picture.card);
+  if (cards.some((card, index) => page.results.children[index] !== card) || cards.length !== page.results.children.length) {
+    const focused = document.activeElement;
+    page.results.replaceChildren(...cards);
+    if (focused?.isConnected && focused !== document.activeElement) focused.focus({ preventScroll: true });
+  }
+}
+
+function fillCard(picture, index) {
+  if (!picture.card) picture.card = makeCard(picture);
+  const scored = picture.score !== undefined;
+  picture.card.className = `card${picture.vector ? "" : " waiting"}${scored && index === 0 ? " best" : ""}`;
+  picture.scoreLine.hidden = !scored;
+  if (scored) picture.scoreLine.replaceChildren(`${index + 1}.`, make("span", { title: "cosine" }, picture.score.toFixed(3)));
+}
+
+function makeCard(picture) {
+  picture.scoreLine = make("p", { className: "score", hidden: true });
+  const image = make("img", { src: picture.url, alt: picture.alt, decoding: "async" });
+  // Not every browser shows every format that the service reads.
+  image.addEventListener("error", () => image.replaceWith(make("span", { className: "quiet" }, "no preview")));
+  const like = make("button", { type: "button", className: "small", "aria-label": `Similar to ${picture.name}` }, "Similar");
+  like.addEventListener("click", () => searchFor({ text: "", picture }));
+  const remove = make("button", { type: "button", className: "small", "aria-label": `Remove ${picture.name}` }, "Remove");
+  remove.addEventListener("click", () => {
+    const next = picture.card.nextElementSibling ?? picture.card.previousElementSibling;
+    removePicture(picture);
+    (next?.querySelector("button") ?? page.choose).focus();
+  });
+  return make(
+    "li",
+    {},
+    make("div", { className: "frame" }, image),
+    make("div", { className: "about" }, picture.scoreLine, make("p", { className: "name", title: picture.name }, picture.name)),
+    make("div", { className: "actions" }, like, remove),
+  );
+}

@@ -1,0 +1,105 @@
+// What the service says of itself, asked again every two seconds while somebody looks.
+
+const EVERY = 2000;
+
+async function refresh() {
+  try {
+    const health = await (await call("health")).json();
+    showHealth(health);
+    if (page["key-form"].hidden) showStatus(await readJson("status"));
+  } catch (error) {
+    if (error.status === 401) {
+      askForKey();
+    } else {
+      showPill("down", "Not reachable");
+      page["service-state"].textContent = error.message;
+    }
+  }
+}
+
+function showPill(state, text) {
+  page.health.className = `pill ${state}`;
+  // Said again on every change only: it is read aloud.
+  if (page.health.textContent !== text) page.health.textContent = text;
+}
+
+function showHealth(health) {
+  const { embed, encode } = health.workers;
+  const count = embed + encode;
+  if (health.status !== "ready") showPill("down", "No worker is ready");
+  else if (!health.images) showPill("down", "Ready for text only");
+  else showPill("ready", `Ready, ${count} worker${count > 1 ? "s" : ""}`);
+}
+
+function showStatus(status) {
+  service.model = status.model;
+  page.model.textContent = `: ${status.model}`;
+  page["notice-demo"].hidden = status.checkpoint !== "demo";
+  page["notice-random"].hidden = status.checkpoint !== "random";
+  const { frontend, workers } = status;
+  page["service-state"].textContent = workers.length
+    ? "Since this frontend was started:"
+    : "No worker has joined yet.";
+  define(page.counters, [
+    ["requests in flight", whole.format(frontend.requests_in_flight)],
+    ["text tokens", whole.format(frontend.tokens.text ?? 0)],
+    ["image tokens", whole.format(frontend.tokens.image ?? 0)],
+    ["from the cache", whole.format(frontend.tokens.cached ?? 0)],
+  ]);
+  page.workers.replaceChildren(...workers.map(workerCard));
+  if (!service.known) {
+    service.known = true;
+    embedPictures();
+  }
+}
+
+const ROLES = { agg: "Both stages", encode: "Encode worker", embed: "Embed worker" };
+const UNITS = { text: "tokens", vision: "tiles" };
+
+function workerCard({ instance, role, dtype, state }) {
+  const list = make("dl");
+  define(list, state ? rows(state) : [["state", "did not answer"]]);
+  return make("li", {}, make("strong", {}, ROLES[role] ?? role), make("span", { className: "quiet" }, `${instance}, ${dtype}`), list);
+}
+
+function rows({ queued, cache, slab }) {
+  const found = Object.entries(queued).map(([stage, size]) => [
+    `${stage} queue`,
+    `${whole.format(size)} ${UNITS[stage] ?? ""}`,
+  ]);
+  if (cache) {
+    const asked = cache.hits + cache.misses;
+    found.push(["cache", `${bytes(cache.nbytes)} of ${bytes(cache.capacity_bytes)}`]);
+    found.push(["cached images", whole.format(cache.entries)]);
+    found.push(["cache hits", asked ? `${Math.round((100 * cache.hits) / asked)} % of ${whole.format(asked)}` : "none asked"]);
+  }
+  if (slab) found.push(["hand-off memory", `${bytes(slab.used_bytes)} of ${bytes(slab.capacity_bytes)}`]);
+  return found;
+}
+
+function askForKey() {
+  const first = page["key-form"].hidden;
+  page["key-error"].textContent = service.key ? "The service does not know this key." : "";
+  page["key-form"].hidden = false;
+  if (first && document.activeElement === document.body) page.key.focus();
+}
+
+page["key-form"].addEventListener("submit", async (event) => {
+  event.preventDefault();
+  service.key = page.key.value.trim();
+  page["key-form"].hidden = true;
+  await refresh();
+  if (page["key-form"].hidden) {
+    page.key.value = "";
+    page.text.focus();
+  } else {
+    page.key.focus();
+  }
+});
+
+async function follow() {
+  for (;;) {
+    if (document.visibilityState === "visible") await refresh();
+    await sleep(EVERY);
+  }
+}

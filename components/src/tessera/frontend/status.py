@@ -1,0 +1,92 @@
+"""How busy the service is, for people: what ``/status`` answers and the try-it page shows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Final
+
+import msgspec
+from prometheus_client import Counter, Gauge
+
+from tessera import wire
+from tessera.errors import TesseraError
+from tessera.frontend.metrics import FrontendMetrics
+from tessera.rpc import Peers
+
+_MAX_AGE_SECONDS: Final = 1.0
+_ASK_SECONDS: Final = 1.0
+
+
+class StatusBoard:
+    """Asks every worker how busy it is, at most once a second however many viewers there are.
+
+    ``head`` is what does not change: the model's name and the like.
+    """
+
+    def __init__(
+        self, head: dict[str, Any], embed_peers: Peers, encode_peers: Peers, metrics: FrontendMetrics
+    ) -> None:
+        self._head = head
+        self._peers = {"embed": embed_peers, "encode": encode_peers}
+        self._metrics = metrics
+        self._workers: list[dict[str, Any]] = []
+        self._asked_at = -_MAX_AGE_SECONDS
+        self._asking: asyncio.Task[None] | None = None
+
+    async def read(self) -> dict[str, Any]:
+        """Every worker with its ``state``, which is null where it did not answer within a second."""
+        if self._asking is None and time.monotonic() - self._asked_at >= _MAX_AGE_SECONDS:
+            self._asking = asyncio.create_task(self._ask_all(), name="status")
+        if self._asking is not None:
+            # A viewer who leaves must not take the answer away from the others.
+            await asyncio.shield(self._asking)
+        return {**self._head, "frontend": self._frontend(), "workers": self._workers}
+
+    def _frontend(self) -> dict[str, Any]:
+        return {
+            "requests_in_flight": int(_value(self._metrics.in_flight)),
+            "inputs": _by_label(self._metrics.inputs, "kind"),
+            "tokens": _by_label(self._metrics.tokens, "kind"),
+        }
+
+    async def _ask_all(self) -> None:
+        try:
+            self._workers = list(
+                await asyncio.gather(
+                    *(
+                        _ask(peers, instance, info)
+                        for peers in self._peers.values()
+                        for instance, info in sorted(peers.ready.items())
+                    )
+                )
+            )
+            self._asked_at = time.monotonic()
+        finally:
+            self._asking = None
+
+
+async def _ask(peers: Peers, instance: int, info: wire.WorkerInfo) -> dict[str, Any]:
+    state: Any = None
+    try:
+        reply = await peers.call(instance, wire.Inspect(), timeout=_ASK_SECONDS)
+        if isinstance(reply, wire.WorkerState):
+            # Without the message's name, which matters between processes only.
+            state = {name: msgspec.to_builtins(getattr(reply, name)) for name in reply.__struct_fields__}
+    except TesseraError:
+        # A worker of an earlier version, or one that is too busy: it is listed without numbers.
+        pass
+    return {"instance": f"{instance:x}", "role": info.role, "dtype": info.dtype, "state": state}
+
+
+def _value(gauge: Gauge) -> float:
+    return float(next(iter(gauge.collect())).samples[0].value)
+
+
+def _by_label(counter: Counter, label: str) -> dict[str, int]:
+    return {
+        sample.labels[label]: int(sample.value)
+        for family in counter.collect()
+        for sample in family.samples
+        if sample.name.endswith("_total")
+    }

@@ -1,0 +1,19 @@
+"""A service that was started without the try-it page."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.clients.conftest import ClosedService
+
+pytestmark = pytest.mark.e2e
+
+
+def test_there_is_no_page(service: ClosedService, http: httpx.Client) -> None:
+    assert http.get("/").status_code == 404
+    assert http.get("/examples/examples.json").status_code == 404
+    # What is not there is not said to those without a key.
+    assert httpx.get(service.url).status_code == 401
+    assert "in a browser" not in service.running.log.read_text()
+    assert http.get("/status").json()["workers"][0]["role"] == "agg"

@@ -1,0 +1,82 @@
+"""A disaggregated service with an API key, and more frontends for the same workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.e2e.service import MODEL, Service, free_ports, launch
+
+KEY = "sk-shared-0123456789"
+
+
+@dataclass(frozen=True, slots=True)
+class Disaggregated:
+    """One frontend, one encode worker and one embed worker; ``store`` is where they find each other."""
+
+    running: Service
+    checkpoint: Path
+    store: Path
+    key: str = KEY
+
+    @property
+    def url(self) -> str:
+        return self.running.url
+
+    def embed(self, *inputs: Any, **options: Any) -> list[list[float]]:
+        """The vectors that ``/v1/embeddings`` gives."""
+        answer = httpx.post(
+            f"{self.url}/v1/embeddings",
+            json={"model": MODEL, "input": inputs, **options},
+            headers={"authorization": f"Bearer {self.key}"},
+            timeout=60,
+        )
+        answer.raise_for_status()
+        return [row["embedding"] for row in answer.json()["data"]]
+
+    @contextmanager
+    def frontend(self, *flags: str) -> Iterator[str]:
+        """The URL of one more frontend for these workers, without keys."""
+        (port,) = free_ports(1)
+        url = f"http://127.0.0.1:{port}"
+        command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(self.checkpoint)]
+        command += ["--served-model-name", MODEL, "--port", str(port), "--discovery-backend", "file", *flags]
+        environment = os.environ | {"DYN_FILE_KV": str(self.store)}
+        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        try:
+            _wait_ready(url, process)
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(timeout=60)
+
+
+def _wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        assert process.poll() is None, "the frontend ended"
+        try:
+            if httpx.get(f"{url}/health").json()["images"]:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.05)
+    raise AssertionError("the frontend found no workers")
+
+
+@contextmanager
+def disaggregated(checkpoint: Path, folder: Path) -> Iterator[Disaggregated]:
+    store = folder / "discovery"
+    environment = {"TESSERA_API_KEYS": f"{KEY} shared", "DYN_FILE_KV": str(store)}
+    with launch("e_p.sh", checkpoint, folder / "log", workers=2, environment=environment) as running:
+        yield Disaggregated(running, checkpoint, store)
