@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
 
+import httpx
 import numpy as np
 import pytest
 from openai import OpenAI
 
 from tests.e2e.inputs import cosine, parts
-from tests.e2e.service import MODEL, ROOT, Service, launch
-from tests.families.dual_encoder import reference
+from tests.e2e.service import MODEL, Service, launch
+from tests.families.dual_encoder import install, make_checkpoint, reference
 
 pytestmark = pytest.mark.e2e
 
@@ -23,17 +22,8 @@ SEED = 7
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     script, workers = request.param
     folder = tmp_path_factory.mktemp("family")
-    # What pip would write for a package that declares the entry point.
-    metadata = folder / "site" / "dual_encoder-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: dual-encoder\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(
-        "[tessera.models]\ndual_encoder = tests.families.dual_encoder:FAMILY\n"
-    )
-    checkpoint = folder / "checkpoint"
-    checkpoint.mkdir()
-    (checkpoint / "config.json").write_text(json.dumps({"model_type": "test_dual_encoder", "seed": SEED}))
-    path = os.pathsep.join((str(folder / "site"), str(ROOT)))
+    path = install(folder / "site")
+    checkpoint = make_checkpoint(folder / "checkpoint", SEED)
     with launch(
         script, checkpoint, folder / "log", workers=workers, environment={"PYTHONPATH": path}
     ) as running:
@@ -50,3 +40,21 @@ def test_text_images_and_both(service: Service, photos: dict[str, bytes]) -> Non
             for row, (text, images) in zip(answer.data, wanted, strict=True):
                 assert cosine(np.array(row.embedding, np.float32), reference(SEED, text, images)) > 0.9999
         assert answer.usage.model_dump()["prompt_tokens_details"]["cached_tokens"] == 4
+
+
+def test_a_crashing_decoder_fails_its_own_input(service: Service, photos: dict[str, bytes]) -> None:
+    pids, flower = service.pids(), photos["flower"]
+    for _ in range(4):
+        inputs = [parts("good", photos["china"]), parts("bad", flower, flower + b"CRASH"), "text"]
+        answer = httpx.post(
+            f"{service.url}/v1/embeddings", json={"input": inputs, "partial": True}, timeout=30
+        ).json()
+        good, bad, text = answer["data"]
+        assert (bad["error"]["code"], bad["error"]["param"]) == ("decode_failed", "input[1][1].image_url.url")
+        assert "crashed" in bad["error"]["message"]
+        for row, expected in ((good, ("good", (photos["china"],))), (text, ("text", ()))):
+            assert cosine(np.array(row["embedding"], np.float32), reference(SEED, *expected)) > 0.9999
+    whole = httpx.post(f"{service.url}/v1/embeddings", json={"input": inputs}, timeout=30)
+    assert (whole.status_code, whole.json()["error"]["param"]) == (422, "input[1][1].image_url.url")
+    assert service.pids() == pids
+    assert service.worker_metric(0, "tessera_decoder_losses_total", why="crash") >= 5

@@ -20,6 +20,7 @@ from tessera.engine.base import Cost, Finished, TextBatch, TextVectors, packed_c
 from tessera.engine.config import EngineConfig
 from tessera.models import Model, open_model
 from tessera.transport.outbox import Outbox, OutboxConfig
+from tessera.worker.decoding import ThreadDecoder
 from tessera.worker.encode import EncodeService
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.vision_stage import VisionStage
@@ -128,8 +129,8 @@ def make_stage(model: Model, engine: HeldVision, metrics: WorkerMetrics, *, queu
         engine,
         EngineConfig(max_batch_cost=8, max_queue_cost=queue),
         metrics,
+        decoder=ThreadDecoder(model, max_pixels=1_000_000),
         threads=1,
-        max_pixels=1_000_000,
     )
 
 

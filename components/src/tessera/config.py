@@ -54,6 +54,10 @@ class TransportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a file under ``engine_configs`` holds; each role reads the stages it runs.
 
+    ``preprocess`` says where image files are decoded: in ``processes`` that may crash, or on ``threads`` of
+    the worker; ``preprocess_threads`` is how many at a time. A process has ``preprocess_seconds`` and
+    ``preprocess_mb`` MiB for an image.
+
     ``threads`` are the CPU threads of one torch operation, 0 for torch's own choice. ``build`` lists what
     ``tessera-engine build`` makes; workers do not read it.
     """
@@ -61,13 +65,20 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     vision: EngineConfig = EngineConfig(max_batch_cost=8, max_queue_cost=512)
     text: EngineConfig = EngineConfig(max_batch_cost=8192, max_queue_cost=262_144)
     transport: TransportConfig = TransportConfig()
+    preprocess: str = "processes"
     preprocess_threads: int = 2
+    preprocess_seconds: float = 10.0
+    preprocess_mb: int = 2048
     threads: int = 0
     build: tuple[BuildSpec, ...] = ()
 
     def __post_init__(self) -> None:
         if self.preprocess_threads < 1 or self.threads < 0:
             raise ValueError("preprocess_threads must be at least 1, and threads at least 0")
+        if self.preprocess not in ("processes", "threads"):
+            raise ValueError(f"preprocess {self.preprocess!r} is neither processes nor threads")
+        if not 0 < self.preprocess_seconds < math.inf or self.preprocess_mb < 64:
+            raise ValueError("preprocess_seconds must be positive and preprocess_mb at least 64")
 
 
 class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

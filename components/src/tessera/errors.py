@@ -10,6 +10,7 @@ TesseraError
 │   ├── PayloadTooLarge       a body, file or image is over its limit
 │   ├── UnsupportedMedia      the bytes are not an image format that is served
 │   ├── MediaFetchError       a URL could not be fetched, or may not be
+│   ├── DecodeFailed          an image made its decoder crash, or took it too long
 │   ├── RequestTimeout        the client took too long to send its request
 │   └── ModelNotFound         the request names a model that is not served here
 ├── ServiceError              the service's state; the same request may succeed later
@@ -84,6 +85,10 @@ class UnsupportedMedia(RequestError):
 
 class MediaFetchError(RequestError):
     code = "media_fetch_failed"
+
+
+class DecodeFailed(RequestError):
+    code = "decode_failed"
 
 
 class RequestTimeout(RequestError):

@@ -7,9 +7,12 @@ built-in family shows.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import io
 import json
+import os
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +37,35 @@ def weights(seed: int) -> dict[str, np.ndarray]:
         "tokens": random.standard_normal((VOCABULARY, HIDDEN), np.float32),
         "pixels": random.standard_normal((3 * SIZE * SIZE, HIDDEN), np.float32) / SIZE,
     }
+
+
+def misbehave(data: bytes) -> None:
+    """What a broken decoder might do with a hostile file; the file's last bytes say which."""
+    if data.endswith(b"CRASH"):
+        ctypes.string_at(0)
+    while data.endswith(b"SPIN"):
+        pass
+    if data.endswith(b"SLEEP"):
+        time.sleep(3600)
+    if data.endswith(b"SWELL"):
+        bytearray(1 << 36)
+    if data.endswith(b"RAISE"):
+        raise ZeroDivisionError("a bug")
+
+
+def install(site: Path) -> str:
+    """Write what pip would for a package that declares the entry point; the ``PYTHONPATH`` that finds it."""
+    metadata = site / "dual_encoder-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: dual-encoder\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[tessera.models]\ndual_encoder = {__name__}:FAMILY\n")
+    return os.pathsep.join((str(site), str(Path(__file__).parents[3])))
+
+
+def make_checkpoint(path: Path, seed: int) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"model_type": "test_dual_encoder", "seed": seed}))
+    return path
 
 
 def pixels_of(data: bytes) -> UInt8Array:
@@ -93,6 +125,7 @@ class DualEncoder:
         return np.flatnonzero(tokens == PLACEHOLDER).astype(np.int32)
 
     def preprocess(self, data: bytes, *, param: str) -> UInt8Array:
+        misbehave(data)
         return pixels_of(data)
 
     def load_vision(self, *, dtype: str, device: str) -> Any:

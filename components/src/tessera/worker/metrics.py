@@ -54,6 +54,9 @@ class WorkerMetrics:
         self.encode_calls = Counter(
             "tessera_encode_calls", "Calls to encode workers", ["outcome"], registry=registry
         )
+        self.decoder_losses = Counter(
+            "tessera_decoder_losses", "Image decoders that were replaced", ["why"], registry=registry
+        )
         self._queued = Gauge("tessera_queued", "Tokens or tiles waiting", ["stage"], registry=registry)
         self._queues: dict[str, Callable[[], float]] = {}
         self._cache: Callable[[], CacheStats] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from tessera.rpc import Client, Runtime
 from tessera.transport.inbox import Inbox, InboxConfig
 from tessera.transport.nixl import NixlOptions
 from tessera.transport.outbox import Outbox, OutboxConfig
+from tessera.worker.decoding import Decoder, ProcessDecoder, ThreadDecoder
+from tessera.worker.decoding.messages import Limits
 from tessera.worker.embed import EmbedService
 from tessera.worker.encode import EncodeService
 from tessera.worker.local_vision import LocalVision
@@ -170,13 +173,31 @@ class Builder:
             "loaded the vision engine", lambda: make_vision_engine(model, stages.vision, placement)
         )
         await _timed("warmed the vision engine", engine.warm)
+        decoder = await _timed("started the image decoders", lambda: self._decoder(model))
         return VisionStage(
             model,
             engine,
             stages.vision,
             self.metrics,
+            decoder=decoder,
             threads=stages.preprocess_threads,
+        )
+
+    def _decoder(self, model: Model) -> Decoder:
+        stages = self.config.stages
+        if stages.preprocess == "threads":
+            return ThreadDecoder(model, max_pixels=self.config.max_image_pixels)
+        limits = Limits(
+            seconds=stages.preprocess_seconds,
+            memory_bytes=stages.preprocess_mb << 20,
+            tile_bytes=model.max_tiles * math.prod(model.tile_shape),
             max_pixels=self.config.max_image_pixels,
+        )
+        return ProcessDecoder(
+            self.config.model_path,
+            limits,
+            count=stages.preprocess_threads,
+            lost=lambda why: self.metrics.decoder_losses.labels(why).inc(),
         )
 
     def _info(

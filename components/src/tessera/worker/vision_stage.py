@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tessera import imaging, wire
+from tessera import wire
 from tessera.batching import Batcher, Outcome
 from tessera.engine import Launched, VisionEngine
 from tessera.engine.config import EngineConfig
 from tessera.errors import InvalidInput, Overloaded
 from tessera.models.base import Model, UInt8Array
+from tessera.worker.decoding import Decoder
 from tessera.worker.metrics import WorkerMetrics
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ class _Written:
 
 
 class VisionStage:
-    """Owns the preprocessing threads and the vision engine's queue."""
+    """Owns the preprocessing threads, their decoder and the vision engine's queue."""
 
     def __init__(
         self,
@@ -53,12 +54,12 @@ class VisionStage:
         config: EngineConfig,
         metrics: WorkerMetrics,
         *,
+        decoder: Decoder,
         threads: int,
-        max_pixels: int,
     ) -> None:
         self._model = model
         self._metrics = metrics
-        self._max_pixels = max_pixels
+        self._decoder = decoder
         self._max_admitted = config.max_queue_cost
         self._admitted = 0
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="preprocess")
@@ -130,11 +131,11 @@ class VisionStage:
     async def close(self) -> None:
         await self._batcher.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
+        # Behind what is being decoded now, which cannot be called off.
+        await asyncio.to_thread(self._decoder.close)
 
     def _decode(self, image: wire.Image) -> UInt8Array:
-        # The frontend has looked at the header too, but a worker does not trust its callers with memory.
-        imaging.probe(image.data, param=image.param, max_pixels=self._max_pixels)
-        tiles = self._model.preprocess(image.data, param=image.param)
+        tiles = self._decoder.tiles(image.data, param=image.param)
         if len(tiles) != image.tiles:
             raise InvalidInput(
                 f"the image became {len(tiles)} tiles, but its prompt was built for {image.tiles}",

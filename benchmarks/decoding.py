@@ -1,0 +1,94 @@
+"""``python -m benchmarks.decoding``: images decoded and cut for each second, on threads and in processes."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from benchmarks.table import number, table
+from tessera.models import Model, open_model
+from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
+from tessera.worker.decoding import Decoder, ProcessDecoder, ThreadDecoder
+from tessera.worker.decoding.messages import Limits
+
+SIZES = {"tile": (512, 512), "page": (1275, 1650), "photo": (4000, 3000)}
+MAX_PIXELS = 100_000_000
+
+
+def picture(size: tuple[int, int]) -> bytes:
+    """A JPEG with about the detail of a photograph."""
+    width, height = size
+    random = np.random.default_rng(0)
+    coarse = random.integers(0, 256, (height // 16 + 1, width // 16 + 1, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
+    return file.getvalue()
+
+
+def rate(decoder: Decoder, data: bytes, *, threads: int, seconds: float) -> float:
+    """Images for each second."""
+
+    def work(until: float) -> int:
+        done = 0
+        while time.perf_counter() < until:
+            decoder.tiles(data, param="image")
+            done += 1
+        return done
+
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(work, [time.perf_counter() + 0.3] * threads))
+        started = time.perf_counter()
+        done = sum(pool.map(work, [started + seconds] * threads))
+        return done / (time.perf_counter() - started)
+
+
+def decoders(model: Model, threads: int) -> dict[str, Decoder]:
+    limits = Limits(
+        seconds=60.0,
+        memory_bytes=2 << 30,
+        tile_bytes=model.max_tiles * int(np.prod(model.tile_shape)),
+        max_pixels=MAX_PIXELS,
+    )
+    return {
+        "threads": ThreadDecoder(model, max_pixels=MAX_PIXELS),
+        "processes": ProcessDecoder(model.path, limits, count=threads),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.decoding", description=__doc__)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--repeats", type=int, default=3, help="rounds of both, in turn; the best counts")
+    parsed = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        checkpoint = Path(folder) / "model"
+        make_checkpoint(["--out", str(checkpoint)])
+        model = open_model(checkpoint)
+        rows = []
+        for threads in parsed.threads:
+            made = decoders(model, threads)
+            for name, size in SIZES.items():
+                data = picture(size)
+                best = dict.fromkeys(made, 0.0)
+                for _ in range(parsed.repeats):
+                    for kind, decoder in made.items():
+                        found = rate(decoder, data, threads=threads, seconds=parsed.seconds)
+                        best[kind] = max(best[kind], found)
+                share = 100 * best["processes"] / best["threads"]
+                rows.append([name, str(threads), *(number(value) for value in best.values()), number(share)])
+            for decoder in made.values():
+                decoder.close()
+    print(table(("image", "at a time", "threads/s", "processes/s", "share %"), rows))
+
+
+if __name__ == "__main__":
+    main()

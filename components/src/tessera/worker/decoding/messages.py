@@ -1,0 +1,93 @@
+"""What a worker and its decoding processes say to each other.
+
+Each message is one datagram of a socket pair. Image files and tiles are not in it: a file crosses as a
+descriptor of anonymous memory, tiles in memory that both sides have mapped for as long as the decoder lives.
+Pages that are used again cost a tenth of new ones, which is why tiles do not cross as files do.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+from typing import Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+MAX_BYTES: Final = 1 << 16
+
+# Memory that can shrink turns an access into a bus error.
+_SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one decoder may use: ``seconds`` of CPU time and of patience for one image, ``memory_bytes``
+    beyond what the process has from the start, ``tile_bytes`` of output, ``max_pixels`` of an image."""
+
+    seconds: float
+    memory_bytes: int
+    tile_bytes: int
+    max_pixels: int
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """An image file of ``size`` bytes lies in the descriptor that comes along."""
+
+    size: int
+    param: str
+
+
+class Tiles(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """uint8 tiles of this shape lie in the shared memory, from its beginning on."""
+
+    shape: tuple[int, int, int, int]
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A ``TesseraError``, by its code."""
+
+    code: str
+    message: str
+    param: str | None
+
+
+Answer = Tiles | Refusal
+
+encode = msgspec.msgpack.Encoder().encode
+decode_task = msgspec.msgpack.Decoder(Task).decode
+decode_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def anonymous(data: bytes) -> int:
+    """A descriptor of new memory that holds ``data``; the caller closes it."""
+    descriptor = os.memfd_create("tessera-image", os.MFD_CLOEXEC)
+    try:
+        view, written = memoryview(data), 0
+        while written < len(view):
+            written += os.write(descriptor, view[written:])
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def shared(nbytes: int) -> int:
+    """A descriptor of ``nbytes`` of zeros whose size can never change; the caller closes it."""
+    descriptor = os.memfd_create("tessera-tiles", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(descriptor, nbytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SIZE_SEALS)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def mapped(descriptor: int) -> npt.NDArray[np.uint8]:
+    """Such memory as uint8 ``[nbytes]``, which keeps it mapped; closes the descriptor."""
+    try:
+        return np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
+    finally:
+        os.close(descriptor)

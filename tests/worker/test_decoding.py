@@ -1,0 +1,189 @@
+"""Decoders that crash, hang and swell, in real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tessera.errors import (
+    DecodeFailed,
+    EngineFailed,
+    InvalidInput,
+    PayloadTooLarge,
+    Unavailable,
+    UnsupportedMedia,
+)
+from tessera.models import open_model
+from tessera.worker.decoding import ProcessDecoder, ThreadDecoder
+from tessera.worker.decoding.messages import Limits
+from tests.families.dual_encoder import install, make_checkpoint, pixels_of
+
+MAX_PIXELS = 1_000_000
+
+
+class Decoding:
+    """A process decoder, why it lost processes, and its children."""
+
+    def __init__(
+        self, path: Path, *, count: int = 2, seconds: float = 5.0, tile_bytes: int = 1 << 23
+    ) -> None:
+        self.lost: Counter[str] = Counter()
+        limits = Limits(seconds=seconds, memory_bytes=1 << 29, tile_bytes=tile_bytes, max_pixels=MAX_PIXELS)
+        before = children(os.getpid())
+        self.decoder = ProcessDecoder(path, limits, count=count, lost=lambda why: self.lost.update([why]))
+        (self.nursery,) = children(os.getpid()) - before
+
+    def tiles(self, data: bytes) -> np.ndarray:
+        return self.decoder.tiles(data, param="input[0]")
+
+
+def children(pid: int) -> set[int]:
+    found = set()
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found |= {int(child) for child in (task / "children").read_text().split()}
+    return found
+
+
+def alive(pids: set[int]) -> set[int]:
+    def state(pid: int) -> str:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return "X"
+
+    return {pid for pid in pids if state(pid) not in "ZX"}
+
+
+Make = Callable[..., Decoding]
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """Decoders of the second family; afterwards no process and no descriptor is left."""
+    monkeypatch.setenv("PYTHONPATH", install(tmp_path / "site"))
+    checkpoint = make_checkpoint(tmp_path / "checkpoint", 1)
+    descriptors = len(os.listdir("/proc/self/fd"))
+    made: list[Decoding] = []
+
+    def make(**options: float) -> Decoding:
+        made.append(Decoding(checkpoint, **options))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for decoding in made:
+        family = {decoding.nursery} | children(decoding.nursery)
+        decoding.decoder.close()
+        deadline = time.monotonic() + 20
+        while left := alive(family):
+            assert time.monotonic() < deadline, left
+            time.sleep(0.01)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_tiles_are_those_of_a_thread(checkpoint: Path, photos: dict[str, bytes]) -> None:
+    model = open_model(checkpoint)
+    limits = Limits(seconds=60, memory_bytes=1 << 30, tile_bytes=7 * 3 * 512 * 512, max_pixels=MAX_PIXELS)
+    processes = ProcessDecoder(checkpoint, limits, count=2)
+    threads = ThreadDecoder(model, max_pixels=MAX_PIXELS)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            for data in photos.values():
+                found = list(pool.map(lambda _, data=data: processes.tiles(data, param="x"), range(3)))
+                expected = threads.tiles(data, param="x")
+                assert len(expected) > 1
+                for tiles in found:
+                    assert tiles.dtype == np.uint8
+                    np.testing.assert_array_equal(tiles, expected)
+                    assert tiles.flags.writeable and tiles.flags.owndata
+        for decoder in (processes, threads):
+            with pytest.raises(UnsupportedMedia, match=r"input\[3\]") as raised:
+                decoder.tiles(b"no image", param="input[3]")
+            assert raised.value.param == "input[3]"
+            with pytest.raises(InvalidInput):
+                decoder.tiles(photos["china"][:30_000], param="x")
+    finally:
+        processes.close()
+
+
+@pytest.mark.parametrize("ending", [b"CRASH", b"SPIN", b"SLEEP"])
+def test_one_image_fails_and_the_next_is_decoded(make: Make, photos: dict[str, bytes], ending: bytes) -> None:
+    decoding = make(count=1, seconds=1.0)
+    good = photos["flower"]
+    for losses in (1, 2):
+        with pytest.raises(DecodeFailed, match=r"input\[0\]") as raised:
+            decoding.tiles(good + ending)
+        assert raised.value.param == "input[0]"
+        np.testing.assert_array_equal(decoding.tiles(good), pixels_of(good))
+        assert sum(decoding.lost.values()) == losses
+    # What spins is ended by its processor time or by the clock, whichever is seen first.
+    assert set(decoding.lost) <= ({"crash"} if ending == b"CRASH" else {"crash", "timeout"})
+    assert len(alive(children(decoding.nursery))) == 1
+
+
+def test_the_others_go_on(make: Make, photos: dict[str, bytes]) -> None:
+    decoding = make(count=2, seconds=2.0)
+    good, expected = photos["flower"], pixels_of(photos["flower"])
+    with ThreadPoolExecutor(2) as pool:
+        hanging = pool.submit(decoding.tiles, good + b"SLEEP")
+        for _ in range(20):
+            np.testing.assert_array_equal(pool.submit(decoding.tiles, good).result(), expected)
+        with pytest.raises(DecodeFailed, match="2 seconds"):
+            hanging.result()
+    assert decoding.lost == {"timeout": 1}
+
+
+def test_memory_is_bounded_and_nothing_is_lost_over_it(make: Make, photos: dict[str, bytes]) -> None:
+    decoding = make(count=1)
+    with pytest.raises(PayloadTooLarge, match="512 MiB"):
+        decoding.tiles(photos["flower"] + b"SWELL")
+    assert not decoding.lost
+
+
+def test_a_bug_of_the_family_is_told(make: Make, photos: dict[str, bytes]) -> None:
+    decoding = make(count=1)
+    with pytest.raises(EngineFailed, match="ZeroDivisionError"):
+        decoding.tiles(photos["flower"] + b"RAISE")
+    assert not decoding.lost
+
+
+def test_tiles_beyond_the_memory_are_not_believed(make: Make, photos: dict[str, bytes]) -> None:
+    decoding = make(count=1, tile_bytes=100)
+    with pytest.raises(EngineFailed):
+        decoding.tiles(photos["flower"])
+
+
+def test_limits_are_in_force(make: Make, photos: dict[str, bytes]) -> None:
+    decoding = make(count=1)
+    decoding.tiles(photos["flower"])
+    (child,) = children(decoding.nursery)
+    rows = Path(f"/proc/{child}/limits").read_text().splitlines()[1:]
+    limits = {row[:26].strip(): row[26:46].strip() for row in rows}
+    assert limits["Max file size"] == "0"
+    assert limits["Max core file size"] == "0"
+    assert limits["Max open files"] == "64"
+    assert 1 << 29 < int(limits["Max address space"]) < 1 << 33
+    assert "NoNewPrivs:\t1" in Path(f"/proc/{child}/status").read_text()
+
+
+def test_a_killed_nursery_is_started_again(make: Make, photos: dict[str, bytes]) -> None:
+    decoding = make(count=1)
+    family = {decoding.nursery} | children(decoding.nursery)
+    os.kill(decoding.nursery, signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while alive(family):
+        assert time.monotonic() < deadline, "decoders outlive their nursery"
+        time.sleep(0.01)
+    good = photos["flower"]
+    # Nobody knows whether the image was to blame, so it may be tried elsewhere.
+    with pytest.raises(Unavailable):
+        decoding.tiles(good)
+    np.testing.assert_array_equal(decoding.tiles(good), pixels_of(good))
+    (decoding.nursery,) = children(os.getpid()) - family
