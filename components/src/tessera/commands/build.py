@@ -35,6 +35,7 @@ def add_to(commands: Subparsers) -> None:
     changes.add_argument(
         "--decomposable", action="store_true", help="build even where no fused attention kernel exists"
     )
+    changes.add_argument("--calibration", type=Path, metavar="DIR", help="images and texts for float8")
     parser.set_defaults(run=run)
 
 
@@ -64,13 +65,14 @@ def spec_of(options: argparse.Namespace) -> BuildSpec:
             raise ConfigError(f"{options.config}: build lists the stage {options.stage} {len(entries)} times")
         if not entries and options.flavour is None:
             raise ConfigError(f"{options.config}: build has no entry with the stage {options.stage}")
-        values = msgspec.to_builtins(entries[0]) if entries else values
+        values = msgspec.to_builtins(entries[0], enc_hook=str) if entries else values
     changes = {
         "flavour": options.flavour,
         "dtype": options.dtype,
         "layout": options.layout,
         "capabilities": options.capability,
         "decomposable": options.decomposable or None,
+        "calibration": options.calibration and str(options.calibration),
     }
     values |= {key: value for key, value in changes.items() if value is not None}
     return convert(BuildSpec, values, str(options.config or "tessera-engine build"))

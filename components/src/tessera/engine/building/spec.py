@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from pathlib import Path
 
 import msgspec
 
@@ -70,7 +71,8 @@ class BuildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ``dtype`` float8 computes products in float8 and the rest in bfloat16. ``capabilities`` are the CUDA
     compute capabilities to build for, such as 8.9, or cpu; empty means those of this machine.
     ``decomposable`` lets attention fall apart into products and a softmax where the flavour has no fused
-    kernel; by default the build fails there.
+    kernel; by default the build fails there. ``calibration`` is a directory of images and .txt files, one
+    input a line, that float8 takes its steps from.
     """
 
     stage: Stage
@@ -80,6 +82,7 @@ class BuildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     capabilities: tuple[str, ...] = ()
     profiles: tuple[Profile, ...] = (Profile(),)
     decomposable: bool = False
+    calibration: Path | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:

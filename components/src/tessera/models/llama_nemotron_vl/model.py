@@ -23,6 +23,7 @@ from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from tessera.models.base import Model
+    from tessera.models.graph import DescribesNetworks, Graph, NetworkRequest
     from tessera.models.stages import StageFamily, StageModule
 
 FAMILY_NAME = "llama_nemotron_vl"
@@ -139,6 +140,12 @@ class LlamaNemotronVL:
             max_sequences=max_sequences,
         )
 
+    def describe_network(self, graph: Graph, request: NetworkRequest) -> None:
+        """Implements ``tessera.models.graph.DescribesNetworks``."""
+        from tessera.models.llama_nemotron_vl.networks import describe_network
+
+        describe_network(self.path, self.config, graph, request)
+
     def vision_nbytes(self, dtype: str) -> int:
         return _nbytes(used_for_vision(self.config), dtype)
 
@@ -159,3 +166,4 @@ def _nbytes(shapes: Shapes, dtype: str) -> int:
 if TYPE_CHECKING:
     _conforms: type[Model] = LlamaNemotronVL
     _offers_stages: type[StageFamily] = LlamaNemotronVL
+    _describes: type[DescribesNetworks] = LlamaNemotronVL

@@ -150,8 +150,8 @@ class TextTower(nn.Module):
         super().__init__()
         self._config = config
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden)
-        self._stack = [Layer(config) for _ in range(config.layers)]
-        self.layers = nn.ModuleList(self._stack)
+        self.stack = [Layer(config) for _ in range(config.layers)]
+        self.layers = nn.ModuleList(self.stack)
         self.norm = RmsNorm(config)
         self.frequencies: torch.Tensor
 
@@ -203,7 +203,7 @@ class TextTower(nn.Module):
         cosines, sines = rotation(positions, self.frequencies)
         packing = Packing(cu_seqlens, lengths, cosines, sines)
         hidden = embedded
-        for layer in self._stack:
+        for layer in self.stack:
             if fused:
                 layer.advance(hidden, packing)
             else:

@@ -1,0 +1,49 @@
+"""The one place that imports TensorRT, whichever flavour of it."""
+
+from __future__ import annotations
+
+import functools
+from importlib import import_module
+from typing import Any
+
+from tessera.errors import ConfigError
+
+_MODULES = {
+    "tensorrt": ("tensorrt",),
+    # The bindings can be installed without the package that gives them their short name.
+    "tensorrt_rtx": ("tensorrt_rtx", "tensorrt_rtx_bindings"),
+}
+_INSTALL = {
+    "tensorrt": "pip install tensorrt-cu13 --extra-index-url https://pypi.nvidia.com",
+    "tensorrt_rtx": "pip install 'tessera-embed[tensorrt-rtx]'",
+}
+
+
+@functools.cache
+def load_tensorrt(flavour: str) -> Any:
+    """The module of ``tensorrt`` or ``tensorrt_rtx``; both have the same interface.
+
+    Raises ``ConfigError`` that says what is missing and how to install it.
+    """
+    for name in _MODULES[flavour]:
+        try:
+            return import_module(name)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise _unusable(flavour, error) from error
+        except (ImportError, OSError) as error:
+            raise _unusable(flavour, error) from error
+    raise ConfigError(
+        f"flavour {flavour} needs the Python module {_MODULES[flavour][0]}, which is not installed:"
+        f" {_INSTALL[flavour]}"
+    )
+
+
+def _unusable(flavour: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"flavour {flavour} is installed but cannot be imported ({error}): {_INSTALL[flavour]}"
+    )
+
+
+def version(flavour: str) -> str:
+    return str(load_tensorrt(flavour).__version__)

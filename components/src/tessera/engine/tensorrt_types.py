@@ -1,0 +1,27 @@
+"""Names of types here and in TensorRT."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_NAMES = {
+    "float32": "FLOAT",
+    "float16": "HALF",
+    "bfloat16": "BF16",
+    "float8": "FP8",
+    "int32": "INT32",
+    "int64": "INT64",
+    "uint8": "UINT8",
+    "bool": "BOOL",
+}
+
+
+def to_tensorrt(trt: Any, name: str) -> Any:
+    return getattr(trt.DataType, _NAMES[name])
+
+
+def to_name(trt: Any, dtype: Any) -> str:
+    for name, member in _NAMES.items():
+        if getattr(trt.DataType, member) == dtype:
+            return name
+    return str(dtype)

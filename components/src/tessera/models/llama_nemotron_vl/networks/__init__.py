@@ -1,0 +1,54 @@
+"""This family's forward pass, stage by stage, for compilers that are reached through ``models.graph``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tessera.errors import ConfigError
+from tessera.models.graph import Graph, NetworkRequest
+from tessera.models.llama_nemotron_vl.config import ModelConfig
+from tessera.models.llama_nemotron_vl.loading import load_text, load_vision
+from tessera.models.llama_nemotron_vl.networks.arithmetic import Arithmetic
+from tessera.models.llama_nemotron_vl.networks.calibration import text_scales, vision_scales
+from tessera.models.llama_nemotron_vl.networks.layout import Packed, Padded
+from tessera.models.llama_nemotron_vl.networks.text import TextNetwork
+from tessera.models.llama_nemotron_vl.networks.vision import VisionNetwork
+
+
+def describe_network(path: Path, config: ModelConfig, graph: Graph, request: NetworkRequest) -> None:
+    """Read what the stage needs and describe it; raises ``CheckpointError``, ``ConfigError``."""
+    stages = {"vision", "text", "fused", "embed", "lm", "post"}
+    if request.stage not in stages:
+        raise ConfigError(f"llama_nemotron_vl has no stage {request.stage!r}, only {sorted(stages)}")
+    products = "bfloat16" if request.dtype == "float8" else request.dtype
+    vision = text = None
+    if request.stage in ("vision", "fused"):
+        tower = load_vision(path, config, dtype=products, device="cpu")
+        scales = vision_scales(tower, request.samples) if request.dtype == "float8" else {}
+        vision = VisionNetwork(graph, Arithmetic(products, scales), config, tower)
+    if request.stage == "vision":
+        assert vision is not None
+        graph.output("rows", vision.rows(vision.tiles()))
+        return
+    backbone = load_text(path, config, dtype=products, device="cpu")
+    scales = {}
+    if request.dtype == "float8" and request.stage not in ("embed", "post"):
+        scales = text_scales(backbone, request.samples)
+    layout = (Packed if request.packed else Padded)(graph)
+    text = TextNetwork(graph, Arithmetic(products, scales), config.text, backbone, layout)
+    if request.stage == "post":
+        hidden = layout.hidden("hidden", products, config.text.hidden)
+        text.finish(text.pooled(hidden))
+        return
+    if request.stage == "lm":
+        hidden = layout.hidden("embedded", products, config.text.hidden)
+        graph.output("hidden", text.encoded(hidden, request.max_length))
+        return
+    rows = None
+    if vision is not None:
+        rows = graph.reshape(vision.rows(vision.tiles()), (-1, config.text.hidden))
+    embedded = text.embedded(rows)
+    if request.stage == "embed":
+        graph.output("embedded", embedded)
+        return
+    text.finish(text.pooled(text.encoded(embedded, request.max_length)))
