@@ -10,6 +10,7 @@ from tessera.engine.config import EngineConfig
 from tessera.engine.packing import PackedInput, pack
 from tessera.engine.torch_device import Placement
 from tessera.engine.torch_process import settle
+from tessera.engine.torch_quantization import quantise
 from tessera.engine.torch_text_cuda import CudaText
 from tessera.models.base import Model
 
@@ -19,6 +20,7 @@ class TorchTextEngine:
 
     def __init__(self, model: Model, config: EngineConfig, placement: Placement) -> None:
         self._module = model.load_text(dtype=placement.dtype, device=placement.device)
+        quantise(self._module, config, placement)
         self._hidden = model.hidden
         self._max_length = model.max_tokens
         self._max_tokens = max(config.max_batch_cost, model.max_tokens)

@@ -12,6 +12,7 @@ from tessera.engine.base import Cost, Finished, Launched, packed_cost
 from tessera.engine.config import EngineConfig
 from tessera.engine.torch_device import Placement
 from tessera.engine.torch_process import settle
+from tessera.engine.torch_quantization import quantise
 from tessera.engine.torch_vision_cuda import CudaVision
 from tessera.models.base import Model
 
@@ -21,6 +22,7 @@ class TorchVisionEngine:
 
     def __init__(self, model: Model, config: EngineConfig, placement: Placement) -> None:
         self._module = model.load_vision(dtype=placement.dtype, device=placement.device)
+        quantise(self._module, config, placement)
         self._tile_shape = model.tile_shape
         self._tokens_per_tile = model.tokens_per_tile
         self._hidden = model.hidden

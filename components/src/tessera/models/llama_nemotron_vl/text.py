@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from tessera.models.layers import gemm
 from tessera.models.layers.fused import uses_fused
 from tessera.models.llama_nemotron_vl.activation import activation
 from tessera.models.llama_nemotron_vl.attention import varlen_attention
 from tessera.models.llama_nemotron_vl.config import TextConfig
 from tessera.models.llama_nemotron_vl.pooling import pool
 from tessera.models.llama_nemotron_vl.rope import inverse_frequencies, rotate, rotation
+
+if TYPE_CHECKING:
+    from tessera.models.llama_nemotron_vl.text_fp8 import Fp8TextLayers
 
 
 class Packing:
@@ -28,6 +33,17 @@ class Packing:
         self.lengths = lengths
         self.cosines = cosines
         self.sines = sines
+
+
+# From so many rows on, the qkv product is faster without cuBLAS; the output products never are.
+_WIDE_PRODUCT_ROWS = 4096
+
+
+def wide_product(module: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
+    """``module(rows)`` without its bias, by the faster of two libraries."""
+    if len(rows) >= _WIDE_PRODUCT_ROWS and gemm.serves(module.weight):
+        return gemm.product(rows, module.weight)
+    return functional.linear(rows, module.weight)
 
 
 class Attention(nn.Module):
@@ -60,9 +76,14 @@ class Attention(nn.Module):
 
     def add_to(self, hidden: torch.Tensor, normed: torch.Tensor, packing: Packing) -> None:
         """Add the attention of ``normed`` to ``hidden`` within the output product itself."""
+        attended = self.attend(wide_product(self.qkv_proj, normed), packing)
+        hidden.addmm_(attended, self.o_proj.weight.t())
+
+    def attend(self, qkv: torch.Tensor, packing: Packing) -> torch.Tensor:
+        """From the one product to ``[total, heads * head_dim]``; turns the queries and keys in place."""
         from tessera.models.layers.rotary_kernel import rotate_in_place
 
-        heads = self.qkv_proj(normed).unflatten(-1, (-1, self._head_dim))
+        heads = qkv.view(len(qkv), -1, self._head_dim)
         turned = self._heads + self._kv_heads
         rotate_in_place(heads, turned, packing.cosines, packing.sines)
         attended = varlen_attention(
@@ -72,7 +93,7 @@ class Attention(nn.Module):
             packing.cu_seqlens,
             packing.lengths,
         )
-        hidden.addmm_(attended.flatten(1), self.o_proj.weight.t())
+        return attended.flatten(1)
 
 
 class Mlp(nn.Module):
@@ -81,7 +102,7 @@ class Mlp(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         self._activation = activation(config.activation)
-        self._silu = config.activation == "silu"
+        self.is_silu = config.activation == "silu"
         self.gate_up_proj = nn.Linear(config.hidden, 2 * config.intermediate, bias=False)
         self.down_proj = nn.Linear(config.intermediate, config.hidden, bias=False)
 
@@ -92,15 +113,23 @@ class Mlp(nn.Module):
 
     def add_to(self, hidden: torch.Tensor, normed: torch.Tensor) -> None:
         """Add the network of ``normed`` to ``hidden`` within the output product itself."""
-        from tessera.models.layers.gate_kernel import silu_gate
+        hidden.addmm_(self.gate(normed), self.down_proj.weight.t())
 
+    def gate(self, normed: torch.Tensor) -> torch.Tensor:
+        """``[total, intermediate]``, in as few passes over it as there are kernels for."""
+        if self.is_silu and gemm.serves(self.gate_up_proj.weight):
+            return gemm.gated(normed, self.gate_up_proj.weight)
         both = self.gate_up_proj(normed)
-        if self._silu:
-            gated = silu_gate(both)
-        else:
-            gate, up = both.chunk(2, dim=-1)
-            gated = self._activation(gate) * up
-        hidden.addmm_(gated, self.down_proj.weight.t())
+        if self.is_silu:
+            from tessera.models.layers.gate_kernel import silu_gate
+
+            return silu_gate(both)
+        return self.activate(both)
+
+    def activate(self, both: torch.Tensor) -> torch.Tensor:
+        """Gate and up side by side, ``[total, 2 * intermediate]``, for any activation."""
+        gate, up = both.chunk(2, dim=-1)
+        return self._activation(gate) * up
 
 
 class RmsNorm(nn.Module):
@@ -108,18 +137,18 @@ class RmsNorm(nn.Module):
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
-        self._eps = config.eps
+        self.eps = config.eps
         self.weight = nn.Parameter(torch.empty(config.hidden))
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if uses_fused(hidden.device, hidden.dtype):
             from tessera.models.layers.norm_kernels import rms_norm
 
-            return rms_norm(hidden, self.weight, self._eps)
+            return rms_norm(hidden, self.weight, self.eps)
         return self.plain(hidden)
 
     def plain(self, hidden: torch.Tensor) -> torch.Tensor:
-        return functional.rms_norm(hidden, self.weight.shape, self.weight, self._eps)
+        return functional.rms_norm(hidden, self.weight.shape, self.weight, self.eps)
 
 
 class Layer(nn.Module):
@@ -153,7 +182,14 @@ class TextTower(nn.Module):
         self.stack = [Layer(config) for _ in range(config.layers)]
         self.layers = nn.ModuleList(self.stack)
         self.norm = RmsNorm(config)
+        self._fp8: Fp8TextLayers | None = None
         self.frequencies: torch.Tensor
+
+    def quantise(self, *, keep: int) -> None:
+        """Hold the products in FP8, but for ``keep`` layers at each end."""
+        from tessera.models.llama_nemotron_vl.text_fp8 import Fp8TextLayers
+
+        self._fp8 = Fp8TextLayers(self.stack, keep=keep)
 
     def place_constants(self, device: torch.device) -> None:
         frequencies = inverse_frequencies(self._config.rope, self._config.head_dim)
@@ -203,10 +239,13 @@ class TextTower(nn.Module):
         cosines, sines = rotation(positions, self.frequencies)
         packing = Packing(cu_seqlens, lengths, cosines, sines)
         hidden = embedded
-        for layer in self.stack:
-            if fused:
+        if self._fp8 is not None:
+            self._fp8.advance(hidden, packing)
+        elif fused:
+            for layer in self.stack:
                 layer.advance(hidden, packing)
-            else:
+        else:
+            for layer in self.stack:
                 hidden = layer(hidden, packing)
         normed: torch.Tensor = self.norm(hidden)
         return normed

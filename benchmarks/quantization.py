@@ -1,0 +1,147 @@
+"""``python -m benchmarks.quantization``: what FP8 gains and what it costs, by blocks left in bfloat16.
+
+Rates and cosines are against the bfloat16 engines in the same run, on the same inputs. On random weights
+errors do not cancel as they do in a trained network, so the cosines are a lower bound for real ones.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.accuracy import LENGTHS
+from benchmarks.batches import Workload, random_tiles, text_batch
+from benchmarks.products import timed
+from benchmarks.table import number, table, write_csv
+from tessera.engine.base import TextBatch
+from tessera.engine.config import EngineConfig
+from tessera.engine.packing import PackedInput, pack
+from tessera.engine.torch_device import place
+from tessera.engine.torch_text import TorchTextEngine
+from tessera.engine.torch_vision import TorchVisionEngine
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+
+HEADER = ("stage", "blocks kept at each end", "per s", "x bf16", "worst cosine", "median cosine")
+Rows = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Sequences or tiles a second, and the rows that were computed on the way."""
+
+    rate: float
+    rows: Rows
+
+
+def _config(keep: int | None, budget: int) -> EngineConfig:
+    return EngineConfig(
+        max_batch_cost=budget,
+        max_queue_cost=budget,
+        quantization="none" if keep is None else "fp8",
+        unquantized_blocks=keep or 0,
+    )
+
+
+def text(model: LlamaNemotronVL, keep: int | None, tokens: int) -> Measured:
+    config = _config(keep, tokens)
+    engine = TorchTextEngine(model, config, place(config))
+    engine.warm()
+    random = np.random.default_rng(0)
+    words = model.vocab_size // 2
+    short: TextBatch = pack(
+        [PackedInput(tokens=random.integers(0, words, length, dtype=np.int32)) for length in LENGTHS]
+    )
+    length = min(1024, tokens)
+    batch = text_batch(model, Workload(name="", tokens=length, tiles=0, items=tokens // length), None, seed=1)
+    rows = np.concatenate([engine.launch(one).result().vectors for one in (short, batch)])
+    rate = (tokens // length) / _seconds(lambda: engine.launch(batch).result())
+    engine.close()
+    return Measured(rate, rows)
+
+
+def vision(model: LlamaNemotronVL, keep: int | None, tiles: int) -> Measured:
+    config = _config(keep, tiles)
+    placement = place(config)
+    engine = TorchVisionEngine(model, config, placement)
+    engine.warm()
+    images = random_tiles(model, tiles, seed=0)
+    # Half of them smooth, as pages are, and half noise.
+    images[::2] = np.linspace(0, 255, images.shape[-1]).astype(np.uint8)
+    out = torch.empty(
+        tiles * model.tokens_per_tile, model.hidden, dtype=placement.torch_dtype, device=placement.device
+    )
+    engine.launch([images], [out]).result()
+    rows: Rows = out.float().cpu().numpy()
+    rate = tiles / _seconds(lambda: engine.launch([images], [out]).result())
+    engine.close()
+    return Measured(rate, rows)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    """Long enough for the card to reach the clock that it can hold."""
+    times = [timed(run, "cuda") for _ in range(60)]
+    return statistics.median(times[20:])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.quantization", description=__doc__)
+    parser.add_argument("--model-path", type=Path, required=True)
+    parser.add_argument("--keep", type=int, nargs="+", default=[0, 1, 2, 4, 6])
+    parser.add_argument("--tokens", type=int, default=16384)
+    parser.add_argument("--tiles", type=int, default=28)
+    parser.add_argument("--out", type=Path, help="a directory for quantization.csv")
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        raise SystemExit("FP8 products need a CUDA device of capability 8.9 or above")
+    model = LlamaNemotronVL.open(options.model_path)
+    lines: list[tuple[str, ...]] = []
+    for stage, measure, budget in (
+        ("text, 1024 tokens", text, options.tokens),
+        ("vision", vision, options.tiles),
+    ):
+        base = measure(model, None, budget)
+        lines.append((stage, "all", number(base.rate), "1", "", ""))
+        for keep in options.keep:
+            gc.unfreeze()
+            gc.collect()
+            torch.cuda.empty_cache()
+            found = measure(model, keep, budget)
+            cosines = _cosines(found.rows, base.rows)
+            worst, median = float(cosines.min()), float(np.median(cosines))
+            lines.append(
+                (
+                    stage,
+                    str(keep),
+                    number(found.rate),
+                    f"{found.rate / base.rate:.2f}",
+                    f"{worst:.5f}",
+                    f"{median:.5f}",
+                )
+            )
+            print("  ".join(lines[-1]), flush=True)
+    print("\n" + table(HEADER, lines))
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        write_csv(options.out / "quantization.csv", HEADER, lines)
+    return 0
+
+
+def _cosines(found: Rows, expected: Rows) -> npt.NDArray[np.float64]:
+    left, right = found.astype(np.float64), expected.astype(np.float64)
+    products = np.einsum("ij,ij->i", left, right)
+    cosines: npt.NDArray[np.float64] = products / (
+        np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
+    )
+    return cosines
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

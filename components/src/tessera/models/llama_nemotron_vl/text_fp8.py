@@ -1,0 +1,62 @@
+"""The backbone's layers with their products in FP8; norms, attention and the residual stay bfloat16."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from tessera.models.layers import fp8_kernels
+from tessera.models.layers.fp8 import Fp8Weight
+from tessera.models.llama_nemotron_vl.text import Layer, Packing
+
+
+class Fp8TextLayers:
+    """All layers in order, the inner ones quantised; takes their weights over."""
+
+    def __init__(self, layers: Sequence[Layer], *, keep: int) -> None:
+        inner = range(keep, len(layers) - keep)
+        self._layers = [_Fp8Layer(layer) if number in inner else layer for number, layer in enumerate(layers)]
+
+    def advance(self, hidden: torch.Tensor, packing: Packing) -> None:
+        """Run them over ``hidden`` in place."""
+        # What an FP8 layer adds is added by the next one's norm, which reads the residual anyway.
+        pending: torch.Tensor | None = None
+        for layer in self._layers:
+            if isinstance(layer, _Fp8Layer):
+                pending = layer.advance(hidden, pending, packing)
+                continue
+            if pending is not None:
+                hidden.add_(pending)
+                pending = None
+            layer.advance(hidden, packing)
+        if pending is not None:
+            hidden.add_(pending)
+
+
+class _Fp8Layer:
+    def __init__(self, layer: Layer) -> None:
+        self._layer = layer
+        self._qkv = _take(layer.self_attn.qkv_proj)
+        self._out = _take(layer.self_attn.o_proj)
+        self._gate_up = _take(layer.mlp.gate_up_proj)
+        self._down = _take(layer.mlp.down_proj)
+
+    def advance(self, hidden: torch.Tensor, pending: torch.Tensor | None, packing: Packing) -> torch.Tensor:
+        """Add ``pending`` to ``hidden`` and return what is to be added next."""
+        attention, mlp = self._layer.self_attn, self._layer.mlp
+        before, between = self._layer.input_layernorm, self._layer.post_attention_layernorm
+        normed = fp8_kernels.add_rms_norm(hidden, pending, before.weight, before.eps)
+        attended = attention.attend(self._qkv.product(normed), packing)
+        pending = self._out.product(fp8_kernels.quantise(attended))
+        normed = fp8_kernels.add_rms_norm(hidden, pending, between.weight, between.eps)
+        both = self._gate_up.product(normed)
+        gated = fp8_kernels.silu_gate(both) if mlp.is_silu else fp8_kernels.quantise(mlp.activate(both))
+        return self._down.product(gated)
+
+
+def _take(module: nn.Linear) -> Fp8Weight:
+    quantised = Fp8Weight(module.weight)
+    module.weight = nn.Parameter(torch.empty(0, device=module.weight.device), requires_grad=False)
+    return quantised
