@@ -16,13 +16,17 @@ from tessera.models.base import Model, Role, Truncate
 
 _START_OF_IMAGE = b"\xff\xd8"
 
+IMAGE_TEXT = "a page"
+"""What every image comes with."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpWorkload:
     """``inputs`` texts of ``tokens`` tokens each in a request, or one image of ``size`` (width, height).
 
     ``fresh`` images are never the same twice; others come from a fixed set that a cache can hold.
-    ``text_share`` of the requests are texts of ``tokens`` tokens without an image.
+    ``text_share`` of the requests are texts of ``tokens`` tokens without an image; with ``always_image`` they
+    carry a blank one that no cache has seen, as if the encoder ran for every request.
     """
 
     name: str
@@ -31,6 +35,7 @@ class HttpWorkload:
     size: tuple[int, int] | None = None
     fresh: bool = True
     text_share: float = 0.0
+    always_image: bool = False
 
 
 WORKLOADS = {
@@ -44,6 +49,9 @@ WORKLOADS = {
         HttpWorkload(name="page", size=(1275, 1650)),
         HttpWorkload(name="tile-again", size=(512, 512), fresh=False),
         HttpWorkload(name="mixed", size=(512, 512), tokens=128, text_share=0.7),
+        HttpWorkload(
+            name="mixed-always-encode", size=(512, 512), tokens=128, text_share=0.7, always_image=True
+        ),
     )
 }
 
@@ -69,30 +77,37 @@ class Bodies:
         self._seed = seed
         self._texts = self._make_texts(model, variety) if workload.tokens else []
         self._images = self._make_images(8) if workload.size else []
+        self._blank = _jpeg(Image.new("RGB", workload.size)) if workload.size else b""
 
     def __iter__(self) -> Iterator[Body]:
         count = 0
         while True:
             count += 1
             if not self._images or self._random.random() < self._workload.text_share:
-                yield self._texts[count % len(self._texts)]
+                key = count % len(self._texts)
+                yield self._with_blank(key, count) if self._workload.always_image else self._texts[key]
             else:
                 yield self._image(count)
+
+    def _with_blank(self, key: int, count: int) -> Body:
+        text = json.loads(self._texts[key].data)["input"]
+        return self._body(_marked(self._blank, f"{self._seed}.{count}"), text, key)
 
     def _image(self, count: int) -> Body:
         key = count % (len(self._images) * 8)
         picture = self._images[key % len(self._images)]
-        # A comment makes the same picture a new image to every cache.
-        mark = f"{self._seed}.{count if self._workload.fresh else key}".encode()
-        data = picture[:2] + b"\xff\xfe" + (len(mark) + 2).to_bytes(2, "big") + mark + picture[2:]
-        url = b"data:image/jpeg;base64," + base64.b64encode(data)
-        head, tail = self._envelope(
-            [[{"type": "image_url", "image_url": {"url": "@"}}, {"type": "text", "text": "a page"}]]
-        )
-        return Body(head + url + tail, -1 - key % len(self._images), 1)
+        mark = f"{self._seed}.{count if self._workload.fresh else key}"
+        return self._body(_marked(picture, mark), IMAGE_TEXT, -1 - key % len(self._images))
 
-    def _envelope(self, value: object) -> tuple[bytes, bytes]:
-        body = json.dumps({"model": self._name, "encoding_format": "base64", "input": value})
+    def _body(self, image: bytes, text: str, key: int) -> Body:
+        """In vLLM's form, which it and this service take alike."""
+        url = b"data:image/jpeg;base64," + base64.b64encode(image)
+        parts = [{"type": "image_url", "image_url": {"url": "@"}}, {"type": "text", "text": text}]
+        head, tail = self._envelope(messages=[{"role": "user", "content": parts}])
+        return Body(head + url + tail, key, 1)
+
+    def _envelope(self, **value: object) -> tuple[bytes, bytes]:
+        body = json.dumps({"model": self._name, "encoding_format": "base64", **value})
         head, _, tail = body.partition("@")
         return head.encode(), tail.encode()
 
@@ -100,7 +115,7 @@ class Bodies:
         found = []
         for key in range(variety):
             texts = [self._text(model) for _ in range(self._workload.inputs)]
-            head, tail = self._envelope(texts if len(texts) > 1 else texts[0])
+            head, tail = self._envelope(input=texts if len(texts) > 1 else texts[0])
             found.append(Body(head + tail, key, len(texts)))
         return found
 
@@ -124,13 +139,21 @@ class Bodies:
         found = []
         for _ in range(variety):
             small = noise.integers(0, 256, (height // 16 + 1, width // 16 + 1, 3), dtype=np.uint8)
-            buffer = BytesIO()
-            Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC).save(
-                buffer, "JPEG", quality=85
-            )
-            assert buffer.getvalue().startswith(_START_OF_IMAGE)
-            found.append(buffer.getvalue())
+            found.append(_jpeg(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)))
         return found
+
+
+def _jpeg(picture: Image.Image) -> bytes:
+    buffer = BytesIO()
+    picture.save(buffer, "JPEG", quality=85)
+    assert buffer.getvalue().startswith(_START_OF_IMAGE)
+    return buffer.getvalue()
+
+
+def _marked(picture: bytes, mark: str) -> bytes:
+    """The same picture with a comment, which makes it a new image to every cache."""
+    comment = mark.encode()
+    return picture[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + picture[2:]
 
 
 def _count(model: Model, text: str) -> int:

@@ -3,6 +3,7 @@
 Starts a service on this machine, or takes the URL of one, and drives each workload from processes of its
 own. Every eighth answer is checked while the load runs: a unit vector for each input, the same as before
 for the same input. A request that fails or gives a wrong answer counts as an error and for nothing else.
+The bound is what the matrix products alone would allow, measured just before on the same machine.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.bodies import WORKLOADS, HttpWorkload
+from benchmarks.bound import bounds
 from benchmarks.load import Outcome, Plan, run
 from benchmarks.plot import Point, plot
 from benchmarks.service import Deployment, service
@@ -27,7 +29,8 @@ from benchmarks.table import number, table, write_csv
 from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
 
 HEADER = (
-    "workload", "loop", "requests/s", "inputs/s", "p50 ms", "p90 ms", "p99 ms", "errors", "checked", "GPU %"
+    "workload", "loop", "requests/s", "inputs/s", "p50 ms", "p90 ms", "p99 ms", "errors", "checked", "GPU %",
+    "bound %",
 )  # fmt: skip
 
 
@@ -76,8 +79,14 @@ def measure(
 
 
 def row(
-    workload: HttpWorkload, loop: str, outcome: Outcome, seconds: float, gpu: float | None
+    workload: HttpWorkload,
+    loop: str,
+    outcome: Outcome,
+    seconds: float,
+    gpu: float | None,
+    bound: float | None,
 ) -> tuple[str, ...]:
+    """``bound`` is in inputs a second."""
     quantiles: list[float | None] = [None] * 3
     if outcome.latencies:
         quantiles = [float(found) * 1e3 for found in np.quantile(outcome.latencies, (0.5, 0.9, 0.99))]
@@ -90,6 +99,7 @@ def row(
         " ".join(f"{times}x{why}" for why, times in outcome.errors.items()) or "0",
         str(outcome.checked),
         number(gpu),
+        number(100 * outcome.inputs / seconds / bound if bound else None),
     )
 
 
@@ -156,15 +166,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.model_path is None:
             options.model_path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
             make_checkpoint(["--out", str(options.model_path), "--size", options.size])
+        chosen = _chosen(options)
+        bound: dict[str, float] = {}
+        if not options.url:
+            # Of this machine, so only where the service runs on it; and before it needs the card.
+            bound = bounds(
+                options.model_path,
+                [workload for workload, _ in chosen],
+                tokens=options.tokens,
+                tiles=options.tiles,
+            )
         urls = tuple(options.url or ()) or stack.enter_context(
             service(_deployment(options), options.out / "logs")
         )
-        for workload, loops in _chosen(options):
+        for workload, loops in chosen:
             for loop in loops:
                 with GpuMeter() as gpu:
                     outcome = measure(options, urls, workload, loop)
                 what = f"{loop:g} at once" if options.rate is None else f"{loop:g}/s"
-                rows.append(row(workload, what, outcome, options.seconds, gpu.mean))
+                rows.append(row(workload, what, outcome, options.seconds, gpu.mean, bound.get(workload.name)))
                 print("  ".join(rows[-1]), flush=True)
                 points.append(Point(workload.name, float(loop), len(outcome.latencies) / options.seconds))
     print("\n" + table(HEADER, rows))

@@ -30,6 +30,7 @@ COMMANDS=()
 STARTED=()
 DELAYS=()
 OWN_STORE=
+MPS_FOLDER=
 
 say() { printf '%s\n' "tessera: $*" >&2; }
 
@@ -50,6 +51,7 @@ cleanup() {
         sleep 0.05
     done
     if [[ -n $OWN_STORE ]]; then rm -rf "$OWN_STORE"; fi
+    if [[ -n $MPS_FOLDER ]]; then rm -rf "$MPS_FOLDER"; fi
     exit "$status"
 }
 

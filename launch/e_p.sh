@@ -3,6 +3,7 @@
 # Extra arguments go to the embed workers, for example --multimodal-embedding-cache-capacity-gb 10
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/mps.sh"
 
 ENCODE_WORKERS=${ENCODE_WORKERS:-1}
 EMBED_WORKERS=${EMBED_WORKERS:-1}
@@ -14,6 +15,7 @@ EMBED_CUDA_VISIBLE_DEVICES=${EMBED_CUDA_VISIBLE_DEVICES:-}
 ENCODE_ENDPOINT=${ENCODE_ENDPOINT:-dyn://$DYN_NAMESPACE.encode.generate}
 
 set_up "$((ENCODE_WORKERS + EMBED_WORKERS))"
+start_mps "$((ENCODE_WORKERS + EMBED_WORKERS))" "$ENCODE_CUDA_VISIBLE_DEVICES" "$EMBED_CUDA_VISIBLE_DEVICES"
 start_frontend
 for ((worker = 0; worker < ENCODE_WORKERS; worker++)); do
     start_worker encode "$worker" "$ENCODE_CUDA_VISIBLE_DEVICES" "$ENCODE_ENGINE_ARGS"

@@ -41,11 +41,22 @@ def test_images_are_new_or_come_again(model: LlamaNemotronVL, fresh: bool) -> No
     assert len({body.data for body in bodies}) == (200 if fresh else 64)
     by_key = {}
     for body in bodies:
-        url = json.loads(body.data)["input"][0][0]["image_url"]["url"]
+        url = json.loads(body.data)["messages"][0]["content"][0]["image_url"]["url"]
         image = Image.open(BytesIO(decode(url, param="input", max_bytes=1 << 20)))
         assert image.size == (48, 32)
         assert by_key.setdefault(body.key, image.tobytes()) == image.tobytes()
     assert len(by_key) == 8
+
+
+def test_encoding_always_gives_texts_a_blank_image_of_their_own(model: LlamaNemotronVL) -> None:
+    shape = {"size": (48, 32), "tokens": 20, "text_share": 0.7}
+    plain = list(islice(Bodies(HttpWorkload(name="mixed", **shape), model, "m", seed=1), 100))
+    always = HttpWorkload(name="always", always_image=True, **shape)
+    bodies = list(islice(Bodies(always, model, "m", seed=1), 100))
+    assert {"input" in json.loads(body.data) for body in plain} == {True, False}
+    assert all("messages" in json.loads(body.data) for body in bodies)
+    assert len({body.data for body in bodies}) == 100
+    assert [body.key for body in bodies] == [body.key for body in plain]
 
 
 @pytest.mark.e2e
@@ -62,6 +73,7 @@ def test_drives_a_service_of_its_own(checkpoint: Path, tmp_path: Path, rate: lis
         assert row["errors"] == "0"
         assert float(row["requests/s"]) > 0
         assert int(row["checked"]) > 0
+        assert float(row["bound %"]) > 0
     with Image.open(tmp_path / "http.png") as chart:
         assert chart.size == (900, 520)
 
