@@ -180,7 +180,7 @@ class Encoder:
         return cls(EncodeService(stage, made, metrics, info), engine, made, stage, metrics)
 
     def queued(self) -> float:
-        return self.metrics.registry.get_sample_value("tessera_queued", {"stage": "vision"}) or 0.0
+        return self.metrics.registry.get_sample_value("tessera_tiles_in_flight") or 0.0
 
     async def close(self) -> None:
         self.engine.gate.set()

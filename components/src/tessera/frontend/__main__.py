@@ -39,6 +39,7 @@ async def serve(config: FrontendConfig) -> None:
     """Run one frontend until SIGTERM or SIGINT."""
     model = open_model(config.model_path)
     metrics = FrontendMetrics()
+    metrics.describe(config.served_model_name)
     runtime = Runtime(config.rpc)
     peers = Peers(await Client.connect(runtime, config.embed_endpoint), _same_model(model))
     # Watched for health alone: the embed workers call them.

@@ -14,7 +14,7 @@ from tessera.errors import RequestCancelled, TesseraError
 from tessera.frontend.auth import Authenticator
 from tessera.frontend.endpoint import Endpoint
 from tessera.frontend.error_shapes import failure_response
-from tessera.frontend.failures import render, render_status
+from tessera.frontend.failures import Failure, render, render_status
 from tessera.frontend.gate import OPEN_PATHS, Gate
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.page import Page
@@ -57,10 +57,16 @@ def make_app(
     async def tessera_error(request: Request, error: TesseraError) -> Response:
         if isinstance(error, RequestCancelled):
             metrics.disconnects.inc()
-        return failure_response(render(error), request.url.path)
+        return _failed(request, render(error))
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        return failure_response(render_status(error.status_code, str(error.detail)), request.url.path)
+        return _failed(request, render_status(error.status_code, str(error.detail)))
 
     return app
+
+
+def _failed(request: Request, failure: Failure) -> Response:
+    # The gate counts it.
+    request.state.failure = failure
+    return failure_response(failure, request.url.path)

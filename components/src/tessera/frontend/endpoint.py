@@ -53,6 +53,7 @@ class Endpoint:
         self._model = model
         self._limits = limits
         self._limiter = limiter
+        self._metrics = metrics
         self._in_flight = 0
         metrics.in_flight.set_function(lambda: self._in_flight)
 
@@ -75,7 +76,8 @@ class Endpoint:
             result = Result(
                 embedded=embedded, model=self._model, request_id=request_id, created=int(time.time())
             )
-            body = translated.write(result)
+            with self._metrics.format_seconds.time():
+                body = translated.write(result)
             headers = body.headers | {"x-request-id": request_id}
             if http.headers.get("x-tessera-timings") is not None:
                 headers |= _timings(embedded.timings)

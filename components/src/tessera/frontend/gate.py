@@ -59,10 +59,12 @@ class Gate:
                 MutableHeaders(scope=message).setdefault("x-request-id", request_id)
             await send(message)
 
-        scope.setdefault("state", {})["request_id"] = request_id
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
+                state["failure"] = refusal
                 await failure_response(refusal, scope["path"])(scope, receive, sending)
             else:
                 await self._app(scope, receive, sending)
@@ -70,11 +72,14 @@ class Gate:
             log.exception("%s: %s %r failed", request_id, scope["method"], scope["path"])
             if status:
                 raise
-            await failure_response(render(error), scope["path"])(scope, receive, sending)
+            state["failure"] = failure = render(error)
+            await failure_response(failure, scope["path"])(scope, receive, sending)
         finally:
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.latency.labels(route).observe(time.perf_counter() - started)
+            if "failure" in state:
+                self._metrics.errors.labels(route, state["failure"].error["code"]).inc()
 
     def _refusal(self, scope: Scope) -> Failure | None:
         if scope["path"] in self._open_paths:

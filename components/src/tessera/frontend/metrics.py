@@ -13,7 +13,13 @@ from prometheus_client import (
     generate_latest,
 )
 
+from tessera import __version__
+from tessera.errors import DeadlineExceeded, Overloaded, TesseraError, Unavailable
+
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+# What the frontend itself does to a request, from one short text to two thousand inputs.
+_STEP_SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+_ROUTE = "/v1/embeddings"
 
 
 class FrontendMetrics:
@@ -34,6 +40,25 @@ class FrontendMetrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self.errors = Counter(
+            "tessera_errors", "HTTP requests answered with an error", ["route", "code"], registry=registry
+        )
+        self.input_errors = Counter(
+            "tessera_input_errors",
+            "Inputs that failed alone, in answers to the rest",
+            ["code"],
+            registry=registry,
+        )
+        self.media_seconds = self._step(
+            "tessera_media_seconds", "Time to obtain a request's images", _SECONDS
+        )
+        self.prompt_seconds = self._step(
+            "tessera_prompt_seconds", "Time to turn a request's inputs into tokens"
+        )
+        self.dispatch_seconds = self._step(
+            "tessera_dispatch_seconds", "Time that a request's inputs were with workers", _SECONDS
+        )
+        self.format_seconds = self._step("tessera_format_seconds", "Time to write an answer")
         self.inputs = Counter("tessera_inputs", "Inputs accepted", ["kind"], registry=registry)
         self.tokens = Counter("tessera_tokens", "Tokens embedded", ["kind"], registry=registry)
         self.retries = Counter("tessera_retries", "Items sent to a second worker", registry=registry)
@@ -49,6 +74,17 @@ class FrontendMetrics:
         self.disconnects = Counter("tessera_disconnects", "Clients that went away", registry=registry)
         self.in_flight = Gauge("tessera_requests_in_flight", "Requests being answered", registry=registry)
         self._workers = Gauge("tessera_workers", "Workers that can serve", ["component"], registry=registry)
+        # These exist from the start, because a rate misses a series' first count.
+        self.requests.labels(_ROUTE, "200")
+        for error in (TesseraError, Overloaded, Unavailable, DeadlineExceeded):
+            self.errors.labels(_ROUTE, error.code)
+
+    def describe(self, model: str) -> None:
+        """Say once what this process is."""
+        info = Gauge(
+            "tessera_info", "What this process is", ["role", "model", "version"], registry=self.registry
+        )
+        info.labels("frontend", model, __version__).set(1)
 
     def watch_workers(self, component: str, read: Callable[[], int]) -> None:
         self._workers.labels(component).set_function(read)
@@ -58,3 +94,6 @@ class FrontendMetrics:
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
+
+    def _step(self, name: str, text: str, buckets: tuple[float, ...] = _STEP_SECONDS) -> Histogram:
+        return Histogram(name, text, buckets=buckets, registry=self.registry)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -48,8 +49,12 @@ class Pipeline:
     ) -> tuple[list[Prompt | TesseraError], list[Visions | TesseraError]]:
         """Each input as tokens and as images, or its error; the first error is raised unless ``partial``."""
         self._check(request)
+        started = time.perf_counter()
         visions = await self._vision.read(request.inputs, deadline)
-        prompts = await self._prompter.build(request, visions)
+        if any(visions):
+            self._metrics.media_seconds.observe(time.perf_counter() - started)
+        with self._metrics.prompt_seconds.time():
+            prompts = await self._prompter.build(request, visions)
         if not request.partial:
             for made in prompts:
                 if isinstance(made, TesseraError):
@@ -82,9 +87,10 @@ class Pipeline:
         if good:
             charge(sum(len(prompt.tokens) for prompt, _ in good.values()))
             items = [_item(request.inputs[index], *made) for index, made in good.items()]
-            answer = await self._embedder.embed(
-                items, request_id=request_id, priority=request.priority, deadline=deadline
-            )
+            with self._metrics.dispatch_seconds.time():
+                answer = await self._embedder.embed(
+                    items, request_id=request_id, priority=request.priority, deadline=deadline
+                )
             order = list(good)
             errors |= {order[position]: error for position, error in answer.errors.items()}
             if errors and not request.partial:
@@ -100,6 +106,8 @@ class Pipeline:
             cached_tokens=cached,
         )
         self._count(request.inputs, usage)
+        for error in errors.values():
+            self._metrics.input_errors.labels(error.code).inc()
         return Embedded(
             vectors=vectors,
             errors=errors,

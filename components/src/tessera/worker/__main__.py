@@ -35,6 +35,7 @@ async def serve(config: WorkerConfig) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     runtime = Runtime(config.rpc)
     metrics = WorkerMetrics()
+    metrics.describe(config.mode.value, config.served_model_name)
     address = runtime.address(COMPONENT[config.mode])
     name = f"{runtime.endpoint(address).connection_id():x}"
     builder = Builder(config=config, runtime=runtime, metrics=metrics, name=name)

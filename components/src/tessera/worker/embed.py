@@ -54,6 +54,7 @@ class EmbedService:
         self._vision = vision
         self._metrics = metrics
         self._info = info
+        self._in_flight = 0
         self._flights: SingleFlight[EncodedImage] = SingleFlight()
         # What one request may have waiting: a large one on an idle worker must not fill the queue with
         # its own items and be refused for it.
@@ -73,7 +74,10 @@ class EmbedService:
             depth=engine.depth,
             observe=metrics.batch("text"),
         )
-        metrics.watch_queue("text", lambda: float(self._batcher.queued))
+        metrics.watch_queue(
+            "text", lambda: float(self._batcher.queued), limit=lambda: float(config.max_queue_cost)
+        )
+        metrics.watch_in_flight("text", lambda: float(self._in_flight))
         metrics.watch_cache(cache.stats)
 
     async def handle(self, request: wire.Request) -> wire.Reply:
@@ -81,12 +85,16 @@ class EmbedService:
             return self._info
         if not isinstance(request, wire.EmbedRequest):
             raise ProtocolError(f"an embed worker does not answer {type(request).__name__}")
+        tokens = sum(len(item.tokens) // 4 for item in request.items)
+        self._in_flight += tokens
         try:
             async with asyncio.timeout(request.timeout_ms / 1e3):
                 return await self._embed(request)
         except TimeoutError as error:
             self._metrics.items.labels("embed", DeadlineExceeded.code).inc(len(request.items))
             raise DeadlineExceeded("the request was not answered in time") from error
+        finally:
+            self._in_flight -= tokens
 
     async def drain(self, timeout: float) -> None:
         """Nobody reads this worker's memory."""
@@ -152,7 +160,7 @@ class EmbedService:
             cached[index] = result.cached_tokens
             timings = timings.merge(result.timings)
             self._metrics.items.labels("embed", "ok").inc()
-        self._metrics.time("text_queue", timings.queue_ms)
+        self._metrics.queued("text", timings.queue_ms)
         return wire.EmbedReply(
             vectors=vectors.tobytes(),
             norms=norms.tobytes(),

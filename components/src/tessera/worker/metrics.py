@@ -15,14 +15,20 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tessera import wire
+from tessera import __version__, wire
 from tessera.batching import BatchStats
 from tessera.cache import CacheStats
+from tessera.errors import DeadlineExceeded, EngineFailed, Overloaded, Unavailable
 from tessera.transport.slab import SlabStats
 
-_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+# From a copy within one GPU to a queue at its deadline.
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-_SIZES = (1, 4, 16, 64, 256, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+_TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+_TILES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+# Outcomes that rates are asked of: they exist from the start, because a rate misses a series' first count.
+_OUTCOMES = ("ok", Overloaded.code, DeadlineExceeded.code, EngineFailed.code)
+_ROLE = {"text": "embed", "vision": "encode"}
 
 
 class WorkerMetrics:
@@ -39,11 +45,14 @@ class WorkerMetrics:
         self._entries = Histogram(
             "tessera_batch_entries", "Entries in a batch", ["stage"], buckets=_COUNTS, registry=registry
         )
-        self._size = Histogram(
-            "tessera_batch_size", "Tokens or tiles in a batch", ["stage"], buckets=_SIZES, registry=registry
+        self._queue = self._seconds(
+            "tessera_queue_seconds", "Time that an image or a request's slowest input waited", "stage"
         )
-        self._stage = Histogram(
-            "tessera_stage_seconds", "Time in a stage", ["stage"], buckets=_SECONDS, registry=registry
+        self._preprocess = self._seconds(
+            "tessera_preprocess_seconds", "Time to decode and tile an image, with its wait for a thread"
+        )
+        self._transfer = self._seconds(
+            "tessera_transfer_seconds", "Time to read an image's rows from an encode worker", "route"
         )
         self.transfers = Counter(
             "tessera_transfers", "Vision hand-offs read", ["route", "outcome"], registry=registry
@@ -57,18 +66,43 @@ class WorkerMetrics:
         self.decoder_losses = Counter(
             "tessera_decoder_losses", "Image decoders that were replaced", ["why"], registry=registry
         )
-        self._queued = Gauge("tessera_queued", "Tokens or tiles waiting", ["stage"], registry=registry)
         self._queues: dict[str, Callable[[], float]] = {}
         self._cache: Callable[[], CacheStats] | None = None
         self._slab: Callable[[], SlabStats] | None = None
+        self.encode_retries = Counter(
+            "tessera_encode_retries", "Images asked for again, elsewhere or once more", registry=registry
+        )
+        self._queued = Gauge(
+            "tessera_queued", "Tokens or tiles waiting for the engine", ["stage"], registry=registry
+        )
+        self._queue_limit = Gauge(
+            "tessera_queue_limit", "Tokens or tiles that may wait", ["stage"], registry=registry
+        )
+        self._in_flight = {
+            "text": ("tessera_tokens_in_flight", "Tokens of requests that are being answered"),
+            "vision": ("tessera_tiles_in_flight", "Tiles of images that are being encoded"),
+        }
+        for outcome in ("ok", Unavailable.code):
+            self.encode_calls.labels(outcome)
+
+    def describe(self, role: str, model: str) -> None:
+        """Say once what this process is."""
+        info = Gauge(
+            "tessera_info", "What this process is", ["role", "model", "version"], registry=self.registry
+        )
+        info.labels(role, model, __version__).set(1)
 
     def batch(self, stage: str) -> Callable[[BatchStats], None]:
-        """An observer for that stage's batcher."""
-        entries, size, seconds = (
-            self._entries.labels(stage),
-            self._size.labels(stage),
-            self._stage.labels(f"{stage}_batch"),
-        )
+        """An observer for the batcher of stage ``text`` or ``vision``."""
+        entries = self._entries.labels(stage)
+        if stage == "text":
+            seconds = self._seconds("tessera_embed_seconds", "Time of a text batch in its engine")
+            size = self._sizes("tessera_batch_tokens", "Tokens in a text batch", _TOKENS)
+        else:
+            seconds = self._seconds("tessera_encode_seconds", "Time of a vision batch in its engine")
+            size = self._sizes("tessera_batch_tiles", "Tiles in a vision batch", _TILES)
+        for outcome in _OUTCOMES:
+            self.items.labels(_ROLE[stage], outcome)
 
         def observe(stats: BatchStats) -> None:
             entries.observe(stats.entries)
@@ -77,12 +111,24 @@ class WorkerMetrics:
 
         return observe
 
-    def time(self, stage: str, milliseconds: float) -> None:
-        self._stage.labels(stage).observe(milliseconds / 1e3)
+    def queued(self, stage: str, milliseconds: float) -> None:
+        self._queue.labels(stage).observe(milliseconds / 1e3)
 
-    def watch_queue(self, stage: str, read: Callable[[], float]) -> None:
+    def preprocessed(self, milliseconds: float) -> None:
+        self._preprocess.observe(milliseconds / 1e3)
+
+    def transferred(self, route: str, nbytes: int, milliseconds: float) -> None:
+        self.transfers.labels(route, "ok").inc()
+        self.transfer_bytes.labels(route).inc(nbytes)
+        self._transfer.labels(route).observe(milliseconds / 1e3)
+
+    def watch_queue(self, stage: str, read: Callable[[], float], *, limit: Callable[[], float]) -> None:
         self._queues[stage] = read
         self._queued.labels(stage).set_function(read)
+        self._queue_limit.labels(stage).set_function(limit)
+
+    def watch_in_flight(self, stage: str, read: Callable[[], float]) -> None:
+        Gauge(*self._in_flight[stage], registry=self.registry).set_function(read)
 
     def watch_cache(self, read: Callable[[], CacheStats]) -> None:
         self._cache = read
@@ -115,6 +161,12 @@ class WorkerMetrics:
 
     def render(self) -> str:
         return generate_latest(self.registry).decode()
+
+    def _seconds(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(name, text, labels, buckets=_SECONDS, registry=self.registry)
+
+    def _sizes(self, name: str, text: str, buckets: tuple[int, ...]) -> Histogram:
+        return Histogram(name, text, buckets=buckets, registry=self.registry)
 
 
 class _CacheCollector(Collector):
@@ -149,5 +201,7 @@ class _SlabCollector(Collector):
         )
         yield GaugeMetricFamily("tessera_slab_used_bytes", "Bytes lent or reserved", value=stats.used_bytes)
         yield GaugeMetricFamily("tessera_slab_leases", "Leases outstanding", value=stats.leased)
+        yield GaugeMetricFamily("tessera_slab_waiting", "Requests that wait for a slot", value=stats.waiting)
+        yield CounterMetricFamily("tessera_slab_published", "Leases given", value=stats.published)
         yield CounterMetricFamily("tessera_slab_expired", "Leases reclaimed unread", value=stats.expired)
         yield CounterMetricFamily("tessera_slab_waits", "Requests that waited for a slot", value=stats.waits)

@@ -65,6 +65,7 @@ class RemoteVision:
                 unavailable += 1
                 if unavailable > _UNAVAILABLE_RETRIES:
                     raise
+                self._metrics.encode_retries.inc()
                 log.info("%s: encode worker %x: %s; trying another", request_id, instance, error)
             except HandOffError as error:
                 self._metrics.encode_calls.labels("hand_off").inc()
@@ -74,6 +75,7 @@ class RemoteVision:
                     raise Unavailable(
                         f"the vision rows could not be fetched: {error}", param=image.param
                     ) from error
+                self._metrics.encode_retries.inc()
                 log.info("%s: hand-off from %x: %s; asking again", request_id, instance, error)
             except TesseraError as error:
                 self._metrics.encode_calls.labels(error.code).inc()
@@ -132,9 +134,7 @@ class RemoteVision:
             self._metrics.transfers.labels(handle.kind, error.code).inc()
             raise
         elapsed = (time.perf_counter() - started) * 1e3
-        self._metrics.transfers.labels(handle.kind, "ok").inc()
-        self._metrics.transfer_bytes.labels(handle.kind).inc(rows.nbytes)
-        self._metrics.time("transfer", elapsed)
+        self._metrics.transferred(handle.kind, rows.nbytes, elapsed)
         return rows, msgspec.structs.replace(reply.timings, transfer_ms=elapsed)
 
     def _connect(self, producer: str, info: wire.WorkerInfo) -> None:

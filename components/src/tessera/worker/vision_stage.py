@@ -77,7 +77,10 @@ class VisionStage:
             depth=engine.depth,
             observe=metrics.batch("vision"),
         )
-        metrics.watch_queue("vision", lambda: float(self._admitted))
+        metrics.watch_queue(
+            "vision", lambda: float(self._batcher.queued), limit=lambda: float(self._max_admitted)
+        )
+        metrics.watch_in_flight("vision", lambda: float(self._admitted))
 
     def rows(self, tiles: UInt8Array) -> int:
         return len(tiles) * self._model.tokens_per_tile
@@ -105,7 +108,7 @@ class VisionStage:
         started = time.perf_counter()
         tiles = await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, image)
         elapsed = (time.perf_counter() - started) * 1e3
-        self._metrics.time("preprocess", elapsed)
+        self._metrics.preprocessed(elapsed)
         return tiles, elapsed
 
     async def encode(
@@ -125,7 +128,7 @@ class VisionStage:
                 future.exception()
                 abandoned()
             raise
-        self._metrics.time("vision_queue", outcome.queue_ms)
+        self._metrics.queued("vision", outcome.queue_ms)
         return outcome
 
     async def close(self) -> None:
