@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def test_rows_count_as_the_image_they_came_from(
     data = save({"embeddings": rows})
     (service.media / "flower.safetensors").write_bytes(data)
     image = embed(http, parts("a flower", photos["flower"])).json()
+    handed_over = service.running.worker_metric(0, "tessera_transfers_total", route="shm", outcome="ok")
     text = [{"type": "text", "text": "a flower"}]
     for content in (
         by_url(str(service.media / "flower.safetensors")),
@@ -59,6 +61,14 @@ def test_rows_count_as_the_image_they_came_from(
         assert answer["usage"]["prompt_tokens"] == image["usage"]["prompt_tokens"]
         found, expected = (np.array(body["data"][0]["embedding"], np.float32) for body in (answer, image))
         assert cosine(found, expected) >= 0.9999
+    # Not in a message: each was lent, read and given back.
+    after = service.running.worker_metric(0, "tessera_transfers_total", route="shm", outcome="ok")
+    assert after == handed_over + 5
+    assert "tessera_lent_bytes 0.0" in http.get("/metrics").text
+    for pid in service.running.pids():
+        links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
+        assert not [link for link in links if "tessera-slab" in link]
+        assert "tessera-slab" not in Path(f"/proc/{pid}/maps").read_text()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 from PIL import Image
+from safetensors.torch import save
 
 from tests.e2e.inputs import cosine, parts
 from tests.e2e.service import MODEL, Service, launch
@@ -53,6 +54,26 @@ def image_input(data: bytes, text: str | None = None) -> list[dict[str, object]]
 async def openai(service: Service) -> AsyncIterator[AsyncOpenAI]:
     async with AsyncOpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
         yield client
+
+
+def test_rows_of_the_clients_own_take_the_same_way(
+    service: Service, reference: Reference, photos: dict[str, bytes]
+) -> None:
+    rows = reference.vision_rows(reference.tiles(photos["flower"]))
+    tensor = base64.b64encode(save({"rows": rows})).decode()
+    inputs = [
+        [{"type": "image_embeds", "image_embeds": tensor}, {"type": "text", "text": text}]
+        for text in ("one", "two", "three", "four")
+    ]
+    images = sum(service.worker_metric(worker, "tessera_items_total", stage="encode") for worker in ENCODE)
+    read = sum(service.worker_metric(w, "tessera_transfers_total", outcome="ok") for w in EMBED)
+    answer = httpx.post(f"{service.url}/v1/embeddings", json={"input": inputs}, timeout=60).json()
+    for row, text in zip(answer["data"], ("one", "two", "three", "four"), strict=True):
+        expected = reference.vector(text, [photos["flower"]], "passage")
+        assert cosine(np.array(row["embedding"], np.float32), expected) >= 0.9999
+    assert images == sum(service.worker_metric(w, "tessera_items_total", stage="encode") for w in ENCODE)
+    assert read + 4 == sum(service.worker_metric(w, "tessera_transfers_total", outcome="ok") for w in EMBED)
+    assert service.frontend_metric("tessera_lent_bytes") == 0
 
 
 class Load:

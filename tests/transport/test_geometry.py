@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tessera.transport.geometry import DTYPES, Geometry, dtype_name
+from tessera.transport.dtypes import DTYPES, dtype_name
+from tessera.transport.geometry import ITEM_BYTES, Geometry
 
 
 @pytest.mark.parametrize(
@@ -30,5 +31,7 @@ def test_sizes() -> None:
 def test_names_of_dtypes_go_both_ways() -> None:
     for name, dtype in DTYPES.items():
         assert dtype_name(dtype) == name
+        assert ITEM_BYTES[name] == dtype.itemsize
+    assert ITEM_BYTES.keys() == DTYPES.keys()
     with pytest.raises(ValueError, match="int64"):
         dtype_name(torch.int64)

@@ -16,7 +16,7 @@ import msgspec
 
 from tessera.errors import ProtocolError, TesseraError, from_code
 
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -52,17 +52,43 @@ class Image(Message, frozen=True, kw_only=True):
     param: str
 
 
+class Handle(Message, frozen=True, kw_only=True):
+    """Where one image's vision rows lie: ``[rows, hidden]`` of ``dtype`` at ``offset`` bytes in a slab.
+
+    ``lease`` is never reused by its producer. ``data`` is filled by the inline kind alone.
+    """
+
+    kind: str
+    producer: str
+    slab: str
+    offset: int
+    shape: tuple[int, int]
+    dtype: str
+    lease: int
+    data: bytes = b""
+
+
+class SlabInfo(Message, frozen=True, kw_only=True):
+    """How a peer can reach a slab by one transport kind; ``address`` is that kind's own encoding."""
+
+    kind: str
+    producer: str
+    slab: str
+    nbytes: int
+    address: bytes
+
+
 class Embeddings(Message, frozen=True, kw_only=True):
     """Vision rows that the client computed itself: they need no encoder and stay out of its cache.
 
-    ``data`` is ``[rows, hidden]`` of ``dtype``, little-endian, values checked to be finite; ``digest`` is
-    the 32-byte blake3 hash of the file it came in.
+    The rows, whose values have been checked to be finite, lie where ``handle`` says; ``slab`` is how to get
+    there, None when they are in the handle itself. ``digest`` is the 32-byte blake3 hash of the file they
+    came in.
     """
 
     digest: bytes
-    data: bytes
-    rows: int
-    dtype: str
+    handle: Handle
+    slab: SlabInfo | None = None
     param: str
 
 
@@ -144,35 +170,9 @@ class EncodeRequest(Message, frozen=True, kw_only=True):
     reader: ReaderInfo
 
 
-class Handle(Message, frozen=True, kw_only=True):
-    """Where one image's vision rows lie: ``[rows, hidden]`` of ``dtype`` at ``offset`` bytes in a slab.
-
-    ``lease`` is never reused by its producer. ``data`` is filled by the inline kind alone.
-    """
-
-    kind: str
-    producer: str
-    slab: str
-    offset: int
-    shape: tuple[int, int]
-    dtype: str
-    lease: int
-    data: bytes = b""
-
-
 class EncodeReply(Message, frozen=True, kw_only=True):
     handle: Handle
     timings: Timings
-
-
-class SlabInfo(Message, frozen=True, kw_only=True):
-    """How a peer can reach a slab by one transport kind; ``address`` is that kind's own encoding."""
-
-    kind: str
-    producer: str
-    slab: str
-    nbytes: int
-    address: bytes
 
 
 class Describe(Message, frozen=True, kw_only=True):
@@ -180,7 +180,7 @@ class Describe(Message, frozen=True, kw_only=True):
 
 
 class WorkerInfo(Message, frozen=True, kw_only=True):
-    """What an instance is.
+    """What an instance is; ``host`` as in ``ReaderInfo``.
 
     Work is sent only where ``fingerprint`` (the checkpoint's) equals the caller's own; an embed worker also
     asks that the rows it would get are of its own ``dtype``.
@@ -192,6 +192,7 @@ class WorkerInfo(Message, frozen=True, kw_only=True):
     dtype: str
     hidden: int
     images: bool
+    host: str = ""
     slabs: tuple[SlabInfo, ...] = ()
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import uuid
 
 import uvloop
 
@@ -20,6 +21,7 @@ from tessera.frontend.auth import Authenticator
 from tessera.frontend.dispatch import Dispatcher, Embedder
 from tessera.frontend.endpoint import Endpoint
 from tessera.frontend.http_server import HttpServer
+from tessera.frontend.lent_rows import RowLender
 from tessera.frontend.media import MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.page import Page
@@ -31,6 +33,9 @@ from tessera.frontend.status import StatusBoard
 from tessera.logs import log_as
 from tessera.models import Model, open_model
 from tessera.rpc import Check, Client, Peers, Runtime, set_environment_defaults
+
+# Of clients' own vision rows, lent to workers at a time; beyond it they go into the messages.
+_LENT_BYTES = 512 << 20
 
 log = logging.getLogger("tessera.frontend")
 
@@ -47,7 +52,9 @@ async def serve(config: FrontendConfig) -> None:
     media = MediaLoader(_media_policy(config))
     metrics.watch_workers("embed", lambda: len(peers.ready))
     metrics.watch_workers("encode", lambda: len(encode_peers.ready))
-    dispatcher = Dispatcher(peers, Router(), metrics, model.hidden)
+    lender = RowLender(f"frontend-{uuid.uuid4().hex}", capacity=_LENT_BYTES)
+    metrics.watch_lent_rows(lambda: lender.lent)
+    dispatcher = Dispatcher(peers, Router(), metrics, model.hidden, lender=lender)
     embedder = _embedder(config, model, dispatcher, peers, metrics)
     pipeline = Pipeline(model, media, embedder, config.limits, metrics)
     keys = Authenticator(config.api_keys)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from tessera import wire
 from tessera.errors import HandOffError, ProtocolError, TesseraError, Unavailable
 from tessera.frontend.deadline import Deadline
+from tessera.frontend.lent_rows import RowLender
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.router import Router
 from tessera.rpc import Peers
@@ -82,12 +83,14 @@ class Dispatcher:
         metrics: FrontendMetrics,
         hidden: int,
         *,
+        lender: RowLender | None = None,
         wait_seconds: float = 2.0,
     ) -> None:
         self._peers = peers
         self._router = router
         self._metrics = metrics
         self._hidden = hidden
+        self._lender = lender
         self._wait_seconds = wait_seconds
 
     async def embed(
@@ -134,7 +137,7 @@ class Dispatcher:
                 instance = self._router.pick_text(ready)
             # Counted at once, so that the items of one large request spread over the workers too.
             self._router.started(instance, count)
-            nbytes = sum(len(image.data) for image in item.images)
+            nbytes = sum(_nbytes(image) for image in item.images)
             if grouped[instance] and size[instance] + nbytes > _MAX_CALL_BYTES:
                 calls.append(_Call(instance, grouped.pop(instance), tokens.pop(instance)))
                 size[instance] = 0
@@ -156,9 +159,21 @@ class Dispatcher:
                 self._router.finished(call.instance, call.tokens)
 
     async def _call(self, call: _Call, order: _Order, answer: Answer, gone: set[int]) -> None:
+        items = tuple(order.items[index] for index in call.indices)
+        if self._lender is None or not any(_has_rows(item) for item in items):
+            await self._send(call, items, order, answer, gone)
+            return
+        with self._lender.lending(items, self._peers.ready.get(call.instance)) as lent:
+            await self._send(call, lent, order, answer, gone)
+        if any(isinstance(answer.errors.get(index), HandOffError) for index in call.indices):
+            self._lender.give_up(self._peers.ready.get(call.instance))
+
+    async def _send(
+        self, call: _Call, items: tuple[wire.Item, ...], order: _Order, answer: Answer, gone: set[int]
+    ) -> None:
         request = wire.EmbedRequest(
             request_id=order.request_id,
-            items=tuple(order.items[index] for index in call.indices),
+            items=items,
             timeout_ms=max(1, int(order.deadline.left() * 1e3)),
             priority=order.priority,
         )
@@ -196,6 +211,14 @@ class Dispatcher:
                 f"embed worker {call.instance:x} reports a failure of an item it was not sent"
             )
         return np.frombuffer(reply.vectors, "<f4").reshape(shape), np.frombuffer(reply.norms, "<f4")
+
+
+def _has_rows(item: wire.Item) -> bool:
+    return any(isinstance(image, wire.Embeddings) for image in item.images)
+
+
+def _nbytes(image: wire.Image | wire.Embeddings) -> int:
+    return len(image.data) if isinstance(image, wire.Image) else len(image.handle.data)
 
 
 def _is_retryable(error: TesseraError | None) -> bool:

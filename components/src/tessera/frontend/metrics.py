@@ -71,6 +71,9 @@ class FrontendMetrics:
         self._result_cache_bytes = Gauge(
             "tessera_result_cache_bytes", "Bytes that the result cache holds", registry=registry
         )
+        self._lent_bytes = Gauge(
+            "tessera_lent_bytes", "Bytes of clients' own vision rows that workers may read", registry=registry
+        )
         self.disconnects = Counter("tessera_disconnects", "Clients that went away", registry=registry)
         self.in_flight = Gauge("tessera_requests_in_flight", "Requests being answered", registry=registry)
         self._workers = Gauge("tessera_workers", "Workers that can serve", ["component"], registry=registry)
@@ -85,6 +88,9 @@ class FrontendMetrics:
             "tessera_info", "What this process is", ["role", "model", "version"], registry=self.registry
         )
         info.labels("frontend", model, __version__).set(1)
+
+    def watch_lent_rows(self, nbytes: Callable[[], int]) -> None:
+        self._lent_bytes.set_function(nbytes)
 
     def watch_workers(self, component: str, read: Callable[[], int]) -> None:
         self._workers.labels(component).set_function(read)

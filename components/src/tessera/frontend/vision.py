@@ -12,6 +12,7 @@ from tessera.frontend.deadline import Deadline
 from tessera.frontend.inputs import ImageSource, Input
 from tessera.frontend.media import LoadedEmbeddings, MediaLoader
 from tessera.models.base import Model
+from tessera.transport.lending import inline_handle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,12 +52,10 @@ class VisionReader:
             return Vision(
                 payload=wire.Embeddings(
                     digest=loaded.digest,
-                    data=loaded.data,
-                    rows=loaded.rows,
-                    dtype=loaded.dtype,
+                    handle=inline_handle(loaded.data, shape=loaded.shape, dtype=loaded.dtype),
                     param=source.param,
                 ),
-                tokens=loaded.rows,
+                tokens=loaded.shape[0],
                 pixels=0,
             )
         header = loaded.header

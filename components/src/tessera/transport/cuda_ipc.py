@@ -9,7 +9,8 @@ from tessera.errors import HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.addresses import decode_address, slab_handle, slab_info
 from tessera.transport.cuda import finished, index_of
 from tessera.transport.device_memory import DeviceMemory
-from tessera.transport.geometry import DTYPES, Geometry, check_destination, check_origin, unknown_slab
+from tessera.transport.dtypes import DTYPES, check_destination
+from tessera.transport.geometry import Geometry, check_origin, unknown_slab
 from tessera.transport.host import device_ids
 from tessera.transport.memory import HostAddress, HostMemory
 from tessera.transport.slab import Slab

@@ -5,23 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
-import torch
 
 from tessera.errors import HandOffError, TransportUnavailable
 from tessera.wire import Handle
 
-DTYPES: Final = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-"""The element types that may cross, by the name a handle gives them."""
+ITEM_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
+"""The element types that may cross, by the name a handle gives them, and their sizes."""
 
 MAX_LEASE: Final = 2**63 - 1
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The wire name of ``dtype``; ``ValueError`` for one that does not cross."""
-    for name, known in DTYPES.items():
-        if known == dtype:
-            return name
-    raise ValueError(f"{dtype} rows cannot be handed off; known are {', '.join(DTYPES)}")
 
 
 class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -33,7 +24,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dtype: str
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
+        if self.dtype not in ITEM_BYTES:
             raise ValueError(f"unknown dtype {self.dtype!r}")
         if self.hidden <= 0 or self.unit_rows <= 0 or self.capacity_rows <= 0:
             raise ValueError("capacity_rows, unit_rows and hidden must be positive")
@@ -48,7 +39,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def row_bytes(self) -> int:
-        return self.hidden * DTYPES[self.dtype].itemsize
+        return self.hidden * ITEM_BYTES[self.dtype]
 
     @property
     def unit_bytes(self) -> int:
@@ -79,23 +70,13 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def check_shape(handle: Handle) -> int:
     """Check what every kind's handle must satisfy; the number of rows."""
-    if handle.dtype not in DTYPES:
+    if handle.dtype not in ITEM_BYTES:
         raise HandOffError(f"the handle's dtype {handle.dtype!r} is not one that is handed off")
     if len(handle.shape) != 2 or min(handle.shape) <= 0:
         raise HandOffError(f"the handle's shape {handle.shape} is not [rows, hidden]")
     if not 0 < handle.lease <= MAX_LEASE:
         raise HandOffError(f"{handle.lease} is no lease")
     return handle.shape[0]
-
-
-def check_destination(handle: Handle, into: torch.Tensor) -> None:
-    """Raise ``HandOffError`` unless ``into`` is exactly what the handle's rows fill."""
-    if into.dtype != DTYPES[handle.dtype]:
-        raise HandOffError(f"the handle's dtype is {handle.dtype}, the destination's {into.dtype}")
-    if tuple(into.shape) != handle.shape:
-        raise HandOffError(f"the handle's shape is {handle.shape}, the destination's {tuple(into.shape)}")
-    if not into.is_contiguous():
-        raise HandOffError("the destination is not contiguous")
 
 
 def check_origin(handle: Handle, *, kind: str, producer: str) -> None:

@@ -6,8 +6,6 @@ import functools
 import os
 from pathlib import Path
 
-import torch
-
 
 @functools.cache
 def host_id() -> str:
@@ -22,6 +20,9 @@ def host_id() -> str:
 @functools.cache
 def device_ids() -> tuple[str, ...]:
     """UUIDs of the CUDA devices that this process sees, in the order of their indices."""
+    # A frontend asks for its host alone, and has no torch.
+    import torch
+
     if not torch.cuda.is_available():
         return ()
     return tuple(str(torch.cuda.get_device_properties(i).uuid) for i in range(torch.cuda.device_count()))

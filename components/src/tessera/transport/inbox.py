@@ -13,7 +13,7 @@ import torch
 
 from tessera.errors import ConfigError, HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.base import Transport
-from tessera.transport.geometry import DTYPES
+from tessera.transport.dtypes import DTYPES
 from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds import make_transport, select_kinds
 from tessera.transport.nixl import NixlOptions

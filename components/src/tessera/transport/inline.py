@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from tessera.errors import HandOffError
-from tessera.transport.geometry import DTYPES, check_destination, check_shape, dtype_name
+from tessera.transport.dtypes import DTYPES, check_destination, dtype_name
+from tessera.transport.geometry import check_shape
 from tessera.transport.slot import Slot
 from tessera.wire import Handle, SlabInfo
 

@@ -19,13 +19,15 @@ import os
 import secrets
 import threading
 import warnings
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
-import torch
 
 from tessera.errors import TransportUnavailable
-from tessera.transport.geometry import DTYPES, Geometry
+from tessera.transport.geometry import Geometry
+
+if TYPE_CHECKING:
+    import torch
 
 _MAGIC: Final = b"tessera-slab-v1\0"
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -50,6 +52,13 @@ class HostAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     pid: int
     fd: int
     rows: bool
+
+
+class ShmAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the ``shm`` kind reaches a slab in host memory."""
+
+    memory: HostAddress
+    geometry: Geometry
 
 
 class Layout:
@@ -94,7 +103,8 @@ class HostMemory:
         words = 8 * geometry.units
         self.lease = memoryview(self._map)[layout.lease : layout.lease + words].cast("q")
         self.ack = memoryview(self._ack_map)[ack_at : ack_at + words].cast("q")
-        self.rows: torch.Tensor | None = self._tensor(layout.rows) if rows else None
+        self._rows_at = layout.rows
+        self._tensor: torch.Tensor | None = None
 
     @classmethod
     def create(cls, geometry: Geometry, *, rows: bool) -> HostMemory:
@@ -140,6 +150,8 @@ class HostMemory:
 
     def lease_tensor(self) -> torch.Tensor:
         """The producer's lease table as int64 ``[units]``, for those who need its address."""
+        import torch
+
         return torch.frombuffer(self._map, dtype=torch.int64, count=self.geometry.units, offset=mmap.PAGESIZE)
 
     def holds(self, unit: int, lease: int) -> bool:
@@ -164,10 +176,25 @@ class HostMemory:
             os.close(self._fd)
         self.lease.release()
         self.ack.release()
-        self.rows = None
+        self._tensor = None
         del self._map, self._ack_map
 
-    def _tensor(self, offset: int) -> torch.Tensor:
+    @property
+    def rows(self) -> torch.Tensor | None:
+        """Made when it is first asked for: a frontend has no torch and writes bytes."""
+        if self._tensor is None and self.has_rows and not self._closed:
+            self._tensor = self._make_tensor()
+        return self._tensor
+
+    def write(self, rows: bytes) -> None:
+        """Fill the rows from the first one on with their raw values; for the producer."""
+        self._map[self._rows_at : self._rows_at + len(rows)] = rows
+
+    def _make_tensor(self) -> torch.Tensor:
+        import torch
+
+        from tessera.transport.dtypes import DTYPES
+
         with warnings.catch_warnings():
             # Readers map the rows read-only and never write to them; torch has no such tensors.
             warnings.simplefilter("ignore", UserWarning)
@@ -175,6 +202,6 @@ class HostMemory:
                 self._map,
                 dtype=DTYPES[self.geometry.dtype],
                 count=self.geometry.capacity_rows * self.geometry.hidden,
-                offset=offset,
+                offset=self._rows_at,
             )
         return flat.view(self.geometry.capacity_rows, self.geometry.hidden)

@@ -17,7 +17,8 @@ import torch
 from tessera.errors import ConfigError, HandOffError, LeaseExpired
 from tessera.transport.addresses import decode_address, slab_handle, slab_info
 from tessera.transport.copying import copy_rows
-from tessera.transport.geometry import Geometry, check_destination, check_origin, unknown_slab
+from tessera.transport.dtypes import check_destination
+from tessera.transport.geometry import Geometry, check_origin, unknown_slab
 from tessera.transport.nixl_agent import NixlAgent
 from tessera.transport.slab import Slab
 from tessera.transport.slot import Slot

@@ -10,7 +10,8 @@ import torch
 from tessera.errors import ConfigError, TransportUnavailable
 from tessera.transport.base import Transport
 from tessera.transport.cuda import index_of
-from tessera.transport.geometry import Geometry, dtype_name
+from tessera.transport.dtypes import dtype_name
+from tessera.transport.geometry import Geometry
 from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds import make_transport, select_kinds
 from tessera.transport.nixl import NixlOptions

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import msgspec
 import torch
 
 from tessera.errors import HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.addresses import decode_address, slab_handle, slab_info
 from tessera.transport.copying import copy_rows
-from tessera.transport.geometry import Geometry, check_destination, check_origin, unknown_slab
-from tessera.transport.memory import HostAddress, HostMemory
+from tessera.transport.dtypes import check_destination
+from tessera.transport.geometry import check_origin, unknown_slab
+from tessera.transport.memory import HostMemory, ShmAddress
 from tessera.transport.slab import Slab
 from tessera.transport.slot import Slot
 from tessera.wire import Handle, SlabInfo
-
-
-class ShmAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    memory: HostAddress
-    geometry: Geometry
 
 
 class ShmTransport:

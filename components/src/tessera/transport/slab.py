@@ -19,7 +19,8 @@ import torch
 from tessera.errors import HandOffError
 from tessera.transport.cuda import finished, index_of, pin, unpin
 from tessera.transport.device_memory import DeviceMemory
-from tessera.transport.geometry import DTYPES, Geometry
+from tessera.transport.dtypes import DTYPES
+from tessera.transport.geometry import Geometry
 from tessera.transport.memory import HostMemory, fence
 from tessera.transport.slot import Slot
 from tessera.transport.space import Space

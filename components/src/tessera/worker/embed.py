@@ -27,7 +27,7 @@ from tessera.errors import (
 from tessera.models.base import Model
 from tessera.worker.cache_fill import CacheFill
 from tessera.worker.metrics import WorkerMetrics
-from tessera.worker.precomputed import precomputed_rows
+from tessera.worker.precomputed import PrecomputedRows
 from tessera.worker.vision_source import EncodedImage, VisionSource
 
 T = TypeVar("T")
@@ -55,6 +55,7 @@ class EmbedService:
         self._metrics = metrics
         self._info = info
         self._in_flight = 0
+        self._precomputed = PrecomputedRows("embed", hidden=model.hidden, dtype=info.dtype, metrics=metrics)
         self._flights: SingleFlight[EncodedImage] = SingleFlight()
         # What one request may have waiting: a large one on an idle worker must not fill the queue with
         # its own items and be refused for it.
@@ -210,7 +211,7 @@ class EmbedService:
 
     def _row_count(self, image: wire.Image | wire.Embeddings) -> int:
         if isinstance(image, wire.Embeddings):
-            return image.rows
+            return image.handle.shape[0]
         return image.tiles * self._model.tokens_per_tile
 
     async def _rows(
@@ -218,8 +219,7 @@ class EmbedService:
     ) -> tuple[EncodedImage, bool]:
         """One image's rows, and whether they came from the cache."""
         if isinstance(image, wire.Embeddings):
-            rows = precomputed_rows(image, hidden=self._model.hidden, dtype=self._info.dtype)
-            return EncodedImage(rows, wire.Timings()), False
+            return EncodedImage(await self._precomputed.fetch(image), wire.Timings()), False
         if self._vision is None:
             raise InvalidInput("this deployment serves text only", param=image.param)
         key = image.digest + self._salt

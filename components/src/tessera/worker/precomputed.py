@@ -1,28 +1,71 @@
-"""Vision rows that came with the request."""
+"""Vision rows that a client computed itself, fetched from the frontend by the handle that came along."""
 
 from __future__ import annotations
 
 import torch
 
 from tessera import wire
-from tessera.errors import InvalidInput
+from tessera.errors import HandOffError, InvalidInput, LeaseExpired
+from tessera.transport.base import Transport
+from tessera.transport.dtypes import DTYPES
+from tessera.transport.geometry import check_shape
+from tessera.transport.inline import InlineTransport
+from tessera.transport.shm import ShmTransport
+from tessera.worker.metrics import WorkerMetrics
 
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
+class PrecomputedRows:
+    """Reads what frontends lend, one slab of one slot at a time, and keeps none of it mapped."""
 
-def precomputed_rows(embeddings: wire.Embeddings, *, hidden: int, dtype: str) -> torch.Tensor:
-    """``[rows, hidden]`` on the CPU in the worker's own ``dtype``.
+    def __init__(self, reader: str, *, hidden: int, dtype: str, metrics: WorkerMetrics) -> None:
+        self._hidden = hidden
+        self._dtype = DTYPES[dtype]
+        self._metrics = metrics
+        self._transports: dict[str, Transport] = {
+            transport.kind: transport for transport in (ShmTransport(reader), InlineTransport(reader))
+        }
 
-    Raises ``InvalidInput`` when the bytes are not what the message says: they come from another process.
-    """
-    kind = _DTYPES.get(embeddings.dtype)
-    if kind is None or embeddings.rows < 1:
-        raise InvalidInput(f"{embeddings.dtype[:16]!r} is no dtype of embeddings", param=embeddings.param)
-    if len(embeddings.data) != embeddings.rows * hidden * kind.itemsize:
-        raise InvalidInput(
-            f"{len(embeddings.data)} bytes are not {embeddings.rows} rows of {hidden} {embeddings.dtype}",
-            param=embeddings.param,
-        )
-    # A copy, because torch has no tensors that may not be written to.
-    rows = torch.frombuffer(bytearray(embeddings.data), dtype=kind).reshape(embeddings.rows, hidden)
-    return rows.to(_DTYPES[dtype])
+    async def fetch(self, embeddings: wire.Embeddings) -> torch.Tensor:
+        """``[rows, hidden]`` on the CPU in the worker's own dtype.
+
+        Raises ``InvalidInput`` for rows of another width, ``HandOffError`` for a handle that fits no memory,
+        ``TransportUnavailable`` when the memory cannot be mapped, ``LeaseExpired`` when the frontend took it
+        back while it was copied.
+        """
+        handle = embeddings.handle
+        transport = self._transports.get(handle.kind)
+        if transport is None:
+            raise HandOffError(f"rows of kind {handle.kind!r} are not taken from a frontend")
+        check_shape(handle)
+        if handle.shape[1] != self._hidden:
+            raise InvalidInput(
+                f"rows of {handle.shape[1]} values are not {self._hidden} wide", param=embeddings.param
+            )
+        try:
+            rows = await self._copied(transport, handle, embeddings.slab)
+        except HandOffError as error:
+            self._metrics.transfers.labels(handle.kind, error.code).inc()
+            raise
+        self._metrics.transfers.labels(handle.kind, "ok").inc()
+        self._metrics.transfer_bytes.labels(handle.kind).inc(rows.nbytes)
+        return rows.to(self._dtype)
+
+    async def _copied(
+        self, transport: Transport, handle: wire.Handle, slab: wire.SlabInfo | None
+    ) -> torch.Tensor:
+        if slab is not None:
+            if (slab.kind, slab.slab, slab.producer) != (handle.kind, handle.slab, handle.producer):
+                raise HandOffError("the handle names another slab than the one it came with")
+            transport.connect(slab)
+        try:
+            transport.check(handle)
+            rows = torch.empty(handle.shape, dtype=DTYPES[handle.dtype])
+            await transport.fetch(handle, rows)
+            if not await transport.release(handle):
+                raise LeaseExpired("the rows were taken back while they were copied")
+            return rows
+        except BaseException:
+            transport.abandon(handle)
+            raise
+        finally:
+            transport.disconnect(handle.slab)

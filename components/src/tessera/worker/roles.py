@@ -19,6 +19,7 @@ from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.torch_device import Placement, place
 from tessera.models import Model, open_model
 from tessera.rpc import Client, Runtime
+from tessera.transport.host import host_id
 from tessera.transport.inbox import Inbox, InboxConfig
 from tessera.transport.nixl import NixlOptions
 from tessera.transport.outbox import Outbox, OutboxConfig
@@ -210,6 +211,7 @@ class Builder:
             dtype=placement.dtype,
             hidden=model.hidden,
             images=self.config.mode is not Mode.EMBED or self.config.images,
+            host=host_id(),
             slabs=slabs,
         )
 

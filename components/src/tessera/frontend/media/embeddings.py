@@ -28,7 +28,7 @@ class LoadedEmbeddings:
     """``data`` holds ``[rows, hidden]`` of ``dtype``; ``digest`` is the blake3 hash of the whole file."""
 
     data: bytes
-    rows: int
+    shape: tuple[int, int]
     dtype: str
     digest: bytes
 
@@ -66,7 +66,7 @@ def read_embeddings(data: bytes, *, hidden: int, digest: bytes, param: str) -> L
         raise InvalidInput(
             f"{param}: the tensor holds values that are not finite or beyond {_LARGEST:g}", param=param
         )
-    return LoadedEmbeddings(data=values, rows=shape[0], dtype=kind, digest=digest)
+    return LoadedEmbeddings(data=values, shape=(shape[0], hidden), dtype=kind, digest=digest)
 
 
 def _header_bytes(data: bytes) -> int:
