@@ -1,17 +1,15 @@
-"""A bundle of wheels for a frontend, and the bare virtual environment that is installed from it alone."""
+"""The images' stages, carried out in bare folders; a frontend needs no more than a minute's downloads."""
 
 from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.deploy.dockerfile import PREFIX, Build, Stage
 from tests.e2e.service import ROOT
-
-PART_MB = 40
 
 
 def run_script(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -26,23 +24,28 @@ def run_script(*command: str | Path, **environment: str) -> subprocess.Completed
 
 
 @pytest.fixture(scope="session")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What ``scripts/bundle`` makes for this Python and a frontend, in parts."""
-    out = tmp_path_factory.mktemp("offline") / "bundle"
-    ran = run_script(
-        *(sys.executable, ROOT / "scripts" / "bundle", "--out", out),
-        *("--extra", "none", "--part-mb", str(PART_MB)),
-    )
-    if ran.returncode and any(sign in ran.stderr for sign in ("No matching distribution", "connection")):
-        pytest.skip(f"the package index cannot be reached: {ran.stderr[-300:]}")
-    assert ran.returncode == 0, ran.stderr
-    return out
+def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    return Build(ROOT / "deploy/docker/Dockerfile", ROOT, tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="session")
-def bare_frontend(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def frontend_image(build: Build) -> Stage:
+    """The whole ``frontend`` target: its wheels come from the package index, and it is installed without."""
+    try:
+        return build.stage("frontend")
+    except RuntimeError as error:
+        if any(sign in str(error) for sign in ("No matching distribution", "connection")):
+            pytest.skip(f"the package index cannot be reached: {error}")
+        raise
+
+
+@pytest.fixture(scope="session")
+def bundle(build: Build, frontend_image: Stage) -> Path:
+    """What ``scripts/bundle`` made for this Python and a frontend."""
+    return build.stage("frontend-environment").root / f"{PREFIX}/wheels".lstrip("/")
+
+
+@pytest.fixture(scope="session")
+def bare_frontend(frontend_image: Stage) -> Path:
     """The interpreter of an environment that holds what the bundle does and nothing else."""
-    venv = tmp_path_factory.mktemp("bare") / "venv"
-    ran = run_script(ROOT / "scripts" / "install-offline", bundle, venv, PYTHON=sys.executable)
-    assert ran.returncode == 0, ran.stderr
-    return venv / "bin" / "python"
+    return frontend_image.root / f"{PREFIX}/venv/bin/python".lstrip("/")
