@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.dockerfile import PREFIX, Build, Stage
 from tests.e2e.service import ROOT
+
+LARGEST = "cuda-environment"
 
 
 def run_script(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -28,8 +34,31 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return Build(ROOT / "deploy/docker/Dockerfile", ROOT, tmp_path_factory.mktemp("images"))
 
 
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """pip at work on finding the wheels of an image, for the images' Python, without downloading any."""
+
+    words: list[str]
+    process: subprocess.Popen[str]
+
+
 @pytest.fixture(scope="session")
-def frontend_image(build: Build) -> Stage:
+def resolution(build: Build) -> Iterator[Resolution]:
+    """The largest image's, started before anything else because it mostly waits for the index."""
+    minor = build.arguments["PYTHON_IMAGE"].split(":")[1].rsplit(".", 1)[0]
+    words = build.bundle_words(LARGEST)
+    command = [sys.executable, str(ROOT / "scripts/bundle"), *words, "--python", minor, "--dry-run"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    yield Resolution(words, process)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGTERM)
+    process.communicate()
+
+
+@pytest.fixture(scope="session")
+def frontend_image(build: Build, resolution: Resolution) -> Stage:
     """The whole ``frontend`` target: its wheels come from the package index, and it is installed without."""
     try:
         return build.stage("frontend")

@@ -85,6 +85,12 @@ class Build:
             else:
                 body.append((name, value))
 
+    def bundle_words(self, stage: str) -> list[str]:
+        """The arguments with which a stage collects its wheels."""
+        (line,) = [value for name, value in self.bodies[stage][1] if name == "RUN"]
+        words = line.partition("&&")[0].split()
+        return words[words.index(f"{PREFIX}/source/scripts/bundle") + 1 :]
+
     def stage(self, name: str) -> Stage:
         if name not in self.built:
             self.built[name] = self._build(name)
