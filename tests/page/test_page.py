@@ -112,7 +112,7 @@ def test_the_command_gives_the_same_vector(
         check=True,
     )
     (row,) = json.loads(ran.stdout)["data"]
-    (expected,) = service.embed(parts(text, files[1].read_bytes()), input_type="query")
+    (expected,) = service.embed(parts(text, files[1].read_bytes()))
     assert row["embedding"] == pytest.approx(expected, abs=1e-4)
     assert sorted(os.listdir(tmp_path)) == sorted(path.name for path in files)
 

@@ -44,11 +44,10 @@ async function search() {
   }
 }
 
-/** A text asks as a query; a picture alone looks for its like, and so is embedded as they were. */
+/** A text asks as a query; a picture, with or without text, looks for its like and is embedded as they were. */
 function queryRequest(text, image) {
   if (!image) return { input: text, input_type: "query" };
-  if (!text) return { input: [[imagePart(image)]] };
-  return { input: [[imagePart(image), { type: "text", text }]], input_type: "query" };
+  return { input: [text ? [imagePart(image), { type: "text", text }] : [imagePart(image)]] };
 }
 
 function searchFor({ text, picture }) {

@@ -1,0 +1,148 @@
+"""The service, as this example uses it: its model, and vectors of texts and pictures."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+
+from image_search.errors import ServiceFailed
+
+Vector = npt.NDArray[np.float32]
+
+_ATTEMPTS = 6
+_MAX_WAIT_SECONDS = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """``fingerprint`` changes with the checkpoint's content: vectors of two models cannot be compared.
+
+    ``checkpoint`` is ``random`` or ``demo`` for those that come with Tessera.
+    """
+
+    name: str
+    fingerprint: str
+    checkpoint: str | None
+
+    @property
+    def note(self) -> str | None:
+        """What to know before looking at results; None for a model that is meant for use."""
+        match self.checkpoint:
+            case "random":
+                return f"{self.name} has random weights: the order of the results means nothing"
+            case "demo":
+                return f"{self.name} is a demonstration model of synthetic scenes; it knows no photographs"
+        return None
+
+    @property
+    def key(self) -> str:
+        return f"{self.name} {self.fingerprint}"
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A unit vector for each input or what was wrong with it; tokens of the whole request."""
+
+    rows: list[Vector | str]
+    tokens: int
+    cached_tokens: int
+
+
+def picture_part(data: bytes, media_type: str) -> dict[str, Any]:
+    """A picture as a content part of an input."""
+    url = f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+class Service:
+    """A client of one service. Asks again when the service is full, and only for as long as it is."""
+
+    def __init__(self, url: str, key: str | None, *, timeout: float = 120.0) -> None:
+        """Raises ``ServiceFailed`` for an URL that is none."""
+        self._url = url.rstrip("/")
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        try:
+            local = httpx.URL(url).host in ("localhost", "127.0.0.1", "::1")
+            # A proxy from the environment would be asked for an address on this host.
+            self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=not local)
+        except (httpx.InvalidURL, ValueError) as error:
+            raise ServiceFailed(f"{url}: not an URL: {error}") from error
+
+    async def __aenter__(self) -> Service:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    async def served(self) -> Served:
+        status = await self._ask("GET", "/status")
+        try:
+            return Served(status["model"], status["fingerprint"], status["checkpoint"])
+        except (KeyError, TypeError) as error:
+            raise ServiceFailed(f"{self._url} does not answer as Tessera does") from error
+
+    async def embed(self, model: Served, inputs: list[Any], **options: Any) -> Embedded:
+        """One row for each input; a picture that the service refuses does not take the others with it."""
+        body = {"model": model.name, "input": inputs, "encoding_format": "base64", "partial": True, **options}
+        answer = await self._ask("POST", "/v1/embeddings", body)
+        usage = answer["usage"]
+        rows: list[Vector | str] = []
+        for row in answer["data"]:
+            if row["embedding"] is None:
+                rows.append(str(row["error"]["message"]))
+            else:
+                rows.append(np.frombuffer(base64.b64decode(row["embedding"]), "<f4"))
+        return Embedded(rows, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
+
+    async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                answer = await self._http.request(method, self._url + path, json=body)
+            except httpx.HTTPError as error:
+                raise ServiceFailed(
+                    f"no answer from {self._url} ({error or type(error).__name__}); is it running? "
+                    "./launch/agg.sh starts one, and --url names another"
+                ) from error
+            if answer.status_code in (429, 503) and attempt < _ATTEMPTS:
+                await asyncio.sleep(_wait(answer))
+            elif answer.is_success:
+                return _parsed(answer, self._url)
+            else:
+                raise ServiceFailed(_refusal(answer, self._url))
+        raise AssertionError("unreachable")
+
+
+def _wait(answer: httpx.Response) -> float:
+    try:
+        asked = float(answer.headers.get("retry-after", "1"))
+    except ValueError:
+        asked = 1.0
+    return min(max(asked, 0.1), _MAX_WAIT_SECONDS)
+
+
+def _parsed(answer: httpx.Response, url: str) -> Any:
+    try:
+        return answer.json()
+    except ValueError as error:
+        raise ServiceFailed(f"{url} does not answer as Tessera does") from error
+
+
+def _refusal(answer: httpx.Response, url: str) -> str:
+    if answer.status_code == 401:
+        return f"{url} asks for an API key: set TESSERA_API_KEY to one that it knows"
+    if answer.status_code == 404:
+        return f"{url} does not answer as Tessera does"
+    try:
+        said = answer.json()["error"]["message"]
+    except (ValueError, KeyError, TypeError):
+        said = answer.reason_phrase
+    return f"{url} answered {answer.status_code}: {said}"
