@@ -64,7 +64,7 @@ class Network:
         irregular = {"Elementwise": "ElementWise", "Softmax": "SoftMax"}
         return getattr(self._trt, f"I{irregular.get(name, name)}Layer")
 
-    def _torch_type(self, dtype: Any) -> torch.dtype:
+    def torch_type(self, dtype: Any) -> torch.dtype:
         kinds = self._trt.DataType
         return {
             kinds.FLOAT: torch.float32,
@@ -79,7 +79,7 @@ class Network:
 
     def _check(self, tensor: Any, value: torch.Tensor) -> None:
         declared = tuple(tensor.shape)
-        assert value.dtype == self._torch_type(tensor.dtype), (tensor.name, value.dtype, tensor.dtype)
+        assert value.dtype == self.torch_type(tensor.dtype), (tensor.name, value.dtype, tensor.dtype)
         assert len(declared) == value.ndim, (tensor.name, declared, value.shape)
         for said, found in zip(declared, value.shape, strict=True):
             assert said in (-1, found), (tensor.name, declared, value.shape)
@@ -90,7 +90,7 @@ class Network:
         return self._weights[layer.get_output(0).name]
 
     def cast(self, layer: Any, operands: list[torch.Tensor]) -> torch.Tensor:
-        return operands[0].to(self._torch_type(layer.get_output(0).dtype))
+        return operands[0].to(self.torch_type(layer.get_output(0).dtype))
 
     def identity(self, layer: Any, operands: list[torch.Tensor]) -> torch.Tensor:
         return operands[0]
@@ -125,7 +125,7 @@ class Network:
     def fill(self, layer: Any, operands: list[torch.Tensor]) -> torch.Tensor:
         assert layer.operation == self._trt.FillOperation.LINSPACE
         (size,), start, step = operands[0].tolist(), int(operands[1]), int(operands[2])
-        return (start + step * torch.arange(size)).to(self._torch_type(layer.get_output(0).dtype))
+        return (start + step * torch.arange(size)).to(self.torch_type(layer.get_output(0).dtype))
 
     def gather(self, layer: Any, operands: list[torch.Tensor]) -> torch.Tensor:
         table, index = operands
@@ -193,7 +193,7 @@ class Network:
 
     def dequantize(self, layer: Any, operands: list[torch.Tensor]) -> torch.Tensor:
         value, scale = operands
-        return (value.float() * scale).to(self._torch_type(layer.get_output(0).dtype))
+        return (value.float() * scale).to(self.torch_type(layer.get_output(0).dtype))
 
     def attention_input(self, layer: Any, operands: list[torch.Tensor]) -> torch.Tensor:
         attention = layer.attention

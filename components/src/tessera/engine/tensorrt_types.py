@@ -1,8 +1,10 @@
-"""Names of types here and in TensorRT."""
+"""Names of types here and in TensorRT, and of the file that holds a serialised engine."""
 
 from __future__ import annotations
 
 from typing import Any
+
+PLAN_FILE = "engine.plan"
 
 _NAMES = {
     "float32": "FLOAT",

@@ -21,6 +21,7 @@ from tessera.engine.building.tensorrt_inspect import engine_information, network
 from tessera.engine.building.timing_cache import TimingCache
 from tessera.engine.tensorrt_log import logging_of, make_monitor
 from tessera.engine.tensorrt_module import load_tensorrt
+from tessera.engine.tensorrt_types import PLAN_FILE
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.base import Model
 from tessera.models.graph import Axis, DescribesNetworks, NetworkRequest
@@ -28,7 +29,6 @@ from tessera.models.graph import Axis, DescribesNetworks, NetworkRequest
 if TYPE_CHECKING:
     from tessera.engine.building.flavours import Flavour
 
-PLAN_FILE = "engine.plan"
 NETWORK_FILE = "network.json"
 
 
@@ -54,7 +54,7 @@ class TensorRTFlavour:
         config.progress_monitor = make_monitor(trt, progress)
         _target(trt, config, capabilities)
         for profile in spec.profiles:
-            config.add_optimization_profile(_profile(builder, graph, profile))
+            config.add_optimization_profile(optimization_profile(builder, graph, profile))
         progress(f"building {network.num_layers} layers for {', '.join(capabilities)}")
         if timing_cache is not None and self.name == "tensorrt_rtx":
             progress("tensorrt_rtx times nothing while it builds: the timing cache is not used")
@@ -152,7 +152,8 @@ def _target(trt: Any, config: Any, capabilities: tuple[str, ...]) -> None:
         )
 
 
-def _profile(builder: Any, graph: TensorRTGraph, profile: Profile) -> Any:
+def optimization_profile(builder: Any, graph: TensorRTGraph, profile: Profile) -> Any:
+    """The shapes that a profile gives every input of the graph."""
     made = builder.create_optimization_profile()
     for name, shape in graph.inputs.items():
         sizes = [

@@ -1,0 +1,142 @@
+"""How a batch is cut into runs that some profile of the engine takes; on the host, without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tessera.engine.building.manifest import Manifest
+from tessera.engine.building.spec import Layout, Profile
+from tessera.errors import EngineFailed, EngineMismatch
+
+# What sequences are rounded up to a multiple of.
+_LEAST_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Sequences of a batch, by number, that go through the engine together.
+
+    ``sequences`` and ``tokens`` are the sizes that the engine is given: tokens of each sequence when the
+    layout is padded, of all together when it is packed.
+    """
+
+    members: tuple[int, ...]
+    profile: int
+    sequences: int
+    tokens: int
+
+
+class Sizes:
+    """Chooses runs and their sizes.
+
+    Up to ``coarse`` tokens, sizes are rounded up to powers of two, so that a few recorded graphs serve all.
+    """
+
+    def __init__(self, profiles: Sequence[Profile], layout: Layout, *, coarse: int) -> None:
+        # Smallest first: an engine is tuned to each profile's own sizes.
+        self._order = sorted(range(len(profiles)), key=lambda number: _volume(profiles[number], layout))
+        self._profiles = profiles
+        self._layout = layout
+        self._coarse = coarse
+
+    def cut(self, lengths: Sequence[int], rows: Sequence[int]) -> list[Run]:
+        """Runs for sequences of these lengths with so many vision rows each.
+
+        All in one where a profile takes them; else the longest first, as many to a run as go together.
+        """
+        numbers = tuple(range(len(lengths)))
+        whole = self._fit(numbers, lengths, rows)
+        if whole is not None:
+            return [whole]
+        left = sorted(numbers, key=lambda number: -lengths[number])
+        runs = []
+        while left:
+            best = None
+            for count in range(1, len(left) + 1):
+                found = self._fit(tuple(sorted(left[:count])), lengths, rows)
+                if found is None:
+                    break
+                best = found
+            if best is None:
+                raise EngineFailed(f"no profile of the engine takes a sequence of {lengths[left[0]]} tokens")
+            runs.append(best)
+            left = left[len(best.members) :]
+        return runs
+
+    def coarse_batches(self) -> list[list[int]]:
+        """Lengths of batches that fall on every size below the coarse limit."""
+        most = max(profile.sequences.max for profile in self._profiles)
+        found = []
+        for tokens in _powers(_LEAST_TOKENS, self._coarse):
+            for count in _powers(1, min(most, tokens)):
+                if self._layout is Layout.PACKED:
+                    found.append([tokens // count] * count)
+                elif count * tokens <= self._coarse:
+                    found.append([tokens] * count)
+        return found
+
+    def _fit(self, members: tuple[int, ...], lengths: Sequence[int], rows: Sequence[int]) -> Run | None:
+        own = [lengths[member] for member in members]
+        tokens = sum(own) if self._layout is Layout.PACKED else max(own)
+        images = sum(rows[member] for member in members)
+        for number in self._order:
+            profile = self._profiles[number]
+            if (
+                len(members) > profile.sequences.max
+                or tokens > profile.tokens.max
+                or images > profile.rows.max
+            ):
+                continue
+            sequences, padded = self._rounded(len(members), tokens)
+            return Run(
+                members,
+                number,
+                sequences=min(max(sequences, profile.sequences.min), profile.sequences.max),
+                tokens=min(max(padded, profile.tokens.min), profile.tokens.max),
+            )
+        return None
+
+    def _rounded(self, sequences: int, tokens: int) -> tuple[int, int]:
+        wide, long = _power(sequences), max(_LEAST_TOKENS, _power(tokens))
+        if long * (wide if self._layout is Layout.PADDED else 1) <= self._coarse:
+            return wide, long
+        return sequences, -(-tokens // _LEAST_TOKENS) * _LEAST_TOKENS
+
+
+def _power(size: int) -> int:
+    """The next power of two."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def _powers(first: int, last: int) -> list[int]:
+    return [1 << number for number in range(first.bit_length() - 1, last.bit_length())]
+
+
+def _volume(profile: Profile, layout: Layout) -> int:
+    return profile.tokens.max * (profile.sequences.max if layout is Layout.PADDED else 1)
+
+
+def check_text_profiles(manifest: Manifest, max_tokens: int, max_rows: int, where: str) -> None:
+    """Raises ``EngineMismatch`` unless every input that the model takes goes through alone."""
+    for profile in manifest.profiles:
+        enough_rows = profile.rows.max >= min(max_rows, max_tokens)
+        if profile.tokens.max >= max_tokens and enough_rows:
+            return
+    raise EngineMismatch(
+        f"{where}: no profile takes one sequence of {max_tokens} tokens with {min(max_rows, max_tokens)}"
+        f" vision rows, which the checkpoint allows; the profiles are"
+        f" {'; '.join(f'tokens {profile.tokens}, rows {profile.rows}' for profile in manifest.profiles)}"
+    )
+
+
+def check_vision_profiles(manifest: Manifest, where: str) -> int:
+    """The most tiles of one run; raises ``EngineMismatch`` when a smaller number is in no profile."""
+    most = max(profile.tiles.max for profile in manifest.profiles)
+    for count in range(1, most + 1):
+        if not any(count in profile.tiles for profile in manifest.profiles):
+            raise EngineMismatch(
+                f"{where}: no profile takes {count} tiles, but one takes {most}; the profiles are"
+                f" {', '.join(str(profile.tiles) for profile in manifest.profiles)}"
+            )
+    return most
