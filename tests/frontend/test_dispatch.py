@@ -157,7 +157,7 @@ async def test_an_item_without_an_encode_worker_is_tried_elsewhere_alone(fronten
     got = await frontend.embed(text(0), image(1), text(2))
     assert list(got.errors) == [1] and isinstance(got.errors[1], Unavailable)
     assert got.vectors[[0, 2], 0].tolist() == [0, 2]
-    assert frontend.retries() == 1
+    assert frontend.retries() == 2
     # The workers themselves are well: text went on.
     assert len(frontend.peers.ready) == 2
 

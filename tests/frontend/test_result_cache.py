@@ -29,7 +29,7 @@ class Counting:
         self.error: TesseraError | None = None
 
     async def embed(
-        self, items: Sequence[wire.Item], *, request_id: str, priority: int, deadline: Deadline
+        self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
     ) -> Answer:
         self.calls.append([item.tokens for item in items])
         try:
@@ -66,7 +66,9 @@ class Cached:
         )
 
     async def ask(self, *items: wire.Item, seconds: float = 30) -> Answer:
-        return await self.cache.embed(items, request_id="r", priority=0, deadline=Deadline.after(seconds))
+        return await self.cache.embed(
+            items, request_id="r", priority=0, client="", deadline=Deadline.after(seconds)
+        )
 
 
 async def test_one_batch_for_what_is_missing_and_none_for_the_rest() -> None:

@@ -41,9 +41,15 @@ class Rows:
         self.open = asyncio.Event()
         self.open.set()
         self.error: TesseraError | None = None
+        self.tiles = 0
+        self.running_seconds = 0.0
+        self.orders: list[tuple[float, str, int]] = []
 
-    async def encode(self, image: wire.Image, *, request_id: str, timeout: float) -> EncodedImage:
+    async def encode(
+        self, image: wire.Image, *, request_id: str, timeout: float, client: str = "", priority: int = 0
+    ) -> EncodedImage:
         self.calls.append(image)
+        self.orders.append((timeout, client, priority))
         try:
             await self.open.wait()
         except asyncio.CancelledError:
@@ -303,13 +309,56 @@ async def test_a_full_queue_refuses_the_next_request(make: MakeEmbedder) -> None
     embedder.engine.gate.clear()
     calls = [asyncio.ensure_future(embedder(text(1, 1, 1, 1))) for _ in range(6)]
     await until(lambda: any(call.done() for call in calls))
-    refused = [call for call in calls if call.done()]
-    failure = refused[0].result().failures[0]
-    assert failure.code == "overloaded" and failure.retry_after is not None
+    refused = [call.exception() for call in calls if call.done()]
+    assert all(isinstance(error, Overloaded) and error.retry_after is not None for error in refused)
     embedder.engine.gate.set()
-    replies = await asyncio.gather(*calls)
-    assert sum(not reply.failures for reply in replies) >= 4
+    replies = await asyncio.gather(*calls, return_exceptions=True)
+    answered = [reply for reply in replies if isinstance(reply, wire.EmbedReply)]
+    assert len(answered) >= 4 and not any(reply.failures for reply in answered)
     assert not (await embedder(text(1))).failures
+
+
+async def test_a_request_that_has_begun_waits_for_room_among_others(make: MakeEmbedder) -> None:
+    embedder = make(queue=16, batch=4)
+    embedder.engine.gate.clear()
+    # The first is in the engine, the others fill the queue but for one.
+    calls = [asyncio.ensure_future(embedder(text(1, 1, 1, 1))) for _ in range(4)]
+    await until(lambda: embedder.queued() == 12)
+    large = asyncio.ensure_future(embedder(*(text(number) for number in range(1, 40))))
+    await asyncio.sleep(0.05)
+    assert not large.done() and embedder.queued() == 16
+    embedder.engine.gate.set()
+    reply = await large
+    assert not reply.failures and embedder.vectors(reply)[:, 0].tolist() == list(range(1, 40))
+    await asyncio.gather(*calls)
+
+
+async def test_a_request_that_waits_for_room_gives_up_at_its_deadline(make: MakeEmbedder) -> None:
+    embedder = make(queue=16, batch=4)
+    embedder.engine.gate.clear()
+    with pytest.raises(DeadlineExceeded):
+        await embedder(*(text(1) for _ in range(40)), timeout=0.3)
+    # What the engine has begun is all that is left.
+    await until(lambda: embedder.queued() <= 4)
+
+
+async def test_images_are_encoded_for_the_client_in_the_time_that_is_left(
+    make: MakeEmbedder, model: Model
+) -> None:
+    embedder = make()
+    item = with_images(model, picture(1))
+    request = wire.EmbedRequest(
+        request_id="r", items=(item,), timeout_ms=20_000, priority=-7, client="someone"
+    )
+    await embedder.service.handle(request)
+    ((timeout, client, priority),) = embedder.rows.orders
+    assert (client, priority) == ("someone", -7)
+    assert 0 < timeout < 20.0
+
+
+async def test_it_says_how_much_it_takes(make: MakeEmbedder) -> None:
+    info = await make(queue=1000, batch=100).service.handle(wire.Describe())
+    assert isinstance(info, wire.WorkerInfo) and info.tokens == 1100
 
 
 async def test_a_text_worker_says_that_it_serves_no_images(make: MakeEmbedder, model: Model) -> None:

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import AsyncIterator
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,10 +17,12 @@ from tessera.errors import (
     InvalidInput,
     Overloaded,
     ProtocolError,
+    RequestCancelled,
     TesseraError,
     TransportUnavailable,
 )
 from tessera.models import Model
+from tessera.transport.host import host_id
 from tests.rpc.conftest import until
 from tests.worker.conftest import Encoder, encode_request, picture
 
@@ -75,6 +78,42 @@ async def test_a_slot_that_cannot_be_published_is_freed(encoder: Encoder) -> Non
     with pytest.raises(TransportUnavailable):
         await encoder.service.handle(encode_request(picture(1), kinds=("pigeon",)))
     assert empty(encoder)
+
+
+async def test_a_reader_that_has_gone_has_its_slot_freed_at_once(model: Model) -> None:
+    encoder = Encoder.make(model)
+    request = encode_request(picture(1), kinds=("shm",))
+    request = msgspec.structs.replace(
+        request, reader=wire.ReaderInfo(host=host_id(), kinds=("shm",)), call="reader-1"
+    )
+    await encoder.service.handle(request)
+    assert encoder.outbox.stats().leased == 1
+    assert isinstance(await encoder.service.handle(wire.Forget(call="reader-1")), wire.Forgotten)
+    assert empty(encoder)
+    assert encoder.outbox.stats().expired == 0
+    # Twice, or for a call that never was, does no harm.
+    await encoder.service.handle(wire.Forget(call="reader-1"))
+    await encoder.service.handle(wire.Forget(call="reader-2"))
+    await encoder.close()
+
+
+async def test_a_reader_that_goes_before_its_rows_are_there_gets_no_lease(model: Model) -> None:
+    encoder = Encoder.make(model)
+    encoder.engine.gate.clear()
+    request = msgspec.structs.replace(
+        encode_request(picture(1)),
+        reader=wire.ReaderInfo(host=host_id(), kinds=("shm",)),
+        call="reader-1",
+    )
+    task = asyncio.ensure_future(encoder.service.handle(request))
+    await asyncio.to_thread(encoder.engine.entered.acquire)
+    await encoder.service.handle(wire.Forget(call="reader-1"))
+    encoder.engine.gate.set()
+    with pytest.raises(RequestCancelled):
+        await task
+    assert empty(encoder)
+    assert encoder.outbox.stats().published == 0
+    await encoder.close()
 
 
 async def test_an_image_of_another_size_than_announced_names_both(encoder: Encoder) -> None:

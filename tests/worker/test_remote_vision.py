@@ -129,7 +129,7 @@ async def test_with_every_worker_gone_the_caller_is_told(cluster: Cluster) -> No
         await cluster.add(gone)
     with pytest.raises(Unavailable):
         await cluster.rows(1)
-    assert len(cluster.calls) == 2, "one retry, not more"
+    assert len(cluster.calls) == 3, "two retries, not more"
 
 
 async def test_a_full_worker_is_not_asked_again(cluster: Cluster) -> None:

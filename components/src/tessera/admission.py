@@ -53,8 +53,8 @@ class Budget:
     def give(self, client: str, amount: int) -> None:
         self._used -= amount
         if client:
-            left = self._held[client] - amount
+            left = self._held.get(client, 0) - amount
             if left > 0:
                 self._held[client] = left
             else:
-                del self._held[client]
+                self._held.pop(client, None)

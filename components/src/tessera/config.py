@@ -35,7 +35,8 @@ class TransportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """``kind`` is auto or one transport; ``slab_mb`` bounds what an encode worker lends at a time.
 
     ``staging_mb`` is the reader's registered memory for NIXL, ``nixl_interfaces`` the network interfaces it
-    listens on, separated by commas, empty for all; a lease lasts ``lease_seconds``.
+    listens on, separated by commas, empty for all; a lease lasts ``lease_seconds``. ``checksum`` makes
+    producers say what the rows were and readers make sure of it.
     """
 
     kind: str = "auto"
@@ -43,6 +44,7 @@ class TransportConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     staging_mb: int = 64
     nixl_interfaces: str = "lo"
     lease_seconds: float = 10.0
+    checksum: bool = False
 
     def __post_init__(self) -> None:
         if self.slab_mb < 1 or self.staging_mb < 1:
@@ -98,7 +100,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     cache_bytes: int = 1 << 30
     max_image_pixels: int = 100_000_000
     drain_seconds: float = 30.0
-    encode_wait_seconds: float = 2.0
+    encode_wait_seconds: float = 30.0
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,6 +140,9 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allow_private_media: bool = False
     media_timeout_seconds: float = 10.0
     drain_seconds: float = 30.0
+    worker_wait_seconds: float = 30.0
+    expected_embed: int = 0
+    expected_encode: int = 0
     api_keys: tuple[ApiKey, ...] = ()
     requests_per_minute: float = 0.0
     tokens_per_minute: float = 0.0

@@ -55,7 +55,8 @@ class Image(Message, frozen=True, kw_only=True):
 class Handle(Message, frozen=True, kw_only=True):
     """Where one image's vision rows lie: ``[rows, hidden]`` of ``dtype`` at ``offset`` bytes in a slab.
 
-    ``lease`` is never reused by its producer. ``data`` is filled by the inline kind alone.
+    ``lease`` is never reused by its producer. ``data`` is filled by the inline kind alone. ``checksum`` is
+    the 16-byte blake3 hash of the rows, where the producer is configured to give one.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class Handle(Message, frozen=True, kw_only=True):
     dtype: str
     lease: int
     data: bytes = b""
+    checksum: bytes = b""
 
 
 class SlabInfo(Message, frozen=True, kw_only=True):
@@ -106,13 +108,15 @@ class Item(Message, frozen=True, kw_only=True):
 class EmbedRequest(Message, frozen=True, kw_only=True):
     """Items to embed, with the milliseconds left until the client's deadline.
 
-    ``priority`` is the client's, a smaller one is more urgent.
+    ``priority`` is the client's, a smaller one is more urgent. ``client`` names the API key, empty where
+    there are none: clients share a worker fairly.
     """
 
     request_id: str
     items: tuple[Item, ...]
     timeout_ms: int
     priority: int = 0
+    client: str = ""
 
 
 class Timings(Message, frozen=True, kw_only=True):
@@ -162,12 +166,28 @@ class ReaderInfo(Message, frozen=True, kw_only=True):
 
 
 class EncodeRequest(Message, frozen=True, kw_only=True):
-    """One image to encode for the reader."""
+    """One image to encode for the reader; ``priority`` and ``client`` as in ``EmbedRequest``.
+
+    ``call`` is the reader's own name for this call, by which it can say later that it has gone (``Forget``).
+    """
 
     request_id: str
     image: Image
     timeout_ms: int
     reader: ReaderInfo
+    priority: int = 0
+    client: str = ""
+    call: str = ""
+
+
+class Forget(Message, frozen=True, kw_only=True):
+    """Nobody reads what this call gave or will give; its rows may be reclaimed at once."""
+
+    call: str
+
+
+class Forgotten(Message, frozen=True, kw_only=True):
+    """The answer to ``Forget``."""
 
 
 class EncodeReply(Message, frozen=True, kw_only=True):
@@ -183,7 +203,8 @@ class WorkerInfo(Message, frozen=True, kw_only=True):
     """What an instance is; ``host`` as in ``ReaderInfo``.
 
     Work is sent only where ``fingerprint`` (the checkpoint's) equals the caller's own; an embed worker also
-    asks that the rows it would get are of its own ``dtype``.
+    asks that the rows it would get are of its own ``dtype``. ``tokens`` and ``tiles`` say how much the
+    instance takes at a time, at its pace of now; 0 where it has no such stage or does not know.
     """
 
     role: str
@@ -194,6 +215,8 @@ class WorkerInfo(Message, frozen=True, kw_only=True):
     images: bool
     host: str = ""
     slabs: tuple[SlabInfo, ...] = ()
+    tokens: int = 0
+    tiles: int = 0
 
 
 class Inspect(Message, frozen=True, kw_only=True):
@@ -226,8 +249,8 @@ class WorkerState(Message, frozen=True, kw_only=True):
     slab: SlabState | None = None
 
 
-Request = EmbedRequest | EncodeRequest | Describe | Inspect
-Reply = EmbedReply | EncodeReply | WorkerInfo | WorkerState | Failure
+Request = EmbedRequest | EncodeRequest | Describe | Inspect | Forget
+Reply = EmbedReply | EncodeReply | WorkerInfo | WorkerState | Forgotten | Failure
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

@@ -84,6 +84,7 @@ class Batcher(Generic[P, R]):
         self.name = name
         self._launch = launch
         self._depth = depth
+        self._cost = cost
         self._batch = budget
         self._max_queued = max_queued
         self._max_wait = max_wait
@@ -92,7 +93,7 @@ class Batcher(Generic[P, R]):
         self._died = died
         self._loop = asyncio.get_running_loop()
         self._queue: FairQueue[P, R] = FairQueue()
-        self._waiting = Budget(self._limit)
+        self._waiting = Budget(lambda: self.limit)
         self._empty = asyncio.Event()
         self._empty.set()
         self._pace = Pace()
@@ -109,9 +110,17 @@ class Batcher(Generic[P, R]):
         return self._waiting.used
 
     @property
+    def limit(self) -> int:
+        """Size that may wait, at the pace of now."""
+        if math.isinf(self._max_wait) or not self._pace.rate:
+            return self._max_queued
+        # However slow it is, the next batch may always be full.
+        return min(self._max_queued, max(self._batch, int(self._pace.rate * self._max_wait)))
+
+    @property
     def capacity(self) -> int:
-        """Size that may be here at a time, at the pace of now: waiting, or in the engine."""
-        return self._limit() + self._depth * self._batch
+        """Size that may be here at a time: waiting, or in the engine."""
+        return self.limit + self._depth * self._batch
 
     @property
     def running_seconds(self) -> float:
@@ -126,7 +135,7 @@ class Batcher(Generic[P, R]):
             raise Unavailable(f"the {self.name} engine is closing")
         if not self._waiting.admits(client, size):
             raise Overloaded(
-                f"the {self.name} queue is full ({self.queued} of {self._limit()})",
+                f"the {self.name} queue is full ({self.queued} of {self.limit})",
                 retry_after=self.seconds_to_drain(),
             )
 
@@ -171,15 +180,9 @@ class Batcher(Generic[P, R]):
         self._slot.close()
         await asyncio.to_thread(self._thread.join)
 
-    def seconds_to_drain(self) -> float:
-        """An estimate for what is queued now."""
-        return self._pace.seconds(self.queued)
-
-    def _limit(self) -> int:
-        if math.isinf(self._max_wait) or not self._pace.rate:
-            return self._max_queued
-        # However slow it is, the next batch may always be full.
-        return min(self._max_queued, max(self._batch, int(self._pace.rate * self._max_wait)))
+    def seconds_to_drain(self, size: int | None = None) -> float:
+        """An estimate for so much, or for what is queued now."""
+        return self._pace.seconds(self.queued if size is None else size)
 
     def _drop(self, entry: Entry[P, R]) -> None:
         entry.dropped = True
@@ -290,14 +293,17 @@ class Batcher(Generic[P, R]):
 
     def _deliver(self, entries: list[Entry[P, R]], values: Sequence[R], started: float, ended: float) -> None:
         run_ms = (ended - started) * 1e3
-        size = 0
+        size = longest = 0
         for entry, value in zip(entries, values, strict=True):
             size += entry.size
+            longest = max(longest, entry.size)
             if entry.future.cancelled():
                 entry.abandoned()
             else:
                 entry.future.set_result(Outcome(value, (started - entry.enqueued) * 1e3, run_ms))
-        self._pace.ran(size, started, ended)
+        # Small batches are slow for their size, and say nothing of what the engine does under load.
+        full = 2 * self._cost(len(entries), size, longest) >= self._batch
+        self._pace.ran(size if full else 0, started, ended)
         self._observe(BatchStats(len(entries), size, run_ms))
 
     def _fail(self, entries: list[Entry[P, R]], error: TesseraError) -> None:

@@ -14,14 +14,19 @@ class Pace:
 
     @property
     def rate(self) -> float:
-        """0 until a batch has run."""
+        """0 until a batch has been counted."""
         return self._rate
 
     def ran(self, size: int, started: float, ended: float) -> None:
-        """A batch ran between two points of one clock, in seconds; batches may overlap."""
+        """A batch ran between two points of one clock, in seconds; batches may overlap.
+
+        A size of 0 is not counted.
+        """
         # Two batches are on their way at a time: the second one's time begins when the first has ended.
         rate = size / max(ended - max(started, self._last_end), 1e-6)
         self._last_end = ended
+        if not size:
+            return
         self._rate = (1 - _WEIGHT) * self._rate + _WEIGHT * rate if self._rate else rate
 
     def seconds(self, size: int) -> float:

@@ -27,11 +27,15 @@ _KINDS = {
 
 
 def make_vision_engine(model: Model, config: EngineConfig, placement: Placement) -> VisionEngine:
-    return cast(VisionEngine, _kind(config, 0)(model, config, placement))
+    from tessera.engine.guard import GuardedVisionEngine
+
+    return GuardedVisionEngine(cast(VisionEngine, _kind(config, 0)(model, config, placement)))
 
 
 def make_text_engine(model: Model, config: EngineConfig, placement: Placement) -> TextEngine:
-    return cast(TextEngine, _kind(config, 1)(model, config, placement))
+    from tessera.engine.guard import GuardedTextEngine
+
+    return GuardedTextEngine(cast(TextEngine, _kind(config, 1)(model, config, placement)))
 
 
 def _kind(config: EngineConfig, stage: int) -> Callable[[Model, EngineConfig, Placement], object]:

@@ -15,6 +15,7 @@ import uvloop
 from tessera import wire
 from tessera.config import FrontendConfig
 from tessera.errors import TesseraError
+from tessera.frontend.admission import Admission, Capacity
 from tessera.frontend.app import make_app
 from tessera.frontend.arguments import API_KEYS_VARIABLE, parse
 from tessera.frontend.auth import Authenticator
@@ -39,6 +40,9 @@ _LENT_BYTES = 512 << 20
 
 log = logging.getLogger("tessera.frontend")
 
+# Tokens, and tiles, that may be in flight before the first worker has said how much it takes.
+_UNKNOWN_CAPACITY = 65_536
+
 
 async def serve(config: FrontendConfig) -> None:
     """Run one frontend until SIGTERM or SIGINT."""
@@ -54,7 +58,20 @@ async def serve(config: FrontendConfig) -> None:
     metrics.watch_workers("encode", lambda: len(encode_peers.ready))
     lender = RowLender(f"frontend-{uuid.uuid4().hex}", capacity=_LENT_BYTES)
     metrics.watch_lent_rows(lambda: lender.lent)
-    dispatcher = Dispatcher(peers, Router(), metrics, model.hidden, lender=lender)
+    expected = {"embed": config.expected_embed, "encode": config.expected_encode}
+    for component, count in expected.items():
+        metrics.workers_expected.labels(component).set(count)
+    dispatcher = Dispatcher(
+        peers, Router(), metrics, model.hidden, lender=lender, wait_seconds=config.worker_wait_seconds
+    )
+    capacity = Capacity(
+        lambda: sum(info.tokens for info in peers.ready.values()),
+        # Aggregated workers encode for themselves.
+        lambda: sum(info.tiles for info in (*peers.ready.values(), *encode_peers.ready.values())),
+        unknown=_UNKNOWN_CAPACITY,
+    )
+    admission = Admission(capacity, max_requests=config.limits.max_in_flight)
+    metrics.watch_admission(lambda: admission.requests, lambda: admission.tokens, lambda: admission.tiles)
     embedder = _embedder(config, model, dispatcher, peers, metrics)
     pipeline = Pipeline(model, media, embedder, config.limits, metrics)
     keys = Authenticator(config.api_keys)
@@ -71,6 +88,8 @@ async def serve(config: FrontendConfig) -> None:
         encode_peers,
         keys=keys,
         limiter=limiter,
+        admission=admission,
+        expected=expected,
         model=config.served_model_name,
         max_tokens=pipeline.max_tokens,
         draining=draining,

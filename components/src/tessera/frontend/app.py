@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -11,6 +12,7 @@ from starlette.responses import Response
 
 from tessera import __version__
 from tessera.errors import RequestCancelled, TesseraError
+from tessera.frontend.admission import Admission
 from tessera.frontend.auth import Authenticator
 from tessera.frontend.endpoint import Endpoint
 from tessera.frontend.error_shapes import failure_response
@@ -32,6 +34,8 @@ def make_app(
     *,
     keys: Authenticator,
     limiter: RateLimiter,
+    admission: Admission,
+    expected: Mapping[str, int],
     model: str,
     max_tokens: int,
     draining: asyncio.Event,
@@ -42,13 +46,17 @@ def make_app(
     app = FastAPI(title="Tessera", version=__version__, description="Multimodal embeddings.")
     # The page asks for a key itself, once the service has asked for one.
     open_paths = OPEN_PATHS | (try_page.paths if try_page else frozenset())
-    app.add_middleware(Gate, keys=keys, limiter=limiter, metrics=metrics, open_paths=open_paths)
+    app.add_middleware(
+        Gate, keys=keys, limiter=limiter, admission=admission, metrics=metrics, open_paths=open_paths
+    )
     app.include_router(openai.routes(endpoint, model, max_tokens))
     app.include_router(cohere.routes(endpoint))
     app.include_router(voyage.routes(endpoint))
     app.include_router(tei.routes(endpoint))
     app.include_router(tokenize.routes(endpoint))
-    app.include_router(health.routes(metrics, embed_peers, encode_peers, draining))
+    app.include_router(
+        health.routes(metrics, {"embed": embed_peers, "encode": encode_peers}, expected, draining)
+    )
     app.include_router(status.routes(board))
     if try_page:
         app.include_router(page.routes(try_page))

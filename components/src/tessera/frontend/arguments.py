@@ -41,12 +41,27 @@ def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> 
         help="the page at / to try the service on",
     )
     parser.add_argument("--drain-seconds", type=float, default=30.0, help="for what is in flight at SIGTERM")
+    parser.add_argument(
+        "--worker-wait-seconds",
+        type=float,
+        default=30.0,
+        help="how long after the last worker went away requests wait for another",
+    )
+    parser.add_argument("--expect-embed", type=int, default=0, help="embed workers that were started")
+    parser.add_argument("--expect-encode", type=int, default=0, help="encode workers that were started")
     add_rpc_arguments(parser)
     parsed = parser.parse_args(argv)
     local = parsed.allowed_local_media_path
     if local is not None and not local.is_dir():
         raise ConfigError(f"--allowed-local-media-path {local}: no such directory")
-    for name in ("requests_per_minute", "tokens_per_minute", "result_cache_mb"):
+    for name in (
+        "requests_per_minute",
+        "tokens_per_minute",
+        "result_cache_mb",
+        "worker_wait_seconds",
+        "expect_embed",
+        "expect_encode",
+    ):
         if not 0 <= getattr(parsed, name) < math.inf:
             raise ConfigError(f"--{name.replace('_', '-')} must be 0 or more")
     rpc = rpc_config(parsed)
@@ -65,6 +80,9 @@ def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> 
         allow_private_media=parsed.allow_private_media,
         media_timeout_seconds=parsed.media_timeout_seconds,
         drain_seconds=parsed.drain_seconds,
+        worker_wait_seconds=parsed.worker_wait_seconds,
+        expected_embed=parsed.expect_embed,
+        expected_encode=parsed.expect_encode,
         api_keys=read_keys(parsed.api_keys_file, api_keys)
         if parsed.api_keys_file is not None or api_keys is not None
         else (),

@@ -81,6 +81,11 @@ class Authenticator:
         return found
 
 
+def client_of(name: str) -> str:
+    """The name by which clients share the service; empty where nobody has a name."""
+    return "" if name == Authenticator.ANONYMOUS else name
+
+
 def _offered(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     # ASGI gives header names in lower case.
     given = dict(reversed(headers))

@@ -1,4 +1,4 @@
-"""Sends items to embed workers and gathers their vectors, with one retry elsewhere."""
+"""Sends items to embed workers and gathers their vectors, with retries elsewhere."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from tessera.frontend.deadline import Deadline
 from tessera.frontend.lent_rows import RowLender
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.router import Router
-from tessera.rpc import Peers
+from tessera.rpc import Peers, RetryBudget
 
 log = logging.getLogger(__name__)
+
+# The worker that takes over may itself go away meanwhile.
+_RETRIES = 2
 
 # One call carries at most this much image data, so that a request with many large images is spread over
 # several calls that workers can begin one by one.
@@ -52,7 +55,7 @@ class Embedder(Protocol):
     """Turns items into vectors: the dispatcher, or the result cache in front of it."""
 
     async def embed(
-        self, items: Sequence[wire.Item], *, request_id: str, priority: int, deadline: Deadline
+        self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
     ) -> Answer: ...
 
 
@@ -70,6 +73,7 @@ class _Order:
     items: Sequence[wire.Item]
     request_id: str
     priority: int
+    client: str
     deadline: Deadline
 
 
@@ -84,7 +88,7 @@ class Dispatcher:
         hidden: int,
         *,
         lender: RowLender | None = None,
-        wait_seconds: float = 2.0,
+        wait_seconds: float = 30.0,
     ) -> None:
         self._peers = peers
         self._router = router
@@ -92,35 +96,52 @@ class Dispatcher:
         self._hidden = hidden
         self._lender = lender
         self._wait_seconds = wait_seconds
+        self._budget = RetryBudget()
 
     async def embed(
-        self, items: Sequence[wire.Item], *, request_id: str, priority: int = 0, deadline: Deadline
+        self,
+        items: Sequence[wire.Item],
+        *,
+        request_id: str,
+        priority: int = 0,
+        client: str = "",
+        deadline: Deadline,
     ) -> Answer:
         """Every item is answered with a vector or an error; never raises for one item alone.
 
-        Items whose worker went away are sent once more, to another worker: embedding twice does no harm.
+        Items whose worker went away are sent again, to another worker, as far as the retry budget goes:
+        embedding twice does no harm. When the last worker went away, they wait for the next.
         """
         answer = Answer.empty(len(items), self._hidden)
+        order = _Order(items, request_id, priority, client, deadline)
         gone: set[int] = set()
         indices = list(range(len(items)))
-        for attempt in (0, 1):
-            calls = await self._plan(items, indices, avoid=gone, deadline=deadline)
-            order = _Order(items, request_id, priority, deadline)
+        self._budget.called()
+        calls = await self._plan(items, indices, avoid=gone, deadline=deadline)
+        for retries_left in reversed(range(_RETRIES + 1)):
             await self._call_all(order, calls, answer, gone)
             indices = [index for index in indices if _is_retryable(answer.errors.get(index))]
-            if not indices or attempt == 1:
-                return answer
+            if not indices or not retries_left:
+                break
+            if not self._budget.take():
+                self._metrics.retries_denied.inc()
+                break
             self._metrics.retries.inc(len(indices))
             log.info("%s: %d items are sent again: %s", request_id, len(indices), answer.errors[indices[0]])
+            try:
+                calls = await self._plan(items, indices, avoid=gone, deadline=deadline)
+            except TesseraError as error:
+                # Those that have their answers keep them.
+                answer.errors.update(dict.fromkeys(indices, error))
+                break
             for index in indices:
                 del answer.errors[index]
-        raise AssertionError("unreachable")
+        return answer
 
     async def _plan(
         self, items: Sequence[wire.Item], indices: Sequence[int], *, avoid: set[int], deadline: Deadline
     ) -> list[_Call]:
-        if not self._peers.ready:
-            await self._peers.wait(min(self._wait_seconds, deadline.left()))
+        await self._peers.wait_back(self._wait_seconds, deadline.left())
         ready = self._peers.ready.keys() - avoid or self._peers.ready.keys()
         if not ready:
             raise Unavailable("no embed worker is available", retry_after=1.0)
@@ -176,6 +197,7 @@ class Dispatcher:
             items=items,
             timeout_ms=max(1, int(order.deadline.left() * 1e3)),
             priority=order.priority,
+            client=order.client,
         )
         try:
             reply = await self._peers.call(call.instance, request, timeout=order.deadline.left())

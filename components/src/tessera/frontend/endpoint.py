@@ -13,8 +13,9 @@ from starlette.responses import JSONResponse, Response
 
 from tessera import wire
 from tessera.config import Limits
-from tessera.errors import ModelNotFound, Overloaded
-from tessera.frontend.auth import Authenticator
+from tessera.errors import ModelNotFound
+from tessera.frontend.admission import Ticket
+from tessera.frontend.auth import Authenticator, client_of
 from tessera.frontend.deadline import Deadline
 from tessera.frontend.exchange import read_body, until_disconnect
 from tessera.frontend.formats import ResponseBody
@@ -39,7 +40,7 @@ Translate = Callable[[Json, RequestLimits, Collection[str]], Translated]
 
 
 class Endpoint:
-    """Admits at most ``limits.max_in_flight`` requests at a time; the rest are told to come back."""
+    """Answers what the gate has let in; the request's ticket is in its state."""
 
     def __init__(
         self,
@@ -54,62 +55,57 @@ class Endpoint:
         self._limits = limits
         self._limiter = limiter
         self._metrics = metrics
-        self._in_flight = 0
-        metrics.in_flight.set_function(lambda: self._in_flight)
 
     async def embed(self, http: Request, translate: Translate) -> Response:
         """The answer in the form that ``translate`` knows; errors are raised, for the route's own shape."""
-        with self._admission():
-            deadline = Deadline.after(self._limits.timeout_seconds)
-            translated = translate(await self._body(http), self._request_limits, (self._model,))
-            request = translated.request
-            self._check_model(request)
-            request_id = _request_id(http, request)
-            key = getattr(http.state, "key_name", Authenticator.ANONYMOUS)
-            work = self._pipeline.run(
-                request,
-                request_id=request_id,
-                deadline=deadline,
-                charge=partial(self._limiter.charge, key),
-            )
-            embedded = await until_disconnect(http, work)
-            result = Result(
-                embedded=embedded, model=self._model, request_id=request_id, created=int(time.time())
-            )
-            with self._metrics.format_seconds.time():
-                body = translated.write(result)
-            headers = body.headers | {"x-request-id": request_id}
-            if http.headers.get("x-tessera-timings") is not None:
-                headers |= _timings(embedded.timings)
-            return Response(body.content, media_type=body.media_type, headers=headers)
+        deadline = Deadline.after(self._limits.timeout_seconds)
+        translated = translate(await self._body(http), self._request_limits, (self._model,))
+        request = translated.request
+        self._check_model(request)
+        request_id = _request_id(http, request)
+        key = getattr(http.state, "key_name", Authenticator.ANONYMOUS)
+        work = self._pipeline.run(
+            request,
+            request_id=request_id,
+            deadline=deadline,
+            client=client_of(key),
+            charge=partial(self._charge, http, key),
+        )
+        embedded = await until_disconnect(http, work)
+        result = Result(embedded=embedded, model=self._model, request_id=request_id, created=int(time.time()))
+        with self._metrics.format_seconds.time():
+            body = translated.write(result)
+        headers = body.headers | {"x-request-id": request_id}
+        if http.headers.get("x-tessera-timings") is not None:
+            headers |= _timings(embedded.timings)
+        return Response(body.content, media_type=body.media_type, headers=headers)
 
     async def tokenize(self, http: Request, translate: Callable[..., EmbeddingsRequest]) -> Response:
         """The tokens that the same inputs would be embedded as."""
-        with self._admission():
-            deadline = Deadline.after(self._limits.timeout_seconds)
-            request = translate(await self._body(http), self._request_limits, (self._model,))
-            self._check_model(request)
-            prompts, _ = await until_disconnect(http, self._pipeline.prompts(request, deadline=deadline))
-            rows = [
-                {"count": len(prompt.tokens), "tokens": prompt.tokens.tolist()}
-                for prompt in prompts
-                if not isinstance(prompt, Exception)
-            ]
-            head = {"max_model_len": self._pipeline.max_tokens}
-            if len(rows) == 1:
-                return JSONResponse(head | rows[0])
-            return JSONResponse(
-                head
-                | {
-                    "count": sum(len(row["tokens"]) for row in rows),
-                    "data": [{"index": index, **row} for index, row in enumerate(rows)],
-                }
-            )
+        deadline = Deadline.after(self._limits.timeout_seconds)
+        request = translate(await self._body(http), self._request_limits, (self._model,))
+        self._check_model(request)
+        prompts, _ = await until_disconnect(http, self._pipeline.prompts(request, deadline=deadline))
+        rows = [
+            {"count": len(prompt.tokens), "tokens": prompt.tokens.tolist()}
+            for prompt in prompts
+            if not isinstance(prompt, Exception)
+        ]
+        head = {"max_model_len": self._pipeline.max_tokens}
+        if len(rows) == 1:
+            return JSONResponse(head | rows[0])
+        return JSONResponse(
+            head
+            | {
+                "count": sum(len(row["tokens"]) for row in rows),
+                "data": [{"index": index, **row} for index, row in enumerate(rows)],
+            }
+        )
 
-    def _admission(self) -> _Admission:
-        if self._in_flight >= self._limits.max_in_flight:
-            raise Overloaded(f"{self._in_flight} requests are being answered already", retry_after=1.0)
-        return _Admission(self)
+    def _charge(self, http: Request, key: str, tokens: int, tiles: int) -> None:
+        ticket: Ticket = http.state.ticket
+        ticket.charge(tokens, tiles)
+        self._limiter.charge(key, tokens)
 
     async def _body(self, http: Request) -> Json:
         raw = await read_body(http, limit=self._limits.max_body_bytes, timeout=self._limits.timeout_seconds)
@@ -124,19 +120,6 @@ class Endpoint:
             raise ModelNotFound(
                 f"the model {request.model!r} is not served here, {self._model!r} is", param="model"
             )
-
-
-class _Admission:
-    """One place among those in flight, for the time of a ``with`` block."""
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        self._endpoint = endpoint
-
-    def __enter__(self) -> None:
-        self._endpoint._in_flight += 1
-
-    def __exit__(self, *_: object) -> None:
-        self._endpoint._in_flight -= 1
 
 
 def _request_id(http: Request, request: EmbeddingsRequest) -> str:

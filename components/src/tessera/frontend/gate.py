@@ -10,8 +10,9 @@ import uuid
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tessera.errors import TesseraError
-from tessera.frontend.auth import Authenticator
+from tessera.errors import RateLimited, TesseraError
+from tessera.frontend.admission import Admission
+from tessera.frontend.auth import Authenticator, client_of
 from tessera.frontend.error_shapes import failure_response
 from tessera.frontend.failures import Failure, render, render_status
 from tessera.frontend.metrics import FrontendMetrics
@@ -27,7 +28,7 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class Gate:
-    """ASGI middleware; sets ``request_id`` and ``key_name`` in the request's state."""
+    """ASGI middleware; sets ``request_id``, ``key_name`` and ``ticket`` in the request's state."""
 
     def __init__(
         self,
@@ -35,12 +36,14 @@ class Gate:
         *,
         keys: Authenticator,
         limiter: RateLimiter,
+        admission: Admission,
         metrics: FrontendMetrics,
         open_paths: frozenset[str] = OPEN_PATHS,
     ) -> None:
         self._app = app
         self._keys = keys
         self._limiter = limiter
+        self._admission = admission
         self._metrics = metrics
         self._open_paths = open_paths
 
@@ -64,6 +67,7 @@ class Gate:
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
+                # The body is not even read.
                 state["failure"] = refusal
                 await failure_response(refusal, scope["path"])(scope, receive, sending)
             else:
@@ -75,6 +79,8 @@ class Gate:
             state["failure"] = failure = render(error)
             await failure_response(failure, scope["path"])(scope, receive, sending)
         finally:
+            if (ticket := scope["state"].pop("ticket", None)) is not None:
+                ticket.close()
             route = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.latency.labels(route).observe(time.perf_counter() - started)
@@ -91,9 +97,11 @@ class Gate:
         scope["state"]["key_name"] = name
         if scope["method"] == "POST":
             try:
+                scope["state"]["ticket"] = self._admission.enter(client_of(name))
                 self._limiter.admit(name)
             except TesseraError as error:
-                self._metrics.refused.labels("rate").inc()
+                rate = isinstance(error, RateLimited)
+                self._metrics.refused.labels("rate" if rate else "full").inc()
                 return render(error)
         return None
 

@@ -76,7 +76,19 @@ class FrontendMetrics:
         )
         self.disconnects = Counter("tessera_disconnects", "Clients that went away", registry=registry)
         self.in_flight = Gauge("tessera_requests_in_flight", "Requests being answered", registry=registry)
+        self._admitted_tokens = Gauge(
+            "tessera_admitted_tokens", "Tokens of the requests being answered", registry=registry
+        )
+        self._admitted_tiles = Gauge(
+            "tessera_admitted_tiles", "Image tiles of the requests being answered", registry=registry
+        )
+        self.retries_denied = Counter(
+            "tessera_retries_denied", "Retries that the budget did not allow", registry=registry
+        )
         self._workers = Gauge("tessera_workers", "Workers that can serve", ["component"], registry=registry)
+        self.workers_expected = Gauge(
+            "tessera_workers_expected", "Workers that were started", ["component"], registry=registry
+        )
         # These exist from the start, because a rate misses a series' first count.
         self.requests.labels(_ROUTE, "200")
         for error in (TesseraError, Overloaded, Unavailable, DeadlineExceeded):
@@ -91,6 +103,13 @@ class FrontendMetrics:
 
     def watch_lent_rows(self, nbytes: Callable[[], int]) -> None:
         self._lent_bytes.set_function(nbytes)
+
+    def watch_admission(
+        self, requests: Callable[[], int], tokens: Callable[[], int], tiles: Callable[[], int]
+    ) -> None:
+        self.in_flight.set_function(requests)
+        self._admitted_tokens.set_function(tokens)
+        self._admitted_tiles.set_function(tiles)
 
     def watch_workers(self, component: str, read: Callable[[], int]) -> None:
         self._workers.labels(component).set_function(read)

@@ -67,11 +67,13 @@ class Pipeline:
         *,
         request_id: str,
         deadline: Deadline,
-        charge: Callable[[int], None] = lambda tokens: None,
+        client: str = "",
+        charge: Callable[[int, int], None] = lambda tokens, tiles: None,
     ) -> Embedded:
         """Raises the first input's error, unless the request asked for partial results.
 
-        ``charge`` is told the tokens before they are sent anywhere, and may raise.
+        ``charge`` is told the tokens and tiles before they are sent anywhere, and may raise. ``client`` names
+        the API key, empty where there are none.
         """
         prompts, visions = await self.prompts(request, deadline=deadline)
         good: dict[int, tuple[Prompt, Visions]] = {}
@@ -85,11 +87,12 @@ class Pipeline:
         vectors = np.zeros((len(prompts), self._model.hidden), np.float32)
         cached, timings = 0, wire.Timings()
         if good:
-            charge(sum(len(prompt.tokens) for prompt, _ in good.values()))
+            tokens = sum(len(prompt.tokens) for prompt, _ in good.values())
+            charge(tokens, sum(vision.tiles for _, visions in good.values() for vision in visions))
             items = [_item(request.inputs[index], *made) for index, made in good.items()]
             with self._metrics.dispatch_seconds.time():
                 answer = await self._embedder.embed(
-                    items, request_id=request_id, priority=request.priority, deadline=deadline
+                    items, request_id=request_id, priority=request.priority, client=client, deadline=deadline
                 )
             order = list(good)
             errors |= {order[position]: error for position, error in answer.errors.items()}

@@ -76,7 +76,7 @@ class ResultCache:
         return len(self._entries) * self._entry_bytes
 
     async def embed(
-        self, items: Sequence[wire.Item], *, request_id: str, priority: int, deadline: Deadline
+        self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
     ) -> Answer:
         """As ``Dispatcher.embed``; what is not cached goes to the workers in one batch."""
         answer = Answer.empty(len(items), self._hidden)
@@ -92,7 +92,7 @@ class ResultCache:
                 answer.cached_tokens[index] = self._image_tokens(items[index])
         self._metrics.result_cache.labels("hit").inc(len(items) - len(missing))
         if missing:
-            batch = _Batch(self._dispatcher, request_id, priority, self._flight_seconds)
+            batch = _Batch(self._dispatcher, request_id, priority, client, self._flight_seconds)
             calls = [self._compute(keys[index], items[index], batch, deadline) for index in missing]
             for index, outcome in zip(missing, await asyncio.gather(*calls), strict=True):
                 if isinstance(outcome, TesseraError):
@@ -128,7 +128,11 @@ class ResultCache:
 
     async def _alone(self, item: wire.Item, batch: _Batch, deadline: Deadline) -> _Computed | TesseraError:
         answer = await self._dispatcher.embed(
-            [item], request_id=batch.request_id, priority=batch.priority, deadline=deadline
+            [item],
+            request_id=batch.request_id,
+            priority=batch.priority,
+            client=batch.client,
+            deadline=deadline,
         )
         return answer.errors.get(0) or _computed(answer, 0)
 
@@ -160,7 +164,9 @@ class ResultCache:
 class _Batch:
     """The items of one request that nobody is computing yet; sent together, cancelled with the last."""
 
-    def __init__(self, dispatcher: Embedder, request_id: str, priority: int, seconds: float) -> None:
+    def __init__(
+        self, dispatcher: Embedder, request_id: str, priority: int, client: str, seconds: float
+    ) -> None:
         self._dispatcher = dispatcher
         self._seconds = seconds
         self._items: list[wire.Item] = []
@@ -168,6 +174,7 @@ class _Batch:
         self._waiting = 0
         self.request_id = request_id
         self.priority = priority
+        self.client = client
 
     def add(self, item: wire.Item) -> int:
         assert self._task is None, "every item is added before the first portion is awaited"
@@ -193,6 +200,7 @@ class _Batch:
             self._items,
             request_id=self.request_id,
             priority=self.priority,
+            client=self.client,
             deadline=Deadline.after(self._seconds),
         )
 

@@ -23,6 +23,10 @@ class Vision:
     tokens: int
     pixels: int
 
+    @property
+    def tiles(self) -> int:
+        return self.payload.tiles if isinstance(self.payload, wire.Image) else 0
+
 
 Visions = tuple[Vision, ...]
 

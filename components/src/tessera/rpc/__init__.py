@@ -2,7 +2,17 @@
 
 from tessera.rpc.client import Client
 from tessera.rpc.peers import Check, Peers
+from tessera.rpc.retry_budget import RetryBudget
 from tessera.rpc.runtime import RpcConfig, Runtime, set_environment_defaults
 from tessera.rpc.server import Server
 
-__all__ = ["Check", "Client", "Peers", "RpcConfig", "Runtime", "Server", "set_environment_defaults"]
+__all__ = [
+    "Check",
+    "Client",
+    "Peers",
+    "RetryBudget",
+    "RpcConfig",
+    "Runtime",
+    "Server",
+    "set_environment_defaults",
+]

@@ -52,6 +52,8 @@ class Peers:
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._refused: set[int] = set()
         self._changed = asyncio.Event()
+        self._last_ready = asyncio.get_running_loop().time()
+        self._last_answer: dict[int, float] = {}
         self._pulses: set[asyncio.Task[None]] = set()
         self._poll = asyncio.create_task(self._follow(), name=f"peers {client.address}")
         self._pulse = asyncio.create_task(self._take_pulses(), name=f"pulse {client.address}")
@@ -59,6 +61,15 @@ class Peers:
     @property
     def ready(self) -> Mapping[int, wire.WorkerInfo]:
         return MappingProxyType(self._ready)
+
+    async def wait_back(self, patience: float, timeout: float) -> bool:
+        """Wait until ``patience`` seconds after the last instance was there, and at most ``timeout`` seconds.
+
+        A worker that has just died is started again by its supervisor and is worth a wait; a deployment that
+        has been without any for longer is not.
+        """
+        absent = asyncio.get_running_loop().time() - self._last_ready
+        return bool(self._ready) or await self.wait(min(patience - absent, timeout))
 
     async def wait(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds for an instance; true when there is one."""
@@ -83,7 +94,9 @@ class Peers:
             await asyncio.wait({task})
             if task.cancelled():
                 raise Unavailable(f"instance {instance:x} of {self.client.address} stopped answering")
-            return task.result()
+            reply = task.result()
+            self._last_answer[instance] = asyncio.get_running_loop().time()
+            return reply
         finally:
             task.cancel()
             inside.discard(task)
@@ -92,8 +105,15 @@ class Peers:
 
     def suspect(self, instance: int) -> None:
         """Give the instance no more work until it has answered again."""
-        if self._ready.pop(instance, None) is not None:
+        if self._forget(instance):
             log.warning("%s: instance %x does not answer; set aside", self.client.address, instance)
+
+    def _forget(self, instance: int) -> bool:
+        self._last_answer.pop(instance, None)
+        if self._ready.pop(instance, None) is None:
+            return False
+        self._last_ready = asyncio.get_running_loop().time()
+        return True
 
     async def close(self) -> None:
         tasks = [self._poll, self._pulse, *self._pulses, *self._asking.values()]
@@ -105,7 +125,7 @@ class Peers:
         while True:
             listed = set(self.client.instances())
             for gone in self._ready.keys() - listed:
-                del self._ready[gone]
+                self._forget(gone)
             for gone in self._asking.keys() - listed:
                 self._asking[gone].cancel()
             self._refused &= listed
@@ -124,10 +144,15 @@ class Peers:
                 task.add_done_callback(self._pulses.discard)
 
     async def _take_pulse(self, instance: int) -> None:
+        began = asyncio.get_running_loop().time()
         try:
-            await self.client.call(instance, wire.Describe(), timeout=_DESCRIBE_TIMEOUT)
+            info = await self.client.call(instance, wire.Describe(), timeout=_DESCRIBE_TIMEOUT)
+            if isinstance(info, wire.WorkerInfo) and instance in self._ready and self._check(info) is None:
+                # How much it takes may have changed.
+                self._ready[instance] = info
         except TesseraError:
-            if instance in self._ready:
+            # A worker that is only slow to answer this has answered something else.
+            if instance in self._ready and self._last_answer.get(instance, 0.0) < began:
                 self.suspect(instance)
                 for task in self._inside.get(instance, ()):
                     task.cancel()

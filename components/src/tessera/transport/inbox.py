@@ -13,6 +13,7 @@ import torch
 
 from tessera.errors import ConfigError, HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.base import Transport
+from tessera.transport.checksum import rows_checksum
 from tessera.transport.dtypes import DTYPES
 from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds import make_transport, select_kinds
@@ -131,6 +132,11 @@ class Inbox:
         if not good:
             self._count(handle.kind, failures=1)
             raise LeaseExpired(f"lease {handle.lease} of {handle.producer} ended while its rows were copied")
+        if handle.checksum and rows_checksum(rows) != handle.checksum:
+            self._count(handle.kind, failures=1)
+            raise HandOffError(
+                f"the rows of lease {handle.lease} of {handle.producer} are not what was published"
+            )
         nbytes = rows.numel() * rows.element_size()
         self._count(handle.kind, transfers=1, nbytes=nbytes, seconds=time.perf_counter() - started)
         self._note_route(handle.producer, handle.kind)

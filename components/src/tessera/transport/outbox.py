@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, field
 
+import msgspec
 import torch
 
 from tessera.errors import ConfigError, TransportUnavailable
 from tessera.transport.base import Transport
+from tessera.transport.checksum import rows_checksum
 from tessera.transport.cuda import index_of
 from tessera.transport.dtypes import dtype_name
 from tessera.transport.geometry import Geometry
@@ -27,7 +29,8 @@ class OutboxConfig:
     """A producer's slab of ``capacity_rows`` rows ``[hidden]`` and the ways out of it.
 
     ``unit_rows`` is what one tile yields: slots are multiples of it. ``lease_seconds`` is the time a reader
-    has, ``transport`` is ``auto`` or kinds separated by commas.
+    has, ``transport`` is ``auto`` or kinds separated by commas. With ``checksum`` every handle says what its
+    rows were, and readers make sure of it.
     """
 
     producer: str
@@ -38,6 +41,7 @@ class OutboxConfig:
     device: str = "cpu"
     lease_seconds: float = 30.0
     transport: str = "auto"
+    checksum: bool = False
     nixl: NixlOptions = field(default_factory=NixlOptions)
 
     def __post_init__(self) -> None:
@@ -90,11 +94,17 @@ class Outbox:
         for kind in reader.kinds:
             transport = self._transports.get(kind)
             if transport is not None and self._reaches(kind, reader):
-                return await transport.publish(slot)
+                checksum = rows_checksum(slot.rows) if self.config.checksum else b""
+                handle = await transport.publish(slot)
+                return msgspec.structs.replace(handle, checksum=checksum) if checksum else handle
         raise TransportUnavailable(
             f"no transport leads to this reader: it can use {', '.join(reader.kinds) or 'none'}, "
             f"{self.config.producer} offers {', '.join(self.kinds)}"
         )
+
+    def release(self, lease: int) -> bool:
+        """End a lease whose reader has gone; false when it had ended before."""
+        return self.slab.release(lease)
 
     def infos(self) -> tuple[SlabInfo, ...]:
         """How readers reach the slab, best kind first."""

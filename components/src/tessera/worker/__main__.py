@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 import torch
@@ -15,20 +16,33 @@ import uvloop
 
 from tessera import wire
 from tessera.config import WorkerConfig
-from tessera.errors import TesseraError
+from tessera.errors import EngineDead, TesseraError
 from tessera.logs import log_as
 from tessera.rpc import Runtime, Server, set_environment_defaults
 from tessera.worker.arguments import parse
 from tessera.worker.metrics import WorkerMetrics
-from tessera.worker.roles import COMPONENT, Builder
+from tessera.worker.roles import COMPONENT, Builder, Service
 
 T = TypeVar("T")
 
 log = logging.getLogger("tessera.worker")
 
 
+# What a worker with a dead engine ends with, for its supervisor to start a new one: EX_SOFTWARE.
+DEAD = 70
+
+# What a worker whose engine has died allows its last errors to reach their callers.
+_LAST_WORDS_SECONDS = 2.0
+
+
 async def serve(config: WorkerConfig) -> None:
-    """Run one worker until SIGTERM or SIGINT."""
+    """Run one worker until SIGTERM or SIGINT; raises ``EngineDead`` when its engine cannot go on."""
+    dead: asyncio.Future[EngineDead] = asyncio.get_running_loop().create_future()
+
+    def died(error: EngineDead) -> None:
+        if not dead.done():
+            dead.set_result(error)
+
     started = time.monotonic()
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -38,7 +52,7 @@ async def serve(config: WorkerConfig) -> None:
     metrics.describe(config.mode.value, config.served_model_name)
     address = runtime.address(COMPONENT[config.mode])
     name = f"{runtime.endpoint(address).connection_id():x}"
-    builder = Builder(config=config, runtime=runtime, metrics=metrics, name=name)
+    builder = Builder(config=config, runtime=runtime, metrics=metrics, name=name, died=died)
     service = await _unless(stop, builder.build())
     if service is None:
         runtime.shutdown()
@@ -60,7 +74,16 @@ async def serve(config: WorkerConfig) -> None:
         config.served_model_name,
         address,
     )
-    await stop.wait()
+    watch = asyncio.create_task(_watch(service, config, died))
+    stopped = asyncio.ensure_future(stop.wait())
+    either: set[asyncio.Future[Any]] = {stopped, dead}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    watch.cancel()
+    if not stopped.done():
+        stopped.cancel()
+        log.critical("leaving: %s", dead.result())
+        await server.stop(timeout=_LAST_WORDS_SECONDS)
+        raise dead.result()
     log.info("draining")
     await server.stop(timeout=config.drain_seconds)
     await service.drain(config.drain_seconds)
@@ -68,6 +91,16 @@ async def serve(config: WorkerConfig) -> None:
     runtime.shutdown()
     await server.closed()
     log.info("stopped")
+
+
+async def _watch(service: Service, config: WorkerConfig, died: Callable[[EngineDead], None]) -> None:
+    """A device that hangs raises nothing: it is noticed by the time that a batch takes."""
+    patience = max(config.stages.text.stall_seconds, config.stages.vision.stall_seconds)
+    while True:
+        await asyncio.sleep(min(1.0, patience / 4))
+        busy = service.running_seconds()
+        if busy > patience:
+            died(EngineDead(f"an engine has been busy with one batch for {busy:.0f} s"))
 
 
 async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
@@ -91,6 +124,11 @@ def main() -> int:
         log_as(config.mode.value)
         torch.set_num_threads(config.stages.threads or torch.get_num_threads())
         uvloop.run(serve(config))
+    except EngineDead as error:
+        log.error("%s", error)
+        logging.shutdown()
+        # Threads and libraries that hold on to a broken device may never let go of it.
+        os._exit(DEAD)
     except TesseraError as error:
         log.error("%s", error)
         return 1

@@ -36,12 +36,20 @@ def parse(argv: Sequence[str] | None = None) -> WorkerConfig:
     parser.add_argument("--override-engine-args", help="JSON object merged over the YAML file")
     parser.add_argument("--max-image-pixels", type=int, default=100_000_000)
     parser.add_argument("--drain-seconds", type=float, default=30.0, help="for what is in flight at SIGTERM")
+    parser.add_argument(
+        "--encode-wait-seconds",
+        type=float,
+        default=30.0,
+        help="how long after the last encode worker went away images wait for another",
+    )
     add_rpc_arguments(parser)
     parsed = parser.parse_args(argv)
     if not 0 <= parsed.multimodal_embedding_cache_capacity_gb < math.inf:
         raise ConfigError("--multimodal-embedding-cache-capacity-gb must be a number that is not negative")
     if parsed.max_image_pixels < 1 or not 0 <= parsed.drain_seconds < math.inf:
         raise ConfigError("--max-image-pixels must be positive and --drain-seconds not negative")
+    if not 0 <= parsed.encode_wait_seconds < math.inf:
+        raise ConfigError("--encode-wait-seconds must not be negative")
     rpc = rpc_config(parsed)
     return WorkerConfig(
         model_path=parsed.model_path,
@@ -54,4 +62,5 @@ def parse(argv: Sequence[str] | None = None) -> WorkerConfig:
         cache_bytes=int(parsed.multimodal_embedding_cache_capacity_gb * (1 << 30)),
         max_image_pixels=parsed.max_image_pixels,
         drain_seconds=parsed.drain_seconds,
+        encode_wait_seconds=parsed.encode_wait_seconds,
     )

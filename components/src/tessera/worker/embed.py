@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
@@ -19,8 +22,10 @@ from tessera.engine.config import EngineConfig
 from tessera.engine.packing import PackedInput, pack
 from tessera.errors import (
     DeadlineExceeded,
+    EngineDead,
     EngineFailed,
     InvalidInput,
+    Overloaded,
     ProtocolError,
     TesseraError,
 )
@@ -28,6 +33,7 @@ from tessera.models.base import Model
 from tessera.worker.cache_fill import CacheFill
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.precomputed import PrecomputedRows
+from tessera.worker.submission import Submission
 from tessera.worker.vision_source import EncodedImage, VisionSource
 
 T = TypeVar("T")
@@ -47,6 +53,8 @@ class EmbedService:
         vision: VisionSource | None,
         metrics: WorkerMetrics,
         info: wire.WorkerInfo,
+        *,
+        died: Callable[[EngineDead], None] = lambda _: None,
     ) -> None:
         self._model = model
         self._cache = cache
@@ -57,9 +65,6 @@ class EmbedService:
         self._in_flight = 0
         self._precomputed = PrecomputedRows("embed", hidden=model.hidden, dtype=info.dtype, metrics=metrics)
         self._flights: SingleFlight[EncodedImage] = SingleFlight()
-        # What one request may have waiting: a large one on an idle worker must not fill the queue with
-        # its own items and be refused for it.
-        self._window = max(config.max_batch_cost, config.max_queue_cost // 4)
         # The digest names the image; the salt names everything else that its rows depend on.
         self._salt = blake3(f"{model.fingerprint}\0{info.dtype}".encode()).digest(16)
 
@@ -72,30 +77,51 @@ class EmbedService:
             cost=engine.cost,
             budget=config.max_batch_cost,
             max_queued=config.max_queue_cost,
+            max_wait=config.max_queue_seconds,
             depth=engine.depth,
             observe=metrics.batch("text"),
+            dropped=metrics.dropped("text"),
+            died=died,
         )
+        self._batch_cost = config.max_batch_cost
         metrics.watch_queue(
-            "text", lambda: float(self._batcher.queued), limit=lambda: float(config.max_queue_cost)
+            "text", lambda: float(self._batcher.queued), limit=lambda: float(self._batcher.limit)
         )
         metrics.watch_in_flight("text", lambda: float(self._in_flight))
         metrics.watch_cache(cache.stats)
 
     async def handle(self, request: wire.Request) -> wire.Reply:
         if isinstance(request, wire.Describe):
-            return self._info
+            tiles = self._vision.tiles if self._vision is not None else 0
+            return msgspec.structs.replace(self._info, tokens=self._batcher.capacity, tiles=tiles)
         if not isinstance(request, wire.EmbedRequest):
             raise ProtocolError(f"an embed worker does not answer {type(request).__name__}")
         tokens = sum(len(item.tokens) // 4 for item in request.items)
         self._in_flight += tokens
         try:
             async with asyncio.timeout(request.timeout_ms / 1e3):
-                return await self._embed(request)
+                return await self._embed(_Job(request, time.monotonic() + request.timeout_ms / 1e3))
         except TimeoutError as error:
             self._metrics.items.labels("embed", DeadlineExceeded.code).inc(len(request.items))
             raise DeadlineExceeded("the request was not answered in time") from error
+        except Overloaded as error:
+            self._metrics.items.labels("embed", error.code).inc(len(request.items))
+            raise
+        except asyncio.CancelledError:
+            self._metrics.items.labels("embed", "cancelled").inc(len(request.items))
+            raise
         finally:
             self._in_flight -= tokens
+
+    @property
+    def _window(self) -> int:
+        """What one request may have waiting: it shares the queue, however large it is."""
+        return max(self._batch_cost, self._batcher.limit // 4)
+
+    def running_seconds(self) -> float:
+        """How long an engine has been busy with one batch."""
+        text = self._batcher.running_seconds
+        return text if self._vision is None else max(text, self._vision.running_seconds)
 
     async def drain(self, timeout: float) -> None:
         """Nobody reads this worker's memory."""
@@ -106,40 +132,32 @@ class EmbedService:
         if self._vision is not None:
             await self._vision.close()
 
-    async def _embed(self, request: wire.EmbedRequest) -> wire.EmbedReply:
+    async def _embed(self, job: _Job) -> wire.EmbedReply:
         # Text goes into the queue at once, in order and without a task for each: requests with many short
         # inputs are the ones where that cost shows.
-        pending: list[_Pending | TesseraError] = []
-        waiting: dict[_Pending, int] = {}
-        outstanding = 0
+        submission: Submission[_Pending] = Submission()
         try:
-            for item in request.items:
+            for item in job.request.items:
                 try:
                     tokens = self._tokens(item)
-                    while waiting and outstanding + len(tokens) > self._window:
-                        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-                        outstanding -= sum(waiting.pop(settled) for settled in done)
-                    future = self._begin(request, item, tokens)
                 except TesseraError as error:
-                    pending.append(error)
-                else:
-                    pending.append(future)
-                    waiting[future] = len(tokens)
-                    outstanding += len(tokens)
-            if waiting:
-                await asyncio.wait(waiting)
+                    submission.fail(error)
+                    continue
+                begin = partial(self._begin, job, item, tokens)
+                await submission.add(begin, len(tokens), window=self._window)
+            await submission.finish()
         except BaseException:
-            for entry in pending:
-                if not isinstance(entry, TesseraError) and not entry.cancel() and not entry.cancelled():
-                    # Nobody will read the outcome, which asyncio would complain about.
-                    entry.exception()
+            submission.abandon()
             raise
-        return self._reply(pending)
+        return self._reply(submission.pieces)
 
-    def _begin(self, request: wire.EmbedRequest, item: wire.Item, tokens: npt.NDArray[np.int32]) -> _Pending:
+    def _begin(self, job: _Job, item: wire.Item, tokens: npt.NDArray[np.int32]) -> _Pending:
+        client, priority = job.request.client, job.request.priority
         if item.images:
-            return asyncio.ensure_future(self._embed_with_images(request, item, tokens))
-        return self._batcher.submit(PackedInput(tokens=tokens), len(tokens))
+            # Asked before the images cost anything, and not again when their rows are there.
+            self._batcher.check(len(tokens), client)
+            return asyncio.ensure_future(self._embed_with_images(job, item, tokens))
+        return self._batcher.submit(PackedInput(tokens=tokens), len(tokens), client=client, priority=priority)
 
     def _reply(self, settled: Sequence[_Pending | TesseraError]) -> wire.EmbedReply:
         vectors = np.zeros((len(settled), self._model.hidden), np.float32)
@@ -185,7 +203,7 @@ class EmbedService:
         return tokens
 
     async def _embed_with_images(
-        self, request: wire.EmbedRequest, item: wire.Item, tokens: npt.NDArray[np.int32]
+        self, job: _Job, item: wire.Item, tokens: npt.NDArray[np.int32]
     ) -> _Embedded:
         index = self._model.vision_index(tokens)
         expected = sum(self._row_count(image) for image in item.images)
@@ -194,7 +212,7 @@ class EmbedService:
                 f"found {len(index)} image tokens, but the {len(item.images)} images need {expected}",
                 param=item.param,
             )
-        encoded = await _gather([self._rows(request, image) for image in item.images])
+        encoded = await _gather([self._rows(job, image) for image in item.images])
         cached = sum(
             self._row_count(image)
             for image, (_, was_cached) in zip(item.images, encoded, strict=True)
@@ -202,7 +220,11 @@ class EmbedService:
         )
         rows = tuple(image.rows for image, _ in encoded)
         outcome = await self._batcher.submit(
-            PackedInput(tokens=tokens, vision=rows, vision_index=index), len(tokens)
+            PackedInput(tokens=tokens, vision=rows, vision_index=index),
+            len(tokens),
+            client=job.request.client,
+            priority=job.request.priority,
+            admitted=True,
         )
         timings = wire.Timings(queue_ms=outcome.queue_ms, embed_ms=outcome.run_ms)
         for image, was_cached in encoded:
@@ -214,9 +236,7 @@ class EmbedService:
             return image.handle.shape[0]
         return image.tiles * self._model.tokens_per_tile
 
-    async def _rows(
-        self, request: wire.EmbedRequest, image: wire.Image | wire.Embeddings
-    ) -> tuple[EncodedImage, bool]:
+    async def _rows(self, job: _Job, image: wire.Image | wire.Embeddings) -> tuple[EncodedImage, bool]:
         """One image's rows, and whether they came from the cache."""
         if isinstance(image, wire.Embeddings):
             return EncodedImage(await self._precomputed.fetch(image), wire.Timings()), False
@@ -227,7 +247,7 @@ class EmbedService:
         if cached is not None:
             return self._checked(EncodedImage(cached, wire.Timings()), image), True
         try:
-            encoded = await self._fly(key, request, image)
+            encoded = await self._fly(key, job, image)
         except TesseraError as error:
             if error.param is None:
                 raise
@@ -235,18 +255,22 @@ class EmbedService:
             raise type(error)(error.message, param=image.param, retry_after=error.retry_after) from error
         return self._checked(encoded, image), False
 
-    async def _fly(self, key: bytes, request: wire.EmbedRequest, image: wire.Image) -> EncodedImage:
+    async def _fly(self, key: bytes, job: _Job, image: wire.Image) -> EncodedImage:
         try:
-            return await self._flights.run(key, lambda: self._encode(key, request, image))
+            return await self._flights.run(key, lambda: self._encode(key, job, image))
         except DeadlineExceeded:
             # A flight has the time of whoever began it; one who joined late may have more. Our own
             # deadline would have cancelled us.
-            return await self._flights.run(key, lambda: self._encode(key, request, image))
+            return await self._flights.run(key, lambda: self._encode(key, job, image))
 
-    async def _encode(self, key: bytes, request: wire.EmbedRequest, image: wire.Image) -> EncodedImage:
+    async def _encode(self, key: bytes, job: _Job, image: wire.Image) -> EncodedImage:
         assert self._vision is not None
         encoded = await self._vision.encode(
-            image, request_id=request.request_id, timeout=request.timeout_ms / 1e3
+            image,
+            request_id=job.request.request_id,
+            timeout=job.deadline - time.monotonic(),
+            client=job.request.client,
+            priority=job.request.priority,
         )
         self._checked(encoded, image)
         self._fill.put(key, encoded.rows)
@@ -272,6 +296,14 @@ class _Rows:
 
     def result(self) -> Sequence[Vector]:
         return self.launched.result().rows()
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """A request and its deadline by the monotonic clock."""
+
+    request: wire.EmbedRequest
+    deadline: float
 
 
 class _Embedded:

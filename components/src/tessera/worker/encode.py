@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 
+import msgspec
+
 from tessera import wire
-from tessera.errors import DeadlineExceeded, ProtocolError, TesseraError
+from tessera.errors import DeadlineExceeded, ProtocolError, RequestCancelled, TesseraError
 from tessera.transport.outbox import Outbox
 from tessera.worker.metrics import WorkerMetrics
+from tessera.worker.published import Published
 from tessera.worker.vision_stage import VisionStage
 
 log = logging.getLogger(__name__)
@@ -18,7 +21,7 @@ _SLOT_SHARE = 0.8
 
 
 class EncodeService:
-    """Answers ``EncodeRequest`` and ``Describe``. Knows nothing of tokens, prompts or HTTP."""
+    """Answers ``EncodeRequest``, ``Forget`` and ``Describe``. Knows nothing of tokens, prompts or HTTP."""
 
     def __init__(
         self, stage: VisionStage, outbox: Outbox, metrics: WorkerMetrics, info: wire.WorkerInfo
@@ -27,15 +30,20 @@ class EncodeService:
         self._outbox = outbox
         self._metrics = metrics
         self._info = info
+        self._published = Published()
 
     async def handle(self, request: wire.Request) -> wire.Reply:
         if isinstance(request, wire.Describe):
-            return self._info
+            return msgspec.structs.replace(self._info, tiles=self._stage.capacity)
+        if isinstance(request, wire.Forget):
+            if (lease := self._published.forget(request.call)) is not None:
+                self._outbox.release(lease)
+            return wire.Forgotten()
         if not isinstance(request, wire.EncodeRequest):
             raise ProtocolError(f"an encode worker does not answer {type(request).__name__}")
         try:
             async with asyncio.timeout(request.timeout_ms / 1e3):
-                with self._stage.admit(request.image):
+                with self._stage.admit(request.image, request.client):
                     reply = await self._encode(request)
         except TimeoutError as error:
             self._metrics.items.labels("encode", DeadlineExceeded.code).inc()
@@ -55,7 +63,13 @@ class EncodeService:
         wait = _SLOT_SHARE * request.timeout_ms / 1e3
         slot = await self._outbox.acquire(self._stage.rows(tiles), timeout=wait)
         try:
-            outcome = await self._stage.encode(tiles, slot.rows, abandoned=slot.free)
+            outcome = await self._stage.encode(
+                tiles,
+                slot.rows,
+                client=request.client,
+                priority=request.priority,
+                abandoned=slot.free,
+            )
         except asyncio.CancelledError:
             # The engine may be writing into the slot; it is freed when the engine is done with it.
             raise
@@ -63,10 +77,13 @@ class EncodeService:
             slot.free()
             raise
         try:
+            if self._published.is_forgotten(request.call):
+                raise RequestCancelled("the reader has gone")
             handle = await self._outbox.publish(slot, request.reader)
         except BaseException:
             slot.free()
             raise
+        self._published.add(request.call, handle.lease)
         timings = wire.Timings(
             queue_ms=outcome.queue_ms, preprocess_ms=preprocess_ms, encode_ms=outcome.run_ms
         )
@@ -76,6 +93,9 @@ class EncodeService:
         """Wait at most ``timeout`` seconds for readers that are still copying."""
         if not await self._outbox.drain(timeout=timeout):
             log.warning("leases were still held after %.0f s", timeout)
+
+    def running_seconds(self) -> float:
+        return self._stage.running_seconds
 
     async def close(self) -> None:
         await self._stage.close()

@@ -21,10 +21,20 @@ class LocalVision:
         self._hidden = hidden
         self._placement = placement
 
-    async def encode(self, image: wire.Image, *, request_id: str, timeout: float) -> EncodedImage:
+    @property
+    def tiles(self) -> int:
+        return self._stage.capacity
+
+    @property
+    def running_seconds(self) -> float:
+        return self._stage.running_seconds
+
+    async def encode(
+        self, image: wire.Image, *, request_id: str, timeout: float, client: str = "", priority: int = 0
+    ) -> EncodedImage:
         try:
             async with asyncio.timeout(timeout):
-                with self._stage.admit(image):
+                with self._stage.admit(image, client):
                     tiles, preprocess_ms = await self._stage.preprocess(image)
                     out = torch.empty(
                         self._stage.rows(tiles),
@@ -32,7 +42,7 @@ class LocalVision:
                         dtype=self._placement.torch_dtype,
                         device=self._placement.device,
                     )
-                    outcome = await self._stage.encode(tiles, out)
+                    outcome = await self._stage.encode(tiles, out, client=client, priority=priority)
         except TimeoutError as error:
             raise DeadlineExceeded("the image was not encoded in time", param=image.param) from error
         return EncodedImage(

@@ -66,6 +66,12 @@ class WorkerMetrics:
         self.decoder_losses = Counter(
             "tessera_decoder_losses", "Image decoders that were replaced", ["why"], registry=registry
         )
+        self._dropped = Counter(
+            "tessera_dropped",
+            "Inputs or images whose caller went away before the engine began them",
+            ["stage"],
+            registry=registry,
+        )
         self._queues: dict[str, Callable[[], float]] = {}
         self._cache: Callable[[], CacheStats] | None = None
         self._slab: Callable[[], SlabStats] | None = None
@@ -110,6 +116,10 @@ class WorkerMetrics:
             seconds.observe(stats.run_ms / 1e3)
 
         return observe
+
+    def dropped(self, stage: str) -> Callable[[], None]:
+        """Counts what that stage's batcher drops."""
+        return self._dropped.labels(stage).inc
 
     def queued(self, stage: str, milliseconds: float) -> None:
         self._queue.labels(stage).observe(milliseconds / 1e3)

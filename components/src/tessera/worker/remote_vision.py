@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
 from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from tessera import wire
 from tessera.errors import DeadlineExceeded, HandOffError, ProtocolError, TesseraError, Unavailable
-from tessera.rpc import Check, Client, Peers
+from tessera.rpc import Check, Client, Peers, RetryBudget
 from tessera.transport.inbox import Inbox
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.vision_source import EncodedImage
@@ -22,10 +25,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# An encode worker that is gone costs one more call. A hand-off that failed costs a call for each kind
-# that turns out not to reach the peer, and one for a lease that ran out.
-_UNAVAILABLE_RETRIES = 1
+# An encode worker that is gone costs one more call, and another one when its neighbour goes meanwhile. A
+# hand-off that failed costs a call for each kind that turns out not to reach the peer, and one for a lease
+# that ran out.
+_UNAVAILABLE_RETRIES = 2
 _HAND_OFF_RETRIES = 4
+
+# Calls whose answers nobody waits for any more are taken back one by one, and no more than this at a time:
+# what is left runs out by itself.
+_MOST_FORGETTING = 256
+_FORGET_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What stays the same over an image's attempts; ``deadline`` is of the monotonic clock."""
+
+    image: wire.Image
+    request_id: str
+    deadline: float
+    client: str
+    priority: int
 
 
 class RemoteVision:
@@ -47,23 +67,38 @@ class RemoteVision:
         self._wait_seconds = wait_seconds
         self._tiles: Counter[int] = Counter()
         self._connected: set[str] = set()
+        self._budget = RetryBudget()
+        self._calls = itertools.count(1)
+        self._forgetting: set[asyncio.Task[None]] = set()
         # Reached before its first image comes: registering memory takes longer than an image does.
         self._peers = Peers(client, check, joined=lambda instance, info: self._connect(f"{instance:x}", info))
 
-    async def encode(self, image: wire.Image, *, request_id: str, timeout: float) -> EncodedImage:
+    @property
+    def tiles(self) -> int:
+        return 0
+
+    @property
+    def running_seconds(self) -> float:
+        return 0.0
+
+    async def encode(
+        self, image: wire.Image, *, request_id: str, timeout: float, client: str = "", priority: int = 0
+    ) -> EncodedImage:
         deadline = time.monotonic() + timeout
+        order = _Order(image, request_id, deadline, client, priority)
+        self._budget.called()
         tried: set[int] = set()
         unavailable = hand_off = 0
         while True:
             instance = await self._choose(tried, deadline)
             try:
-                encoded = await self._encode_at(instance, image, request_id, deadline)
+                encoded = await self._encode_at(instance, order)
             except Unavailable as error:
                 self._metrics.encode_calls.labels("unavailable").inc()
                 self._peers.suspect(instance)
                 tried.add(instance)
                 unavailable += 1
-                if unavailable > _UNAVAILABLE_RETRIES:
+                if unavailable > _UNAVAILABLE_RETRIES or not self._may_retry():
                     raise
                 self._metrics.encode_retries.inc()
                 log.info("%s: encode worker %x: %s; trying another", request_id, instance, error)
@@ -71,7 +106,7 @@ class RemoteVision:
                 self._metrics.encode_calls.labels("hand_off").inc()
                 tried.add(instance)
                 hand_off += 1
-                if hand_off > _HAND_OFF_RETRIES:
+                if hand_off > _HAND_OFF_RETRIES or not self._may_retry():
                     raise Unavailable(
                         f"the vision rows could not be fetched: {error}", param=image.param
                     ) from error
@@ -85,42 +120,66 @@ class RemoteVision:
                 return encoded
 
     async def close(self) -> None:
+        for task in self._forgetting:
+            task.cancel()
+        await asyncio.gather(*self._forgetting, return_exceptions=True)
         await self._peers.close()
         self._inbox.close()
 
     async def _choose(self, tried: set[int], deadline: float) -> int:
         # A worker that was restarted a moment ago is worth a short wait, a deployment without any is not.
-        wait = min(self._wait_seconds, deadline - time.monotonic())
-        if not self._peers.ready and not await self._peers.wait(wait):
-            raise Unavailable("no encode worker is available, so images cannot be embedded")
+        if not await self._peers.wait_back(self._wait_seconds, deadline - time.monotonic()):
+            raise Unavailable("no encode worker is available, so images cannot be embedded", retry_after=1.0)
         ready = self._peers.ready
         return min(
             ready.keys() - tried or ready.keys(), key=lambda instance: (self._tiles[instance], instance)
         )
 
-    async def _encode_at(
-        self, instance: int, image: wire.Image, request_id: str, deadline: float
-    ) -> EncodedImage:
+    def _may_retry(self) -> bool:
+        if self._budget.take():
+            return True
+        self._metrics.encode_calls.labels("no_retry").inc()
+        return False
+
+    async def _encode_at(self, instance: int, order: _Order) -> EncodedImage:
+        image = order.image
         info = self._peers.ready[instance]
         producer = f"{instance:x}"
         self._connect(producer, info)
-        left = deadline - time.monotonic()
+        left = order.deadline - time.monotonic()
         request = wire.EncodeRequest(
-            request_id=request_id,
+            request_id=order.request_id,
             image=image,
             timeout_ms=max(1, int(left * 1e3)),
             reader=self._inbox.reader_info(producer),
+            priority=order.priority,
+            client=order.client,
+            call=f"{self._inbox.config.reader}-{next(self._calls)}",
         )
         self._tiles[instance] += image.tiles
         try:
             reply = await self._peers.call(instance, request, timeout=left)
+        except (asyncio.CancelledError, DeadlineExceeded, Unavailable):
+            # The answer may be on its way, and with it a lease that nobody would end before its time.
+            self._forget(instance, request.call)
+            raise
         finally:
             self._tiles[instance] -= image.tiles
             if not self._tiles[instance]:
                 del self._tiles[instance]
         if not isinstance(reply, wire.EncodeReply):
             raise ProtocolError(f"encode worker {instance:x} answered {type(reply).__name__}")
-        return EncodedImage(*await self._fetch(reply, deadline))
+        return EncodedImage(*await self._fetch(reply, order.deadline))
+
+    def _forget(self, instance: int, call: str) -> None:
+        if len(self._forgetting) < _MOST_FORGETTING:
+            task = asyncio.create_task(self._take_back(instance, call))
+            self._forgetting.add(task)
+            task.add_done_callback(self._forgetting.discard)
+
+    async def _take_back(self, instance: int, call: str) -> None:
+        with suppress(TesseraError):
+            await self._peers.client.call(instance, wire.Forget(call=call), timeout=_FORGET_SECONDS)
 
     async def _fetch(self, reply: wire.EncodeReply, deadline: float) -> tuple[torch.Tensor, wire.Timings]:
         handle = reply.handle

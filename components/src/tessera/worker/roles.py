@@ -17,6 +17,7 @@ from tessera.cache import EmbeddingCache
 from tessera.config import Mode, WorkerConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.torch_device import Placement, place
+from tessera.errors import EngineDead
 from tessera.models import Model, open_model
 from tessera.rpc import Client, Runtime
 from tessera.transport.host import host_id
@@ -40,13 +41,19 @@ T = TypeVar("T")
 
 
 class Service(Protocol):
-    """What a role answers with; ``drain`` waits for what peers still hold."""
+    """What a role answers with.
+
+    ``drain`` waits for what peers still hold; ``running_seconds`` is how long an engine has been busy with
+    one batch, 0 when none is.
+    """
 
     async def handle(self, request: wire.Request) -> wire.Reply: ...
 
     async def drain(self, timeout: float) -> None: ...
 
     async def close(self) -> None: ...
+
+    def running_seconds(self) -> float: ...
 
 
 COMPONENT = {Mode.AGG: "embed", Mode.EMBED: "embed", Mode.ENCODE: "encode"}
@@ -58,12 +65,14 @@ class Builder:
     """Loads what a role needs, warms it up, and wires it together.
 
     ``name`` is the instance's own in discovery, by which peers know it as a producer or reader of rows.
+    ``died`` is told when an engine can run nothing any more.
     """
 
     config: WorkerConfig
     runtime: Runtime
     metrics: WorkerMetrics
     name: str
+    died: Callable[[EngineDead], None]
 
     async def build(self) -> Service:
         model = await _timed("opened the checkpoint", lambda: open_model(self.config.model_path))
@@ -120,6 +129,7 @@ class Builder:
                 device=placement.device,
                 lease_seconds=transport.lease_seconds,
                 transport=transport.kind,
+                checksum=transport.checksum,
                 nixl=NixlOptions(interfaces=transport.nixl_interfaces),
             )
         )
@@ -140,6 +150,7 @@ class Builder:
             await self._vision_source(model, placement, info),
             self.metrics,
             info,
+            died=self.died,
         )
 
     async def _vision_source(
@@ -182,6 +193,7 @@ class Builder:
             self.metrics,
             decoder=decoder,
             threads=stages.preprocess_threads,
+            died=self.died,
         )
 
     def _decoder(self, model: Model) -> Decoder:

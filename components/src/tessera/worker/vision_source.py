@@ -22,6 +22,20 @@ class EncodedImage:
 class VisionSource(Protocol):
     """Encodes one image that is not in the cache."""
 
-    async def encode(self, image: wire.Image, *, request_id: str, timeout: float) -> EncodedImage: ...
+    @property
+    def tiles(self) -> int:
+        """Tiles that this process itself takes at a time; 0 when others encode for it."""
+        ...
+
+    @property
+    def running_seconds(self) -> float:
+        """How long an engine of this process has been busy with one batch."""
+        ...
+
+    async def encode(
+        self, image: wire.Image, *, request_id: str, timeout: float, client: str = "", priority: int = 0
+    ) -> EncodedImage:
+        """``timeout`` in seconds; ``client`` and ``priority`` as in ``wire.EmbedRequest``."""
+        ...
 
     async def close(self) -> None: ...

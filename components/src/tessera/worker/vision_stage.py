@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tessera import wire
+from tessera.admission import Budget
 from tessera.batching import Batcher, Outcome
 from tessera.engine import Launched, VisionEngine
 from tessera.engine.config import EngineConfig
-from tessera.errors import InvalidInput, Overloaded
+from tessera.errors import EngineDead, InvalidInput, Overloaded
 from tessera.models.base import Model, UInt8Array
 from tessera.worker.decoding import Decoder
 from tessera.worker.metrics import WorkerMetrics
@@ -56,12 +57,11 @@ class VisionStage:
         *,
         decoder: Decoder,
         threads: int,
+        died: Callable[[EngineDead], None] = lambda _: None,
     ) -> None:
         self._model = model
         self._metrics = metrics
         self._decoder = decoder
-        self._max_admitted = config.max_queue_cost
-        self._admitted = 0
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="preprocess")
 
         def launch(work: Sequence[_Work]) -> _Written:
@@ -74,34 +74,48 @@ class VisionStage:
             cost=engine.cost,
             budget=config.max_batch_cost,
             max_queued=config.max_queue_cost,
+            max_wait=config.max_queue_seconds,
             depth=engine.depth,
             observe=metrics.batch("vision"),
+            dropped=metrics.dropped("vision"),
+            died=died,
         )
+        self._admitted = Budget(lambda: self._batcher.limit)
         metrics.watch_queue(
-            "vision", lambda: float(self._batcher.queued), limit=lambda: float(self._max_admitted)
+            "vision", lambda: float(self._batcher.queued), limit=lambda: float(self._batcher.limit)
         )
-        metrics.watch_in_flight("vision", lambda: float(self._admitted))
+        metrics.watch_in_flight("vision", lambda: float(self._admitted.used))
+
+    @property
+    def capacity(self) -> int:
+        """Tiles that may be here at a time."""
+        return self._batcher.capacity
+
+    @property
+    def running_seconds(self) -> float:
+        """How long the engine has been busy with one batch."""
+        return self._batcher.running_seconds
 
     def rows(self, tiles: UInt8Array) -> int:
         return len(tiles) * self._model.tokens_per_tile
 
     @contextmanager
-    def admit(self, image: wire.Image) -> Iterator[None]:
-        """Hold a place for the image's tiles; raises ``Overloaded`` when ``max_queue_cost`` would be passed.
+    def admit(self, image: wire.Image, client: str = "") -> Iterator[None]:
+        """Hold a place for the image's tiles; raises ``Overloaded`` when the queue's limit would be passed.
 
         The engine's queue alone is no bound: images wait for a preprocessing thread and for a place for
         their rows before they come to it.
         """
-        if self._admitted and self._admitted + image.tiles > self._max_admitted:
+        if not self._admitted.admits(client, image.tiles):
             raise Overloaded(
-                f"the vision stage is full ({self._admitted} of {self._max_admitted} tiles)",
-                retry_after=self._batcher.seconds_to_drain(),
+                f"the vision stage is full ({self._admitted.used} of {self._admitted.limit} tiles)",
+                retry_after=self._batcher.seconds_to_drain(self._admitted.used),
             )
-        self._admitted += image.tiles
+        self._admitted.take(client, image.tiles)
         try:
             yield
         finally:
-            self._admitted -= image.tiles
+            self._admitted.give(client, image.tiles)
 
     async def preprocess(self, image: wire.Image) -> tuple[UInt8Array, float]:
         """uint8 ``[tiles, 3, height, width]`` and the milliseconds it took, off the event loop."""
@@ -112,13 +126,26 @@ class VisionStage:
         return tiles, elapsed
 
     async def encode(
-        self, tiles: UInt8Array, out: torch.Tensor, *, abandoned: Callable[[], None] = lambda: None
+        self,
+        tiles: UInt8Array,
+        out: torch.Tensor,
+        *,
+        client: str = "",
+        priority: int = 0,
+        abandoned: Callable[[], None] = lambda: None,
     ) -> Outcome[None]:
-        """Write the tiles' rows into ``out``.
+        """Write the tiles' rows, which ``admit`` has let in, into ``out``.
 
         When this is cancelled, ``out`` still belongs to the engine until ``abandoned`` is called.
         """
-        future = self._batcher.submit(_Work(tiles, out), len(tiles), abandoned=abandoned)
+        future = self._batcher.submit(
+            _Work(tiles, out),
+            len(tiles),
+            client=client,
+            priority=priority,
+            admitted=True,
+            abandoned=abandoned,
+        )
         try:
             outcome = await future
         except asyncio.CancelledError:

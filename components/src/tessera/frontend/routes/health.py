@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 from fastapi import APIRouter
@@ -15,10 +16,12 @@ from tessera.rpc import Peers
 
 _TEXT: Final[Schema] = {"type": "string"}
 _FLAG: Final[Schema] = {"type": "boolean"}
+_BY_COMPONENT: Final = object_of(("embed", "encode"), embed=WHOLE, encode=WHOLE)
 _HEALTH: Final = object_of(
-    ("status", "workers", "images"),
+    ("status", "workers", "missing", "images"),
     status=_TEXT,
-    workers=object_of(("embed", "encode"), embed=WHOLE, encode=WHOLE),
+    workers=_BY_COMPONENT,
+    missing=_BY_COMPONENT,
     images=_FLAG,
 )
 _NIM: Final = object_of(
@@ -28,28 +31,37 @@ _NIM: Final = object_of(
 
 def routes(
     metrics: FrontendMetrics,
-    embed_peers: Peers,
-    encode_peers: Peers,
+    peers: Mapping[str, Peers],
+    expected: Mapping[str, int],
     draining: asyncio.Event,
 ) -> APIRouter:
-    """``draining`` makes the service not ready, so that balancers look elsewhere."""
+    """``peers`` and the numbers that are ``expected`` are by component.
+
+    ``draining`` makes the service not ready, so that balancers look elsewhere.
+    """
     router = APIRouter(tags=["Health"])
 
     def is_ready() -> bool:
-        return len(embed_peers.ready) > 0 and not draining.is_set()
+        return len(peers["embed"].ready) > 0 and not draining.is_set()
 
     @router.get(
         "/health", openapi_extra=answers(_HEALTH, 503), summary="Whether a worker that can serve is there"
     )
     async def health() -> Response:
-        workers = {"embed": len(embed_peers.ready), "encode": len(encode_peers.ready)}
+        workers = {component: len(found.ready) for component, found in peers.items()}
+        missing = {component: max(0, expected[component] - count) for component, count in workers.items()}
         # Aggregated workers encode for themselves; others need an encode worker for images.
         images = any(
             info.role == "agg" or (info.images and workers["encode"] > 0)
-            for info in embed_peers.ready.values()
+            for info in peers["embed"].ready.values()
         )
         ready = is_ready()
-        body = {"status": "ready" if ready else "not ready", "workers": workers, "images": images}
+        body = {
+            "status": "ready" if ready else "not ready",
+            "workers": workers,
+            "missing": missing,
+            "images": images,
+        }
         return JSONResponse(body, status_code=200 if ready else 503)
 
     @router.get(

@@ -1,0 +1,101 @@
+"""What an engine raises, told apart: a batch that was too large, a batch that failed, an engine that is gone.
+
+An illegal access, an assertion on the device or a failed chip leaves a process's CUDA context unusable: every
+later call fails, and only a new process helps. Running out of memory passes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tessera.engine.base import Cost, Launched, TextBatch, TextEngine, TextVectors, VisionEngine
+from tessera.errors import EngineDead, EngineFailed
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+def translate(error: Exception) -> Exception:
+    """``EngineDead`` for an error after which the device runs nothing more, ``EngineFailed`` without memory.
+
+    Anything else comes back as it is. What the allocator keeps is given back before a smaller batch is tried.
+    """
+    if isinstance(error, torch.OutOfMemoryError):
+        # The traceback holds the tensors of the batch that was too large.
+        error.__traceback__ = None
+        # It does nothing where CUDA was never used.
+        torch.cuda.empty_cache()
+        return EngineFailed(f"out of memory: {_first_line(error)}")
+    if isinstance(error, torch.AcceleratorError) or "CUDA error" in str(error):
+        return EngineDead(f"the device failed: {_first_line(error)}") if _is_gone() else error
+    return error
+
+
+def _is_gone() -> bool:
+    if not torch.cuda.is_available():
+        return True
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Guarded(Generic[T]):
+    launched: Launched[T]
+
+    def done(self) -> bool:
+        return self.launched.done()
+
+    def result(self) -> T:
+        try:
+            return self.launched.result()
+        except Exception as error:
+            raise translate(error) from error
+
+
+class GuardedVisionEngine:
+    """A ``VisionEngine`` whose errors are told apart."""
+
+    def __init__(self, engine: VisionEngine) -> None:
+        self._engine = engine
+        self.cost: Cost = engine.cost
+        self.depth = engine.depth
+        self.warm = engine.warm
+        self.close = engine.close
+
+    def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:
+        try:
+            return _Guarded(self._engine.launch(tiles, out))
+        except Exception as error:
+            raise translate(error) from error
+
+
+class GuardedTextEngine:
+    """A ``TextEngine`` whose errors are told apart."""
+
+    def __init__(self, engine: TextEngine) -> None:
+        self._engine = engine
+        self.cost: Cost = engine.cost
+        self.depth = engine.depth
+        self.warm = engine.warm
+        self.close = engine.close
+
+    def launch(self, batch: TextBatch) -> Launched[TextVectors]:
+        try:
+            return _Guarded(self._engine.launch(batch))
+        except Exception as error:
+            raise translate(error) from error

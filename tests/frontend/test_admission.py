@@ -1,0 +1,114 @@
+"""What is let in before its body is read, and what it is charged afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+from tessera.errors import Overloaded
+from tessera.frontend.admission import Admission, Capacity, Ticket
+
+
+class Workers:
+    """What the workers say that they take."""
+
+    def __init__(self, tokens: int = 10_000, tiles: int = 100, requests: int = 1000) -> None:
+        self.tokens, self.tiles = tokens, tiles
+        capacity = Capacity(lambda: self.tokens, lambda: self.tiles, unknown=5000)
+        self.admission = Admission(capacity, max_requests=requests)
+
+    def fill(self, client: str = "", tokens: int = 100, tiles: int = 0) -> list[Ticket]:
+        tickets = []
+        while True:
+            try:
+                ticket = self.admission.enter(client)
+            except Overloaded as error:
+                assert error.retry_after
+                return tickets
+            try:
+                ticket.charge(tokens, tiles)
+            except Overloaded:
+                ticket.close()
+                return tickets
+            tickets.append(ticket)
+
+
+def close(tickets: list[Ticket]) -> None:
+    for ticket in tickets:
+        ticket.close()
+
+
+def test_requests_are_let_in_up_to_what_the_workers_take() -> None:
+    workers = Workers()
+    tickets = workers.fill()
+    assert len(tickets) == 110 and workers.admission.tokens == 11_000
+    close(tickets)
+    assert (workers.admission.requests, workers.admission.tokens, workers.admission.tiles) == (0, 0, 0)
+
+
+def test_tiles_are_counted_as_well() -> None:
+    workers = Workers()
+    tickets = workers.fill(tokens=10, tiles=10)
+    assert len(tickets) == 11 and workers.admission.tiles == 110
+    close(tickets)
+
+
+def test_a_full_service_refuses_at_the_door() -> None:
+    workers = Workers()
+    tickets = workers.fill()
+    with pytest.raises(Overloaded, match="tokens in flight"):
+        workers.admission.enter("")
+    tickets.pop().close()
+    tickets.append(workers.admission.enter(""))
+    close(tickets)
+
+
+def test_the_number_of_requests_is_bounded_too() -> None:
+    workers = Workers(requests=3)
+    assert len(workers.fill(tokens=1)) == 3
+
+
+def test_a_request_of_any_size_gets_in_when_there_is_room() -> None:
+    workers = Workers()
+    small = workers.admission.enter("")
+    small.charge(100, 0)
+    large = workers.admission.enter("")
+    large.charge(10_000_000, 5000)
+    assert workers.admission.tokens == 100 + 11_000 // 4 and workers.admission.tiles == 110 // 4
+    close([small, large])
+    assert workers.admission.tokens == workers.admission.tiles == 0
+
+
+def test_clients_share() -> None:
+    workers = Workers(tokens=100_000)
+    greedy = workers.fill("greedy")
+    modest = workers.fill("modest")
+    assert len(greedy) > 5 * len(modest) > 0
+    for _ in range(3000):
+        greedy.pop(0).close()
+        greedy += workers.fill("greedy")
+        if modest:
+            modest.pop(0).close()
+        modest += workers.fill("modest")
+    assert 0.8 < len(modest) / len(greedy) < 1.25
+    close(greedy + modest)
+
+
+def test_capacity_follows_the_workers_and_outlives_them() -> None:
+    workers = Workers(tokens=0)
+    assert len(workers.fill()) == 50
+    workers.tokens = 20_000
+    assert len(workers.fill()) == 170
+    workers.tokens = 0
+    assert workers.fill() == []
+    assert workers.admission.tokens == 22_000
+
+
+def test_a_request_is_taken_to_cost_what_those_before_it_did() -> None:
+    workers = Workers(tokens=100_000)
+    close(workers.fill(tokens=1000))
+    waiting = []
+    with pytest.raises(Overloaded):
+        while True:
+            waiting.append(workers.admission.enter(""))
+    assert 100 < len(waiting) < 130
+    close(waiting)
