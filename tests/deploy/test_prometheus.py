@@ -1,0 +1,55 @@
+"""The alerts, the recording rules and the dashboard, as files."""
+
+from __future__ import annotations
+
+import runpy
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.e2e.service import ROOT
+
+FOLDER = ROOT / "deploy" / "prometheus"
+TESTS = Path(__file__).parent / "prometheus" / "rules_test.yaml"
+
+promtool = pytest.mark.skipif(
+    shutil.which("promtool") is None, reason="promtool (Debian: prometheus) is missing"
+)
+
+
+@promtool
+def test_every_rule_does_what_its_test_says(tmp_path: Path) -> None:
+    for path in (FOLDER / "rules.yaml", TESTS):
+        shutil.copy(path, tmp_path)
+    ran = subprocess.run(
+        ["promtool", "test", "rules", TESTS.name], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+@promtool
+@pytest.mark.parametrize("name", ["launch.yaml"])
+def test_the_configurations_are_valid(name: str) -> None:
+    ran = subprocess.run(
+        ["promtool", "check", "config", FOLDER / name], capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_every_alert_is_made_to_fire_and_to_keep_quiet() -> None:
+    groups = yaml.safe_load((FOLDER / "rules.yaml").read_text())["groups"]
+    alerts = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+    tests = yaml.safe_load(TESTS.read_text())["tests"]
+    fires, quiet = set(), set()
+    for test in tests:
+        for case in test["alert_rule_test"]:
+            (fires if case.get("exp_alerts") else quiet).add(case["alertname"])
+    assert fires == quiet == alerts
+
+
+def test_the_dashboard_is_what_its_source_makes() -> None:
+    made = runpy.run_path(str(ROOT / "deploy" / "grafana" / "dashboard.py"))
+    assert made["OUT"].read_text() == made["build"](), "run: python deploy/grafana/dashboard.py"
