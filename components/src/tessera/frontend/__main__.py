@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import signal
@@ -30,7 +29,7 @@ from tessera.frontend.pipeline import Pipeline
 from tessera.frontend.rate_limit import RateLimiter
 from tessera.frontend.result_cache import ResultCache
 from tessera.frontend.router import Router
-from tessera.frontend.status import StatusBoard
+from tessera.frontend.status import StatusBoard, origin
 from tessera.logs import log_as
 from tessera.models import Model, open_model
 from tessera.rpc import Check, Client, Peers, Runtime, set_environment_defaults
@@ -137,11 +136,10 @@ def _embedder(
 
 def _head(config: FrontendConfig, model: Model) -> dict[str, str | None]:
     """What does not change in ``/status``."""
-    checkpoint = json.loads((config.model_path / "config.json").read_bytes()).get("tessera_checkpoint")
     return {
         "model": config.served_model_name,
         "fingerprint": model.fingerprint,
-        "checkpoint": checkpoint if isinstance(checkpoint, str) else None,
+        "checkpoint": origin(config.model_path),
     }
 
 

@@ -48,7 +48,8 @@ def write_checkpoint(path: Path, spec: CheckpointSpec, *, seed: int = 0, dtype: 
     partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         partial.chmod(0o755)
-        _write_json(partial / CONFIG_FILE, config_json(spec, dtype))
+        # The mark is for the try-it page, which must not pass off noise as search results.
+        _write_json(partial / CONFIG_FILE, {**config_json(spec, dtype), "tessera_checkpoint": "random"})
         _write_json(partial / PROCESSOR_FILE, processor_json(spec))
         _write_json(partial / TOKENIZER_FILE, tokenizer_json(spec, seed))
         _write_json(partial / TOKENIZER_CONFIG_FILE, tokenizer_config_json(spec))

@@ -104,8 +104,6 @@ def config_json(spec: CheckpointSpec, dtype: str) -> dict[str, Any]:
     return {
         "architectures": ["LlamaNemotronVLModel"],
         "model_type": "llama_nemotron_vl",
-        # Read by the try-it page, which must not pass off noise as search results.
-        "tessera_checkpoint": "random",
         "torch_dtype": dtype,
         "pooling": spec.pooling,
         "bidirectional_attention": True,
