@@ -15,31 +15,36 @@ if TYPE_CHECKING:
     from tessera.engine.torch_device import Placement
 
 
-# The vision and the text engine of each kind.
-_KINDS = {
+# The vision and the text engine of each kind, where there is one.
+_KINDS: dict[str, tuple[str, str | None]] = {
     "torch": ("tessera.engine.torch_vision:TorchVisionEngine", "tessera.engine.torch_text:TorchTextEngine"),
     "tensorrt": (
         "tessera.engine.tensorrt_vision:TensorRTVisionEngine",
         "tessera.engine.tensorrt_text:TensorRTTextEngine",
     ),
+    "tensorrt_llm": ("tessera.engine.tensorrt_llm_vision:TensorRTLLMVisionEngine", None),
     "aoti": ("tessera.engine.aoti_vision:AotiVisionEngine", "tessera.engine.aoti_text:AotiTextEngine"),
 }
+
+_Make = Callable[[Model, EngineConfig, "Placement"], object]
 
 
 def make_vision_engine(model: Model, config: EngineConfig, placement: Placement) -> VisionEngine:
     from tessera.engine.guard import GuardedVisionEngine
 
-    return GuardedVisionEngine(cast(VisionEngine, _kind(config, 0)(model, config, placement)))
+    return GuardedVisionEngine(cast(VisionEngine, _kind(config, 0, "vision")(model, config, placement)))
 
 
 def make_text_engine(model: Model, config: EngineConfig, placement: Placement) -> TextEngine:
     from tessera.engine.guard import GuardedTextEngine
 
-    return GuardedTextEngine(cast(TextEngine, _kind(config, 1)(model, config, placement)))
+    return GuardedTextEngine(cast(TextEngine, _kind(config, 1, "text")(model, config, placement)))
 
 
-def _kind(config: EngineConfig, stage: int) -> Callable[[Model, EngineConfig, Placement], object]:
-    if config.engine not in _KINDS:
-        raise ConfigError(f"engine {config.engine!r} is none of: {', '.join(_KINDS)}")
-    module, _, name = _KINDS[config.engine][stage].partition(":")
-    return cast("Callable[[Model, EngineConfig, Placement], object]", getattr(import_module(module), name))
+def _kind(config: EngineConfig, number: int, stage: str) -> _Make:
+    where = _KINDS.get(config.engine, (None, None))[number]
+    if where is None:
+        known = [name for name, kinds in _KINDS.items() if kinds[number] is not None]
+        raise ConfigError(f"engine {config.engine!r} of the {stage} stage is none of: {', '.join(known)}")
+    module, _, name = where.partition(":")
+    return cast(_Make, getattr(import_module(module), name))

@@ -1,4 +1,4 @@
-"""The one place that imports TensorRT, whichever flavour of it."""
+"""The one place that imports TensorRT, whichever flavour of it, or TensorRT-LLM."""
 
 from __future__ import annotations
 
@@ -39,11 +39,22 @@ def load_tensorrt(flavour: str) -> Any:
     )
 
 
+@functools.cache
+def load_tensorrt_llm() -> Any:
+    """The module; raises ``ConfigError`` where it is not installed or finds no GPU that it can use."""
+    try:
+        import_module("tensorrt_llm.llmapi")
+        return import_module("tensorrt_llm")
+    except Exception as error:
+        # Importing it loads libraries and looks for a GPU, and fails in ways of its own.
+        raise ConfigError(
+            f"engine tensorrt_llm needs the Python package tensorrt_llm and a GPU"
+            f" ({type(error).__name__}: {error}); it pins torch and CUDA: give it an environment of its own,"
+            " pip install tensorrt_llm --extra-index-url https://pypi.nvidia.com"
+        ) from error
+
+
 def _unusable(flavour: str, error: Exception) -> ConfigError:
     return ConfigError(
         f"flavour {flavour} is installed but cannot be imported ({error}): {_INSTALL[flavour]}"
     )
-
-
-def version(flavour: str) -> str:
-    return str(load_tensorrt(flavour).__version__)
