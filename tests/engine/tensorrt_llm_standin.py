@@ -57,6 +57,7 @@ class MultimodalEncoder:
     """Takes the documented arguments; ``compute`` stands for the model."""
 
     compute: Callable[[Mapping[str, Any]], torch.Tensor]
+    latest: MultimodalEncoder
 
     def __init__(
         self,
@@ -69,6 +70,7 @@ class MultimodalEncoder:
     ) -> None:
         self.arguments = {"model": model, "dtype": dtype, "max_batch_size": max_batch_size}
         self.open = True
+        type(self).latest = self
 
     def generate_async(self, inputs: Mapping[str, Any]) -> Output:
         assert set(inputs) == {"prompt", "multi_modal_data"}

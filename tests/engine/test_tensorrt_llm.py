@@ -69,7 +69,7 @@ def test_rows_end_up_where_they_were_asked_for(known: Known) -> None:
 
 def test_the_encoder_is_made_with_its_documented_arguments(known: Known) -> None:
     engine = make_vision_engine(known, CONFIG, place(CONFIG))
-    encoder = engine._encoder  # type: ignore[attr-defined]
+    encoder = standin.MultimodalEncoder.latest
     assert encoder.arguments == {"model": str(known.path), "dtype": "float32", "max_batch_size": 4}
     engine.close()
     assert not encoder.open
