@@ -8,7 +8,7 @@ AGG_ENGINE_ARGS=${AGG_ENGINE_ARGS:-${ENGINE_ARGS:-$ENGINE_CONFIGS/agg.yaml}}
 AGG_CUDA_VISIBLE_DEVICES=${AGG_CUDA_VISIBLE_DEVICES:-}
 
 set_up 1
-start_frontend
+start_frontends 1 0
 start_worker agg 0 "$AGG_CUDA_VISIBLE_DEVICES" "$AGG_ENGINE_ARGS" "$@"
 wait_ready 1 0
 supervise

@@ -9,6 +9,8 @@ export MODEL_PATH=${MODEL_PATH:-$ROOT/.cache/models/tessera-random}
 export SERVED_MODEL_NAME=${SERVED_MODEL_NAME:-$(basename "$MODEL_PATH")}
 export DYN_HTTP_HOST=${DYN_HTTP_HOST:-127.0.0.1}
 export DYN_HTTP_PORT=${DYN_HTTP_PORT:-8000}
+# Frontends listen on this port and the ones above it.
+export FRONTENDS=${FRONTENDS:-1}
 # Workers answer /health and /metrics on this port and the ones above it.
 export DYN_SYSTEM_PORT_BASE=${DYN_SYSTEM_PORT_BASE:-8081}
 export DYN_NAMESPACE=${DYN_NAMESPACE:-tessera}
@@ -29,6 +31,8 @@ NAMES=()
 COMMANDS=()
 STARTED=()
 DELAYS=()
+# Whether what runs in a child's place is the pause before it is started again.
+PAUSING=()
 OWN_STORE=
 MPS_FOLDER=
 
@@ -69,12 +73,14 @@ set_up() {
     trap 'exit 130' INT
     trap 'exit 143' TERM
     trap 'exit 129' HUP
-    # Somebody else's answers on that port would look like our own.
-    if (exec 3<>"/dev/tcp/$DYN_HTTP_HOST/$DYN_HTTP_PORT") 2>/dev/null; then
-        say "DYN_HTTP_PORT=$DYN_HTTP_PORT: something listens on $DYN_HTTP_HOST:$DYN_HTTP_PORT already"
-        exit 1
-    fi
     local workers=${1:-1} port
+    # Somebody else's answers on that port would look like our own.
+    for ((port = DYN_HTTP_PORT; port < DYN_HTTP_PORT + FRONTENDS; port++)); do
+        if (exec 3<>"/dev/tcp/$DYN_HTTP_HOST/$port") 2>/dev/null; then
+            say "DYN_HTTP_PORT=$DYN_HTTP_PORT: something listens on $DYN_HTTP_HOST:$port already"
+            exit 1
+        fi
+    done
     if ((DYN_SYSTEM_PORT_BASE < 1 || DYN_SYSTEM_PORT_BASE + workers > 32768)); then
         say "DYN_SYSTEM_PORT_BASE=$DYN_SYSTEM_PORT_BASE: Dynamo takes ports up to 32767"
         exit 1
@@ -109,6 +115,7 @@ start() {
     NAMES+=("$name")
     STARTED+=("$SECONDS")
     DELAYS+=(1)
+    PAUSING+=("")
     # Quoted so that it can be run again later.
     COMMANDS+=("$(printf '%q ' "$@")")
 }
@@ -118,8 +125,17 @@ shared_flags() {
         --discovery-backend "$DYN_DISCOVERY_BACKEND" --request-plane "$DYN_REQUEST_PLANE"
 }
 
+# start_frontends EMBED ENCODE: the numbers of workers that will be started, so that a missing one shows.
+start_frontends() {
+    local frontend
+    for ((frontend = 0; frontend < FRONTENDS; frontend++)); do
+        start_frontend "$frontend" "$@"
+    done
+}
+
 start_frontend() {
-    local flags=(--host "$DYN_HTTP_HOST" --port "$DYN_HTTP_PORT" --max-file-size-mb "$MAX_FILE_SIZE_MB")
+    local flags=(--host "$DYN_HTTP_HOST" --port "$((DYN_HTTP_PORT + $1))" --max-file-size-mb "$MAX_FILE_SIZE_MB"
+        --expect-embed "$2" --expect-encode "$3")
     if [[ -n $ALLOWED_LOCAL_MEDIA_PATH ]]; then
         flags+=(--allowed-local-media-path "$ALLOWED_LOCAL_MEDIA_PATH")
     fi
@@ -128,7 +144,9 @@ start_frontend() {
     # shellcheck disable=SC2206
     flags+=(${FRONTEND_ARGS:-})
     mapfile -t -O "${#flags[@]}" flags < <(shared_flags)
-    start frontend env -u DYN_SYSTEM_PORT "$VENV/bin/python" -m tessera.frontend "${flags[@]}"
+    local name=frontend
+    if ((FRONTENDS > 1)); then name="frontend $1"; fi
+    start "$name" env -u DYN_SYSTEM_PORT "$VENV/bin/python" -m tessera.frontend "${flags[@]}"
 }
 
 # start_worker MODE INDEX GPUS ENGINE_ARGS [FLAGS...]: GPUS is a list like 0,1; worker INDEX takes one of it.
@@ -137,7 +155,7 @@ start_worker() {
     shift 4
     local flags=(--disaggregation-mode "$mode" --modality "$MODALITY" --extra-engine-args "$engine_args")
     mapfile -t -O "${#flags[@]}" flags < <(shared_flags)
-    local environment=(DYN_SYSTEM_PORT=$((DYN_SYSTEM_PORT_BASE + ${#PIDS[@]} - 1)))
+    local environment=(DYN_SYSTEM_PORT=$((DYN_SYSTEM_PORT_BASE + ${#PIDS[@]} - FRONTENDS)))
     if [[ -n $gpus ]]; then
         local list
         IFS=, read -ra list <<<"$gpus"
@@ -146,15 +164,19 @@ start_worker() {
     start "$mode worker $index" env "${environment[@]}" "$VENV/bin/python" -m tessera.worker "${flags[@]}" "$@"
 }
 
-# Asks /health until the service is ready with the given numbers of workers, or a child has ended.
+# Asks every /health until the service is ready with the given numbers of workers, or a child has ended.
 wait_ready() {
-    "$VENV/bin/python" -m tessera.frontend.ready --url "http://$DYN_HTTP_HOST:$DYN_HTTP_PORT" \
+    local urls=() port
+    for ((port = DYN_HTTP_PORT; port < DYN_HTTP_PORT + FRONTENDS; port++)); do
+        urls+=("http://$DYN_HTTP_HOST:$port")
+    done
+    "$VENV/bin/python" -m tessera.frontend.ready --url "${urls[@]}" \
         --embed "$1" --encode "$2" --timeout "$READY_TIMEOUT_SECONDS" --pids "${PIDS[@]}" &
     wait $! || {
         say "the service did not become ready; see the messages above"
         exit 1
     }
-    say "ready at http://$DYN_HTTP_HOST:$DYN_HTTP_PORT, model $SERVED_MODEL_NAME. Try:"
+    say "ready at ${urls[*]}, model $SERVED_MODEL_NAME. Try:"
     echo >&2
     if [[ $FRONTEND_PAGE != off && " ${FRONTEND_ARGS:-} " != *" --no-page "* ]]; then
         printf '  open http://%s:%s/ in a browser, or\n\n' "$DYN_HTTP_HOST" "$DYN_HTTP_PORT" >&2
@@ -166,7 +188,8 @@ wait_ready() {
 EOF
 }
 
-# Starts every child that ends again, each time a little later if it keeps ending at once. Never returns.
+# Starts every child that ends again, each time a little later if it keeps ending at once; no child waits for
+# another one's pause. Never returns.
 supervise() {
     local status ended index
     while true; do
@@ -174,15 +197,19 @@ supervise() {
         wait -n -p ended "${PIDS[@]}" || status=$?
         for index in "${!PIDS[@]}"; do
             if [[ ${PIDS[index]} != "${ended:-}" ]]; then continue; fi
-            if ((SECONDS - STARTED[index] > 60)); then DELAYS[index]=1; fi
-            say "${NAMES[index]} (pid $ended) ended with status $status; starting it again in ${DELAYS[index]} s"
-            # A sleep in the foreground would keep a signal waiting until it is over.
-            sleep "${DELAYS[index]}" &
-            wait $! || true
-            eval "${COMMANDS[index]} &"
+            if [[ -n ${PAUSING[index]} ]]; then
+                eval "${COMMANDS[index]} &"
+                PAUSING[index]=
+                STARTED[index]=$SECONDS
+                DELAYS[index]=$((DELAYS[index] < 16 ? DELAYS[index] * 2 : 30))
+            else
+                if ((SECONDS - STARTED[index] > 60)); then DELAYS[index]=1; fi
+                say "${NAMES[index]} (pid $ended) ended with status $status;" \
+                    "starting it again in ${DELAYS[index]} s"
+                sleep "${DELAYS[index]}" &
+                PAUSING[index]=yes
+            fi
             PIDS[index]=$!
-            STARTED[index]=$SECONDS
-            DELAYS[index]=$((DELAYS[index] < 16 ? DELAYS[index] * 2 : 30))
         done
     done
 }

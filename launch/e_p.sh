@@ -16,7 +16,7 @@ ENCODE_ENDPOINT=${ENCODE_ENDPOINT:-dyn://$DYN_NAMESPACE.encode.generate}
 
 set_up "$((ENCODE_WORKERS + EMBED_WORKERS))"
 start_mps "$((ENCODE_WORKERS + EMBED_WORKERS))" "$ENCODE_CUDA_VISIBLE_DEVICES" "$EMBED_CUDA_VISIBLE_DEVICES"
-start_frontend
+start_frontends "$EMBED_WORKERS" "$ENCODE_WORKERS"
 for ((worker = 0; worker < ENCODE_WORKERS; worker++)); do
     start_worker encode "$worker" "$ENCODE_CUDA_VISIBLE_DEVICES" "$ENCODE_ENGINE_ARGS"
 done

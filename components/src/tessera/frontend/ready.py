@@ -1,4 +1,4 @@
-"""``python -m tessera.frontend.ready``: ask ``/health`` until the service is ready, or cannot become so."""
+"""``python -m tessera.frontend.ready``: ask each ``/health`` until all are ready, or cannot become so."""
 
 from __future__ import annotations
 
@@ -41,9 +41,14 @@ def ended(pid: int) -> bool:
     return state == "Z"
 
 
+def _has(url: str, embed: int, encode: int) -> bool:
+    found = workers(url)
+    return found is not None and found.get("embed", 0) >= embed and found.get("encode", 0) >= encode
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tessera.frontend.ready", description=__doc__)
-    parser.add_argument("--url", required=True)
+    parser.add_argument("--url", nargs="+", required=True)
     parser.add_argument("--embed", type=int, default=1, help="embed or aggregated workers to wait for")
     parser.add_argument("--encode", type=int, default=0, help="encode workers to wait for")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds")
@@ -51,15 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(argv)
     deadline = time.monotonic() + parsed.timeout
     while time.monotonic() < deadline:
-        found = workers(parsed.url)
-        if found and found.get("embed", 0) >= parsed.embed and found.get("encode", 0) >= parsed.encode:
+        if all(_has(url, parsed.embed, parsed.encode) for url in parsed.url):
             return 0
         for pid in parsed.pids:
             if ended(pid):
                 print(f"process {pid} ended before the service was ready", file=sys.stderr)
                 return 1
         time.sleep(0.1)
-    print(f"not ready after {parsed.timeout:.0f} s: {workers(parsed.url)}", file=sys.stderr)
+    found = [workers(url) for url in parsed.url]
+    print(f"not ready after {parsed.timeout:.0f} s: {found}", file=sys.stderr)
     return 1
 
 
