@@ -44,6 +44,28 @@ class Service:
         children = Path(f"/proc/{self.script.pid}/task/{self.script.pid}/children").read_text().split()
         return [int(pid) for pid in children]
 
+    def pids_in_order(self, count: int) -> list[int]:
+        """The ``count`` processes of the service by their places, -1 for one that is not there now.
+
+        A child that was started again has a later place in ``pids``.
+        """
+        first_port = self.worker_ports[0]
+        frontends = count - len(self.worker_ports)
+        http_port = int(self.url.rpartition(":")[2])
+        found = [-1] * count
+        for pid in self.pids():
+            try:
+                environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"tessera.worker" in arguments:
+                port = next(entry for entry in environ if entry.startswith(b"DYN_SYSTEM_PORT="))
+                found[frontends + int(port.partition(b"=")[2]) - first_port] = pid
+            elif b"tessera.frontend" in arguments:
+                found[int(arguments[arguments.index(b"--port") + 1]) - http_port] = pid
+        return found
+
     def wait_workers(self, embed: int, encode: int, timeout: float = 30.0) -> None:
         """Wait until ``/health`` counts these workers."""
         deadline = time.monotonic() + timeout

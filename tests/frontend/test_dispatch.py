@@ -10,7 +10,7 @@ import pytest
 from blake3 import blake3
 
 from tessera import wire
-from tessera.errors import DeadlineExceeded, InvalidInput, Overloaded, ProtocolError, Unavailable
+from tessera.errors import DeadlineExceeded, EngineDead, InvalidInput, Overloaded, ProtocolError, Unavailable
 from tessera.frontend.deadline import Deadline
 from tessera.frontend.dispatch import Answer, Dispatcher
 from tessera.frontend.metrics import FrontendMetrics
@@ -70,10 +70,10 @@ class Frontend:
         self.requests[server.instance] = seen
         return server.instance
 
-    async def start(self) -> None:
+    async def start(self, wait_seconds: float = 0.2) -> None:
         client = await Client.connect(self._deployment.runtime(), self._deployment.address)
         self.peers = Peers(client, lambda _: None)
-        self.dispatcher = Dispatcher(self.peers, self.router, self.metrics, HIDDEN, wait_seconds=0.2)
+        self.dispatcher = Dispatcher(self.peers, self.router, self.metrics, HIDDEN, wait_seconds=wait_seconds)
         await until(lambda: len(self.peers.ready) == len(self.requests))
 
     async def embed(self, *items: wire.Item, timeout: float = 20.0) -> Answer:
@@ -135,6 +135,50 @@ async def test_a_worker_that_is_gone_costs_one_retry_elsewhere(frontend: Fronten
     assert got.errors == {} and got.vectors[:, 0].tolist() == list(range(10))
     assert frontend.retries() == 5
     assert sum(len(request.items) for request in frontend.requests[good]) == 10
+
+
+async def test_a_request_that_breaks_engines_is_sent_to_no_third_worker(frontend: Frontend) -> None:
+    for _ in range(4):
+        await frontend.worker(lambda _: fails(EngineDead("illegal access")))
+    await frontend.start()
+    got = await frontend.embed(text(0))
+    assert isinstance(got.errors[0], EngineDead)
+    assert sum(len(seen) for seen in frontend.requests.values()) == 2
+
+
+async def test_two_workers_that_go_one_after_another_cost_two_retries(frontend: Frontend) -> None:
+    for _ in range(2):
+        await frontend.worker(lambda _: fails(Unavailable("closing")))
+    await frontend.start()
+    await frontend.worker()
+    await until(lambda: len(frontend.peers.ready) == 3)
+    for number in range(6):
+        got = await frontend.embed(text(number))
+        assert got.errors == {} and got.vectors[0, 0] == number
+
+
+async def test_requests_wait_for_a_worker_that_is_started_again(frontend: Frontend) -> None:
+    await frontend.start(wait_seconds=20.0)
+    waiting = asyncio.ensure_future(frontend.embed(text(7)))
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    await frontend.worker()
+    got = await waiting
+    assert got.errors == {} and got.vectors[0, 0] == 7
+
+
+async def test_retries_have_a_budget(frontend: Frontend) -> None:
+    for _ in range(2):
+        await frontend.worker(lambda _: fails(Unavailable("closing")))
+    await frontend.start()
+    while frontend.dispatcher._budget.take(100):
+        pass
+    while frontend.dispatcher._budget.take():
+        pass
+    got = await frontend.embed(text(0))
+    assert isinstance(got.errors[0], Unavailable)
+    assert sum(len(seen) for seen in frontend.requests.values()) == 1
+    assert frontend.metrics.registry.get_sample_value("tessera_retries_denied_total") == 1
 
 
 async def test_an_item_without_an_encode_worker_is_tried_elsewhere_alone(frontend: Frontend) -> None:

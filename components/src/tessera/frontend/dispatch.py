@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera import wire
-from tessera.errors import HandOffError, ProtocolError, TesseraError, Unavailable
+from tessera.errors import EngineDead, HandOffError, ProtocolError, TesseraError, Unavailable
 from tessera.frontend.deadline import Deadline
 from tessera.frontend.lent_rows import RowLender
 from tessera.frontend.metrics import FrontendMetrics
@@ -115,12 +115,16 @@ class Dispatcher:
         answer = Answer.empty(len(items), self._hidden)
         order = _Order(items, request_id, priority, client, deadline)
         gone: set[int] = set()
+        deaths: Counter[int] = Counter()
         indices = list(range(len(items)))
         self._budget.called()
         calls = await self._plan(items, indices, avoid=gone, deadline=deadline)
         for retries_left in reversed(range(_RETRIES + 1)):
             await self._call_all(order, calls, answer, gone)
             indices = [index for index in indices if _is_retryable(answer.errors.get(index))]
+            # Perhaps it was one of these that broke the engine: they may try one more, and no third.
+            deaths.update(index for index in indices if isinstance(answer.errors[index], EngineDead))
+            indices = [index for index in indices if deaths[index] < 2]
             if not indices or not retries_left:
                 break
             if not self._budget.take():

@@ -1,0 +1,61 @@
+"""One service with two processes of everything for all tests that do not need another one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.faults.traffic import Known, known_inputs
+from tests.e2e.service import Service, free_ports, launch
+from tests.references.llama_nemotron_vl import Reference
+
+FRONTENDS, ENCODE, EMBED = (0, 1), (0, 1), (2, 3)
+"""Positions among the frontends, and among the workers."""
+
+# A checksum proves each hand-off; leases are short so that what is lost shows soon.
+ENGINE = "transport: {checksum: true, lease_seconds: 3}\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """Two frontends, two encode and two embed workers."""
+
+    service: Service
+    urls: tuple[str, str]
+
+    def frontend_pid(self, index: int) -> int:
+        return self.service.pids()[index]
+
+    def worker_pid(self, index: int) -> int:
+        return self.service.pids()[2 + index]
+
+
+@pytest.fixture(scope="package")
+def known(reference: Reference) -> list[Known]:
+    return known_inputs(reference)
+
+
+@pytest.fixture(scope="package")
+def deployment(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
+    folder = tmp_path_factory.mktemp("faults")
+    config = folder / "engine.yaml"
+    config.write_text(ENGINE)
+    port = free_ports(2)[0]
+    environment = {
+        "FRONTENDS": "2",
+        "DYN_HTTP_PORT": str(port),
+        "ENCODE_WORKERS": "2",
+        "EMBED_WORKERS": "2",
+        "ENCODE_ENGINE_ARGS": str(config),
+        "EMBED_ENGINE_ARGS": str(config),
+    }
+    # A cache of a few images, so that the encode workers stay busy.
+    small = ("--multimodal-embedding-cache-capacity-gb", "0.0003")
+    with launch(
+        "e_p.sh", checkpoint, folder / "log", workers=4, arguments=small, environment=environment
+    ) as service:
+        urls = (f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}")
+        yield Deployment(Service(urls[0], service.worker_ports, service.script, service.log), urls)

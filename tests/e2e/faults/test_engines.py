@@ -1,0 +1,94 @@
+"""Engines that raise what torch raises when a device is out of memory, broken or stuck."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import pytest
+
+from tests.e2e.faults.test_processes import until
+from tests.e2e.inputs import cosine
+from tests.e2e.service import MODEL, ROOT, Service, launch
+from tests.families.dual_encoder import reference
+from tests.families.faulty import HANG, ILLEGAL_ACCESS, MARKS, POISON
+
+pytestmark = pytest.mark.e2e
+
+SEED = 3
+ENGINE = "text: {max_batch_cost: 512, max_queue_cost: 65536, stall_seconds: 3}\nvision: {stall_seconds: 3}\n"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    folder = tmp_path_factory.mktemp("engines")
+    metadata = folder / "site" / "faulty-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[tessera.models]\nfaulty = tests.families.faulty:FAMILY\n")
+    checkpoint, marks, config = folder / "checkpoint", folder / "marks", folder / "engine.yaml"
+    checkpoint.mkdir()
+    marks.mkdir()
+    (checkpoint / "config.json").write_text(json.dumps({"model_type": "test_faulty", "seed": SEED}))
+    config.write_text(ENGINE)
+    environment = {
+        "PYTHONPATH": f"{folder / 'site'}:{ROOT}",
+        MARKS: str(marks),
+        "EMBED_WORKERS": "2",
+        "EMBED_ENGINE_ARGS": str(config),
+    }
+    with launch("e_p.sh", checkpoint, folder / "log", workers=3, environment=environment) as running:
+        yield running
+
+
+async def ask(client: httpx.AsyncClient, service: Service, text: str) -> httpx.Response:
+    body = {"model": MODEL, "input": text}
+    return await client.post(f"{service.url}/v1/embeddings", json=body, timeout=60)
+
+
+def right(response: httpx.Response, text: str) -> bool:
+    vector = np.array(response.json()["data"][0]["embedding"], np.float32)
+    return cosine(vector, reference(SEED, text, ())) > 0.9999
+
+
+async def test_a_batch_that_does_not_fit_is_run_in_smaller_ones(service: Service) -> None:
+    texts = [f"text number {number}" for number in range(100)]
+    async with httpx.AsyncClient() as client:
+        answers = await asyncio.gather(*(ask(client, service, text) for text in texts))
+    assert all(right(answer, text) for answer, text in zip(answers, texts, strict=True))
+    assert "out of memory" in service.log.read_text()
+
+
+async def test_poison_in_every_batch_fails_its_own_requests(service: Service) -> None:
+    texts = [f"text {POISON if number % 5 == 0 else ''} {number}" for number in range(100)]
+    async with httpx.AsyncClient() as client:
+        answers = await asyncio.gather(*(ask(client, service, text) for text in texts))
+    for text, answer in zip(texts, answers, strict=True):
+        if POISON in text:
+            assert answer.status_code == 500 and answer.json()["error"]["code"] == "engine_failed"
+        else:
+            assert answer.status_code == 200 and right(answer, text)
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [(ILLEGAL_ACCESS, "illegal memory access"), (HANG, "busy with one batch")],
+    ids=["illegal access", "hang"],
+)
+async def test_a_worker_whose_engine_is_gone_leaves_and_is_replaced(
+    service: Service, fault: str, said: str
+) -> None:
+    await until(lambda: service.health()["workers"] == {"embed": 2, "encode": 1})
+    before = set(service.pids_in_order(4))
+    texts = [f"a text {number}{fault if number == 20 else ''}" for number in range(40)]
+    async with httpx.AsyncClient() as client:
+        answers = await asyncio.gather(*(ask(client, service, text) for text in texts))
+    assert [answer.status_code for answer in answers] == [200] * 40
+    assert all(right(answer, text) for answer, text in zip(answers, texts, strict=True))
+    await until(lambda: service.health()["workers"] == {"embed": 2, "encode": 1})
+    (gone,) = before - set(service.pids_in_order(4))
+    log = service.log.read_text()
+    assert said in log and f"(pid {gone}) ended with status 70" in log

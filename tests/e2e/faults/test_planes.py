@@ -1,0 +1,164 @@
+"""Discovery in etcd, requests over NATS or over TLS; their servers are stopped and started under load."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.faults.stores import Etcd, Nats
+from tests.e2e.faults.traffic import Known, traffic
+from tests.e2e.service import Service, launch
+
+pytestmark = pytest.mark.e2e
+
+# Longer than the ten seconds that a lease in discovery lasts.
+OUTAGE = 14.0
+
+
+@contextmanager
+def service(checkpoint: Path, folder: Path, **environment: str) -> Iterator[Service]:
+    folder.mkdir(exist_ok=True)
+    with launch("e_p.sh", checkpoint, folder / "log", workers=2, environment=environment) as running:
+        yield running
+
+
+async def answers_again(running: Service, known: list[Known], timeout: float = 60.0) -> None:
+    """Every kind of input is answered rightly, by workers that are all there."""
+    await asyncio.to_thread(running.wait_workers, 1, 1, timeout)
+    async with traffic([running.url], known, concurrency=4) as load:
+        await asyncio.sleep(2.0)
+    assert load.errors == [] and load.vectors > 0
+
+
+async def test_etcd_goes_away_and_comes_back(checkpoint: Path, known: list[Known], tmp_path: Path) -> None:
+    etcd = Etcd(tmp_path)
+    try:
+        settings = {"DYN_DISCOVERY_BACKEND": "etcd", "ETCD_ENDPOINTS": etcd.url}
+        with service(checkpoint, tmp_path / "service", **settings) as running:
+            await answers_again(running, known)
+            etcd.stop()
+            await asyncio.sleep(OUTAGE)
+            etcd.start()
+            started = time.monotonic()
+            await answers_again(running, known)
+            print(
+                f"etcd gone for {OUTAGE} s: whole again {time.monotonic() - started:.1f} s after its return"
+            )
+    finally:
+        etcd.stop()
+
+
+async def test_nats_goes_away_and_comes_back(checkpoint: Path, known: list[Known], tmp_path: Path) -> None:
+    nats = Nats(tmp_path)
+    try:
+        settings = {"DYN_REQUEST_PLANE": "nats", "NATS_SERVER": nats.url}
+        with service(checkpoint, tmp_path / "service", **settings) as running:
+            await answers_again(running, known)
+            nats.stop()
+            await asyncio.sleep(OUTAGE)
+            nats.start()
+            started = time.monotonic()
+            await answers_again(running, known)
+            print(
+                f"NATS gone for {OUTAGE} s: whole again {time.monotonic() - started:.1f} s after its return"
+            )
+    finally:
+        nats.stop()
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate authority of our own, and a server's and a client's certificate from it."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    folder = tmp_path_factory.mktemp("tls")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    for authority in ("ca", "stranger"):
+        openssl(
+            *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={authority}"),
+            *("-keyout", f"{authority}.key", "-out", f"{authority}.pem"),
+        )
+    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    for name in ("server", "client"):
+        openssl(
+            *("req", "-newkey", "rsa:2048", "-nodes", "-subj", f"/CN={name}"),
+            *("-keyout", f"{name}.key", "-out", f"{name}.csr"),
+        )
+        openssl(
+            *("x509", "-req", "-in", f"{name}.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"),
+            *("-days", "2", "-extfile", "names", "-out", f"{name}.pem"),
+        )
+    return folder
+
+
+def tls(folder: Path, authority: str = "ca") -> dict[str, str]:
+    return {
+        "DYN_TCP_TLS_CERT_PATH": str(folder / "server.pem"),
+        "DYN_TCP_TLS_KEY_PATH": str(folder / "server.key"),
+        "DYN_TCP_TLS_CLIENT_CA_CERT_PATH": str(folder / "ca.pem"),
+        "DYN_TCP_TLS_CA_CERT_PATH": str(folder / f"{authority}.pem"),
+        "DYN_TCP_TLS_CLIENT_CERT_PATH": str(folder / "client.pem"),
+        "DYN_TCP_TLS_CLIENT_KEY_PATH": str(folder / "client.key"),
+        "DYN_TCP_TLS_SERVER_NAME": "localhost",
+    }
+
+
+async def test_requests_travel_over_tls(
+    checkpoint: Path, known: list[Known], certificates: Path, tmp_path: Path
+) -> None:
+    with service(checkpoint, tmp_path / "service", **tls(certificates)) as running:
+        await answers_again(running, known)
+        ports = [connection for connection in listening(running) if connection]
+        assert ports
+        spoken = [speaks_tls(port) for port in ports]
+        print("ports that speak TLS:", dict(zip(ports, spoken, strict=True)))
+        assert any(spoken)
+
+
+def listening(running: Service) -> list[int]:
+    """Ports on which the workers listen, but for their metrics."""
+    inodes = set()
+    for pid in running.pids_in_order(3)[1:]:
+        for fd in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                target = str(fd.readlink())
+            except OSError:
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    found = []
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        port = int(fields[1].split(":")[1], 16)
+        if fields[3] == "0A" and fields[9] in inodes and port not in running.worker_ports:
+            found.append(port)
+    return found
+
+
+def speaks_tls(port: int) -> bool:
+    done = subprocess.run(
+        ["openssl", "s_client", "-connect", f"127.0.0.1:{port}", "-brief"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=20,
+    )
+    return b"Protocol version: TLS" in done.stderr + done.stdout
+
+
+async def test_a_worker_with_a_stranger_s_certificate_gets_no_work(
+    checkpoint: Path, certificates: Path, tmp_path: Path
+) -> None:
+    settings = tls(certificates, authority="stranger") | {"READY_TIMEOUT_SECONDS": "15"}
+    with pytest.raises(AssertionError, match="did not become ready"):  # noqa: SIM117
+        with service(checkpoint, tmp_path / "service", **settings) as running:
+            running.health()

@@ -1,0 +1,140 @@
+"""Continuous mixed traffic whose every vector is checked against the reference."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import random
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import numpy as np
+from PIL import Image
+
+from tests.e2e.inputs import Case, cosine, parts
+from tests.e2e.service import MODEL
+from tests.references.llama_nemotron_vl import Reference
+
+SAME = 0.9999
+
+
+def picture(seed: int, size: int = 64) -> bytes:
+    """A small PNG that no other seed gives."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """An input and the vector that it has."""
+
+    value: Any
+    vector: np.ndarray
+
+
+def known_inputs(reference: Reference, texts: int = 12, images: int = 20) -> list[Known]:
+    """Texts of different lengths, images, and images with text."""
+    found = []
+    for seed in range(texts):
+        text = f"sentence number {seed} " * (1 + seed % 7)
+        found.append(Case("", text, text, (), "none"))
+    for seed in range(images):
+        said = f"picture {seed}" if seed % 2 else None
+        data = picture(1000 + seed)
+        found.append(Case("", parts(said, data), said, (data,), "passage"))
+    return [Known(case.value, case.expected(reference)) for case in found]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """When a request was sent (monotonic clock), the seconds it took, how often it changed frontends."""
+
+    at: float
+    seconds: float
+    moved: int
+
+
+@dataclass(slots=True)
+class Traffic:
+    """``urls`` are the frontends; a request whose connection breaks goes to the next one, as balancers do."""
+
+    urls: Sequence[str]
+    known: Sequence[Known]
+    answered: list[Answered] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    vectors: int = 0
+    stopping: bool = False
+
+    async def run(self, client: httpx.AsyncClient, number: int) -> None:
+        chance = random.Random(number)
+        while not self.stopping:
+            chosen = chance.sample(self.known, chance.choice((1, 1, 2, 4)))
+            started = time.monotonic()
+            try:
+                moved = await self._ask(client, chosen, chance.randrange(len(self.urls)))
+                self.answered.append(Answered(started, time.monotonic() - started, moved))
+            except Exception as error:
+                self.errors.append(f"{time.monotonic() - started:.1f} s: {error!r}")
+                await asyncio.sleep(0.1)
+
+    async def _ask(self, client: httpx.AsyncClient, chosen: Sequence[Known], first: int) -> int:
+        body = {"model": MODEL, "input": [known.value for known in chosen]}
+        for moved in range(2 * len(self.urls)):
+            url = self.urls[(first + moved) % len(self.urls)]
+            try:
+                response = await client.post(f"{url}/v1/embeddings", json=body)
+                break
+            except (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+                if len(self.urls) == 1:
+                    raise
+        else:
+            raise RuntimeError("no frontend answers")
+        assert response.status_code == 200, f"{response.status_code}: {response.text[:300]}"
+        rows = response.json()["data"]
+        assert len(rows) == len(chosen)
+        for row, known in zip(rows, chosen, strict=True):
+            found = cosine(np.array(row["embedding"], np.float32), known.vector)
+            assert found > SAME, f"another input's vector: cosine {found}"
+            self.vectors += 1
+        return moved
+
+    def percentile(self, share: float, since: float, until: float) -> float:
+        """Seconds, of the requests that ended between two moments."""
+        found = sorted(one.seconds for one in self.answered if since <= one.at + one.seconds < until)
+        return found[int(share * (len(found) - 1))] if found else float("nan")
+
+    def slow_until(self, since: float, limit: float) -> float:
+        """Seconds after ``since`` at which the last request longer than ``limit`` ended; 0 without any."""
+        late = [one.at + one.seconds - since for one in self.answered if one.seconds > limit]
+        return max([0.0, *late])
+
+    def figures(self, what: str, since: float) -> None:
+        """Print what docs/reliability.md reports."""
+        before = self.percentile(0.99, 0.0, since)
+        slowest = self.percentile(1.0, since, float("inf"))
+        print(
+            f"{what}: {len(self.answered)} requests, {self.vectors} vectors, {len(self.errors)} errors; "
+            f"p99 before {before * 1e3:.0f} ms, slowest after {slowest * 1e3:.0f} ms, "
+            f"last one over twice that p99 {self.slow_until(since, 2 * before):.1f} s after the first fault"
+        )
+
+
+@asynccontextmanager
+async def traffic(
+    urls: Sequence[str], known: Sequence[Known], concurrency: int = 6, timeout: float = 60.0
+) -> AsyncIterator[Traffic]:
+    running = Traffic(urls, known)
+    limits = httpx.Limits(max_connections=4 * concurrency)
+    async with httpx.AsyncClient(timeout=timeout, limits=limits) as client:
+        tasks = [asyncio.create_task(running.run(client, number)) for number in range(concurrency)]
+        try:
+            yield running
+        finally:
+            running.stopping = True
+            await asyncio.gather(*tasks)
