@@ -54,10 +54,18 @@ class Index:
             raise IndexFileError(f"{path}: there is no index yet; make it with the index command")
         with self._errors():
             self._database = sqlite3.connect(path)
+        try:
+            self._prepare()
+        except IndexFileError:
+            self._database.close()
+            raise
+
+    def _prepare(self) -> None:
+        with self._errors():
             (mark,) = self._database.execute("PRAGMA application_id").fetchone()
             (tables,) = self._database.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             if mark != _APPLICATION_ID and tables:
-                raise IndexFileError(f"{path}: a database, but no index of this program")
+                raise IndexFileError(f"{self.path}: a database, but no index of this program")
             if not tables:
                 self._database.executescript(_SCHEMA)
 

@@ -18,6 +18,13 @@ Vector = npt.NDArray[np.float32]
 
 _ATTEMPTS = 6
 _MAX_WAIT_SECONDS = 15.0
+# Errors of single inputs that say something of the service, and nothing of the input.
+_PASSING = frozenset(
+    (
+        *("overloaded", "unavailable", "deadline_exceeded", "engine_dead"),
+        *("hand_off_failed", "lease_expired", "transport_unavailable"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +100,15 @@ class Service:
     async def embed(self, model: Served, inputs: list[Any], **options: Any) -> Embedded:
         """One row for each input; a picture that the service refuses does not take the others with it."""
         body = {"model": model.name, "input": inputs, "encoding_format": "base64", "partial": True, **options}
-        answer = await self._ask("POST", "/v1/embeddings", body)
+        for attempt in range(1, _ATTEMPTS + 1):
+            answer = await self._ask("POST", "/v1/embeddings", body)
+            errors = [row["error"] for row in answer["data"] if row["embedding"] is None]
+            passing = [error["message"] for error in errors if error["code"] in _PASSING]
+            if not passing:
+                break
+            if attempt == _ATTEMPTS:
+                raise ServiceFailed(f"{self._url}: {passing[0]}")
+            await asyncio.sleep(1.0)
         usage = answer["usage"]
         rows: list[Vector | str] = []
         for row in answer["data"]:

@@ -135,6 +135,18 @@ def test_drops_and_pastes_are_taken(page: Page, photos: dict[str, bytes]) -> Non
     expect(page.locator("#results > li")).to_have_count(0)
 
 
+def test_pictures_wait_for_a_service_that_is_away(page: Page, files: list[Path]) -> None:
+    page.context.set_offline(True)
+    page.locator("#files").set_input_files(files)
+    expect(page.locator("#failures")).to_contain_text("The service does not answer.")
+    expect(page.locator("#health")).to_have_text("Not reachable")
+    expect(page.locator("#pictures-state")).to_have_text("0 of 3 embedded")
+    page.context.set_offline(False)
+    # Nobody has to ask for it; the torn one is named then.
+    expect(page.locator("#pictures-state")).to_have_text("2 pictures ready to search", timeout=60_000)
+    expect(page.locator("#failures")).to_contain_text("torn.png")
+
+
 def test_everything_can_be_done_from_the_keyboard(page: Page, files: list[Path]) -> None:
     page.locator("#files").set_input_files(files[:1])
     expect(page.locator("#pictures-state")).to_have_text("1 picture ready to search", timeout=60_000)

@@ -124,7 +124,10 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One frontend process. Without ``api_keys`` it answers everybody; rates of 0 are unlimited."""
+    """One frontend process. Without ``api_keys`` it answers everybody; rates of 0 are unlimited.
+
+    ``page`` puts the page to try the service on at ``/``.
+    """
 
     model_path: Path
     served_model_name: str

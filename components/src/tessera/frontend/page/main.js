@@ -4,6 +4,8 @@ let asked;
 let searching = 0;
 
 function setQueryPicture(picture) {
+  // What was chosen for the query alone is shown nowhere else.
+  if (asked && !pictures.includes(asked)) URL.revokeObjectURL(asked.url);
   asked = picture;
   page["query-picture"].hidden = !picture;
   page["query-choose"].hidden = Boolean(picture);
@@ -134,5 +136,7 @@ async function takeExamples(list) {
   }
 }
 
+// The page may have been opened without the slash that relative links need.
+page.docs.href = address("docs").href;
 follow();
 offerExamples();

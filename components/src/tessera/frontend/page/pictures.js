@@ -8,6 +8,7 @@ const REQUEST_BYTES = 8 << 20;
 const pictures = [];
 let query;
 let embedding;
+let stalled = false;
 
 const dataUrl = (file) =>
   new Promise((resolve, reject) => {
@@ -46,30 +47,49 @@ function removePicture(picture) {
 /** Embed what has no vector yet, request by request; one such loop runs at a time. */
 async function embedPictures() {
   if (embedding || !service.known) return;
-  embedding = new AbortController();
+  const { signal } = (embedding = new AbortController());
   page.progress.hidden = false;
+  stalled = false;
+  let batch;
   try {
-    let batch;
-    while ((batch = nextBatch()).length) {
-      const urls = await Promise.all(batch.map((picture) => dataUrl(picture.file)));
-      const request = (parts) => ({ input: parts.map((part) => [part]), partial: true });
-      const answer = await embed(request(urls.map(imagePart)), embedding.signal);
-      batch.forEach((picture, index) => settle(picture, answer.vectors[index]));
-      const named = batch.map((picture) => imagePart({ file: picture.name, type: picture.type }));
-      showRequest(request(named), answer, `${batch.length} picture${batch.length > 1 ? "s" : ""}`);
-      rank();
-    }
+    while ((batch = nextBatch()).length) await embedBatch(batch, signal);
   } catch (error) {
-    if (error.name !== "AbortError") {
-      fail("Embedding stopped", error);
-      if (error.status === 401) askForKey();
-    }
+    // What may pass is tried again when the service next says how it is.
+    stalled = error.name !== "AbortError";
+    if (stalled) fail("Waiting", error);
+    if (error.status === 401) askForKey();
   } finally {
     embedding = undefined;
     page.progress.hidden = true;
     showPictures();
   }
+  // Pictures that came after "Remove all", while the last answer was still under way.
+  if (signal.aborted) await embedPictures();
 }
+
+const PASSING = [0, 401, 429, 503, 504];
+
+async function embedBatch(chosen, signal) {
+  const read = await Promise.all(chosen.map((picture) => dataUrl(picture.file).catch((error) => error)));
+  chosen.forEach((picture, index) => read[index] instanceof Error && settle(picture, read[index]));
+  const urls = read.filter((url) => !(url instanceof Error));
+  const batch = chosen.filter((_, index) => !(read[index] instanceof Error));
+  if (!batch.length) return;
+  let answer;
+  try {
+    answer = await embed(pictureRequest(urls.map(imagePart)), signal);
+  } catch (error) {
+    if (error.name === "AbortError" || PASSING.includes(error.status)) throw error;
+    for (const picture of batch) settle(picture, error);
+    return;
+  }
+  batch.forEach((picture, index) => settle(picture, answer.vectors[index]));
+  const named = batch.map((picture) => imagePart({ file: picture.name, type: picture.type }));
+  showRequest(pictureRequest(named), answer, `${batch.length} picture${batch.length > 1 ? "s" : ""}`);
+  rank();
+}
+
+const pictureRequest = (parts) => ({ input: parts.map((part) => [part]), partial: true });
 
 function nextBatch() {
   const batch = [];

@@ -42,6 +42,9 @@ async function readJson(path) {
   return answer.json();
 }
 
+// Errors of single inputs that say something of the service, and nothing of the input.
+const PASSING_CODES = new Set(["overloaded", "unavailable", "deadline_exceeded", "engine_dead", "hand_off_failed", "lease_expired", "transport_unavailable"]);
+
 const sleep = (time) => new Promise((resolve) => setTimeout(resolve, time));
 
 /**
@@ -58,6 +61,12 @@ async function embed(request, signal) {
     const answer = await call("v1/embeddings", { method: "POST", headers, body, signal });
     if (answer.ok) {
       const parsed = await answer.json();
+      const passing = parsed.data.find((row) => row.error && PASSING_CODES.has(row.error.code));
+      if (passing && attempt < 4) {
+        await sleep(1000);
+        continue;
+      }
+      if (passing) throw new CallFailed(passing.error.message, 503);
       return {
         vectors: parsed.data.map((row) => (row.error ? new Error(row.error.message) : decode(row.embedding))),
         usage: parsed.usage,

@@ -26,8 +26,10 @@ function showPill(state, text) {
 function showHealth(health) {
   const { embed, encode } = health.workers;
   const count = embed + encode;
+  const missing = Object.values(health.missing ?? {}).reduce((sum, number) => sum + number, 0);
   if (health.status !== "ready") showPill("down", "No worker is ready");
   else if (!health.images) showPill("down", "Ready for text only");
+  else if (missing) showPill("down", `Ready, ${missing} of ${count + missing} workers missing`);
   else showPill("ready", `Ready, ${count} worker${count > 1 ? "s" : ""}`);
 }
 
@@ -47,8 +49,9 @@ function showStatus(status) {
     ["from the cache", whole.format(frontend.tokens.cached ?? 0)],
   ]);
   page.workers.replaceChildren(...workers.map(workerCard));
-  if (!service.known) {
+  if (!service.known || stalled) {
     service.known = true;
+    if (stalled) page.failures.replaceChildren();
     embedPictures();
   }
 }

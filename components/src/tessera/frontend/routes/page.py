@@ -36,6 +36,6 @@ def routes(page: Page) -> APIRouter:
         if found is None:
             raise HTTPException(404)
         media_type, data = found
-        return Response(data, media_type=media_type, headers=_HEADERS)
+        return Response(data, media_type=media_type, headers=_HEADERS | {"cache-control": "max-age=3600"})
 
     return router
