@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from tessera.engine.building.spec import Layout, Stage
 from tessera.engine.building.timing_cache import TimingCache
 from tessera.engine.tensorrt_log import logging_of
 from tessera.models import open_model
+from tests.families import dual_encoder
 
 trt = pytest.importorskip("tensorrt_rtx_bindings", reason="needs tensorrt-rtx-cu13-bindings and its libs")
 
@@ -158,11 +162,37 @@ def test_what_cannot_be_built_is_named(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_worker_on_a_machine_without_a_gpu_says_so_and_ends(
+    checkpoint: Path, config: Path, tmp_path: Path
+) -> None:
+    built = tmp_path / "vision"
+    build(checkpoint, "vision", built, "--config", str(config))
+    arguments = {"vision": {"engine": "tensorrt", "path": str(built)}}
+    command = [sys.executable, "-m", "tessera.worker", "--model-path", str(checkpoint)]
+    command += ["--disaggregation-mode", "encode", "--override-engine-args", json.dumps(arguments)]
+    environment = os.environ | {"DYN_DISCOVERY_BACKEND": "mem"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "needs an NVIDIA GPU of compute capability 8.9 or 12.0" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_without_a_gpu_the_targets_must_be_named(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     error = failure(capsys, checkpoint, "vision", str(tmp_path / "v"), "--flavour", "tensorrt_rtx")
     assert "--capability 8.9" in error
+
+
+def test_a_family_without_networks_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tessera.models.families", lambda: [dual_encoder.FAMILY])
+    path = dual_encoder.make_checkpoint(tmp_path / "model", seed=0)
+    flags = ("--flavour", "tensorrt_rtx", "--capability", "8.9")
+    error = failure(capsys, path, "vision", str(tmp_path / "v"), *flags)
+    assert "dual_encoder describes no networks" in error
 
 
 def test_what_exists_is_left_alone(

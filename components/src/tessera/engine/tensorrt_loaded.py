@@ -36,7 +36,8 @@ class LoadedEngine:
             for number in range(engine.num_optimization_profiles)
         ]
         self._memory = torch.empty(max(needed), dtype=torch.uint8, device=device)
-        self._settings = _RuntimeSettings(trt, engine, directory)
+        self._device = device
+        self._settings = _RuntimeSettings(trt, engine, directory, device)
 
     def context(self, profile: int, stream: int) -> Context:
         """A new context of one profile; work that it needs first is put on ``stream``."""
@@ -50,7 +51,8 @@ class LoadedEngine:
 
     def keep_compiled(self) -> None:
         """Save what the runtime compiled for this device, if it does such a thing."""
-        self._settings.save()
+        with torch.cuda.device(self._device):
+            self._settings.save()
 
     def _check_bindings(self, directory: Path) -> None:
         """The manifest must say of each tensor what the engine says: a wrong type is never noticed."""
@@ -108,9 +110,11 @@ def open_engine(model: Model, config: EngineConfig, placement: Placement, stage:
     messages.clear()
     with torch.cuda.device(placement.device):
         engine = trt.Runtime(logger).deserialize_cuda_engine((directory / PLAN_FILE).read_bytes())
-    if engine is None:
-        raise EngineFailed(f"{directory}: {manifest.flavour} {trt.__version__} cannot load it: {messages}")
-    return LoadedEngine(trt, engine, manifest, directory, placement.device)
+        if engine is None:
+            raise EngineFailed(
+                f"{directory}: {manifest.flavour} {trt.__version__} cannot load it: {messages}"
+            )
+        return LoadedEngine(trt, engine, manifest, directory, placement.device)
 
 
 def _manifest(model: Model, config: EngineConfig, stage: Stage) -> tuple[Path, Manifest]:
@@ -144,13 +148,13 @@ def _capability(device: str) -> str:
 class _RuntimeSettings:
     """How contexts are made; TensorRT for RTX compiles kernels at first use and can keep them in a file."""
 
-    def __init__(self, trt: Any, engine: Any, directory: Path) -> None:
+    def __init__(self, trt: Any, engine: Any, directory: Path, device: str) -> None:
         self._engine = engine
         self._user_managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
         self._config = self._cache = None
         if not hasattr(trt, "IRuntimeCache"):
             return
-        self._file = directory / f"runtime-{torch.cuda.get_device_name().replace(' ', '-')}.cache"
+        self._file = directory / f"runtime-{torch.cuda.get_device_name(device).replace(' ', '-')}.cache"
         self._config = engine.create_runtime_config()
         self._config.set_execution_context_allocation_strategy(self._user_managed)
         # Compiled before the first batch, because a recorded graph would keep the slower kernels for good.

@@ -15,7 +15,7 @@ _MODULES = {
 }
 _INSTALL = {
     "tensorrt": "pip install tensorrt-cu13 --extra-index-url https://pypi.nvidia.com",
-    "tensorrt_rtx": "pip install 'tessera-embed[tensorrt-rtx]'",
+    "tensorrt_rtx": "pip install tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs",
 }
 
 

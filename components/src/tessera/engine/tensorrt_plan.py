@@ -117,17 +117,14 @@ def _volume(profile: Profile, layout: Layout) -> int:
     return profile.tokens.max * (profile.sequences.max if layout is Layout.PADDED else 1)
 
 
-def check_text_profiles(manifest: Manifest, max_tokens: int, max_rows: int, where: str) -> None:
-    """Raises ``EngineMismatch`` unless every input that the model takes goes through alone."""
-    for profile in manifest.profiles:
-        enough_rows = profile.rows.max >= min(max_rows, max_tokens)
-        if profile.tokens.max >= max_tokens and enough_rows:
-            return
-    raise EngineMismatch(
-        f"{where}: no profile takes one sequence of {max_tokens} tokens with {min(max_rows, max_tokens)}"
-        f" vision rows, which the checkpoint allows; the profiles are"
-        f" {'; '.join(f'tokens {profile.tokens}, rows {profile.rows}' for profile in manifest.profiles)}"
-    )
+def check_text_profiles(manifest: Manifest, max_tokens: int, where: str) -> None:
+    """Raises ``EngineMismatch`` unless the longest input goes through alone, vision rows and nothing else."""
+    if not any(min(profile.tokens.max, profile.rows.max) >= max_tokens for profile in manifest.profiles):
+        found = "; ".join(f"tokens {profile.tokens}, rows {profile.rows}" for profile in manifest.profiles)
+        raise EngineMismatch(
+            f"{where}: the checkpoint takes inputs of {max_tokens} tokens, all of which may be vision rows,"
+            f" but no profile does; they are {found}"
+        )
 
 
 def check_vision_profiles(manifest: Manifest, where: str) -> int:

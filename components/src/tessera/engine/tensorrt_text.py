@@ -25,8 +25,7 @@ class TensorRTTextEngine:
 
     def __init__(self, model: Model, config: EngineConfig, placement: Placement) -> None:
         loaded = open_engine(model, config, placement, Stage.TEXT)
-        rows = model.max_tiles * model.tokens_per_tile
-        check_text_profiles(loaded.manifest, model.max_tokens, rows, str(config.path))
+        check_text_profiles(loaded.manifest, model.max_tokens, str(config.path))
         self._loaded: LoadedEngine | None = loaded
         self._layout = loaded.manifest.layout
         graphs = _GRAPH_TOKENS if config.graph_cost is None else config.graph_cost

@@ -71,7 +71,7 @@ class VisionRuns:
                 return LaunchedVision(self._lane.ticket((staged, batch, rows)))
 
     def record(self) -> None:
-        with torch.inference_mode():
+        with torch.inference_mode(), self._lane.computing():
             for count in range(self._graph_tiles, 0, -1):
                 self._replays.record(self._profile(count), self._first(count))
 
