@@ -49,12 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _index(parsed: argparse.Namespace) -> int:
-    files = pictures(parsed.folder.resolve())
+    folder = parsed.folder.resolve()
+    files = pictures(folder)
     async with _service(parsed) as service:
         model = await service.served()
         with Index(_index_path(parsed), create=True) as index:
             report = await index_files(
-                files, index, service, model, concurrency=parsed.concurrency, batch=parsed.batch
+                folder, files, index, service, model, concurrency=parsed.concurrency, batch=parsed.batch
             )
     print(describe(report, model))
     return 1 if report.failures else 0

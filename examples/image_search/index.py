@@ -105,11 +105,17 @@ class Index:
                 ((digest, model, vector.astype("<f4").tobytes()) for digest, vector in rows),
             )
 
-    def forget_missing(self) -> int:
-        """Forget files that are gone, with vectors that no file needs; the number of files forgotten."""
+    def forget_others(self, folder: Path, files: Iterable[File]) -> int:
+        """Of what lies below ``folder`` keep ``files`` alone; the number of files forgotten.
+
+        Vectors that no file needs go with them. What lies elsewhere stays: its disk may be away for now.
+        """
+        kept = {os.fsencode(file.path) for file in files}
         with self._errors(), self._database:
-            listed = self._database.execute("SELECT path FROM files").fetchall()
-            gone = [(path,) for (path,) in listed if not os.path.exists(path)]
+            listed = self._database.execute(
+                "SELECT path FROM files WHERE substr(path, 1, ?) = ?", _below(folder)
+            ).fetchall()
+            gone = [row for row in listed if row[0] not in kept]
             self._database.executemany("DELETE FROM files WHERE path = ?", gone)
             if gone:
                 self._database.execute("DELETE FROM vectors WHERE digest NOT IN (SELECT digest FROM files)")

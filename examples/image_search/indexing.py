@@ -37,11 +37,18 @@ class _Wanted:
 
 
 async def index_files(
-    files: Sequence[File], index: Index, service: Service, model: Served, *, concurrency: int, batch: int
+    folder: Path,
+    files: Sequence[File],
+    index: Index,
+    service: Service,
+    model: Served,
+    *,
+    concurrency: int,
+    batch: int,
 ) -> Report:
-    """Bring the index up to date. What is embedded is kept even when a later request fails.
+    """Bring the index up to date with the ``files`` of ``folder``.
 
-    At most ``concurrency`` requests of ``batch`` pictures each are under way.
+    What is embedded is kept even when a later request fails. At most ``concurrency`` requests of ``batch`` pictures each are under way.
     """
     report = Report(files=len(files))
     wanted = await _look(files, index, model, report)
@@ -57,7 +64,7 @@ async def index_files(
 
         await _together([asyncio.ensure_future(work()) for _ in range(concurrency)])
     # Last, so that a file that was only moved keeps its vector.
-    report.forgotten = index.forget_missing()
+    report.forgotten = index.forget_others(folder, files)
     return report
 
 

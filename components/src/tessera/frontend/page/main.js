@@ -10,7 +10,7 @@ function setQueryPicture(picture) {
   page["query-picture"].hidden = !picture;
   page["query-choose"].hidden = Boolean(picture);
   if (picture) {
-    page["query-image"].src = picture.url;
+    page["query-thumbnail"].replaceChildren(make("img", { src: picture.url, alt: "" }));
     page["query-name"].textContent = picture.name;
   }
 }

@@ -23,10 +23,11 @@ function showPill(state, text) {
   if (page.health.textContent !== text) page.health.textContent = text;
 }
 
+const total = (counts) => Object.values(counts).reduce((sum, number) => sum + number, 0);
+
 function showHealth(health) {
-  const { embed, encode } = health.workers;
-  const count = embed + encode;
-  const missing = Object.values(health.missing ?? {}).reduce((sum, number) => sum + number, 0);
+  const count = total(health.workers);
+  const missing = total(health.missing);
   if (health.status !== "ready") showPill("down", "No worker is ready");
   else if (!health.images) showPill("down", "Ready for text only");
   else if (missing) showPill("down", `Ready, ${missing} of ${count + missing} workers missing`);
