@@ -30,6 +30,7 @@ class Deployment:
     frontends: int = 1
     engine: dict[str, object]
     worker_flags: tuple[str, ...] = ()
+    frontend_flags: tuple[str, ...] = ("--max-in-flight", "100000")
 
 
 @contextmanager
@@ -53,7 +54,7 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
                 own = environment | {"DYN_SYSTEM_PORT": str(_METRICS_PORT + len(processes))}
                 processes.append(_start("tessera.worker", flags, own, logs / f"{mode}.log"))
             for port in ports:
-                flags = [*shared, "--port", str(port), "--max-in-flight", "100000"]
+                flags = [*shared, "--port", str(port), *deployment.frontend_flags]
                 processes.append(
                     _start("tessera.frontend", flags, environment, logs / f"frontend-{port}.log")
                 )

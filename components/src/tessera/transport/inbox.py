@@ -17,7 +17,7 @@ from tessera.transport.checksum import rows_checksum
 from tessera.transport.dtypes import DTYPES
 from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds import make_transport, select_kinds
-from tessera.transport.nixl import NixlOptions
+from tessera.transport.nixl import NixlOptions, NixlTransport
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 Destination = torch.device | Callable[[tuple[int, int], torch.dtype], torch.Tensor]
@@ -152,6 +152,17 @@ class Inbox:
         peer = self._peers.pop(producer, None)
         if peer is not None:
             self._disconnect(peer)
+
+    @property
+    def peers(self) -> int:
+        """Producers whose slabs are known here."""
+        return len(self._peers)
+
+    @property
+    def nixl_registrations(self) -> int:
+        """Regions of memory that are registered with NIXL."""
+        nixl = self._transports.get("nixl")
+        return nixl.registrations if isinstance(nixl, NixlTransport) else 0
 
     def routes(self) -> Mapping[str, str]:
         """The kind that each producer's rows came by last."""

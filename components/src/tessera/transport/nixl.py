@@ -106,6 +106,11 @@ class NixlTransport:
         """Reads given up but not over; the staging memory of each is out of use until it is."""
         return self._agent.quarantined
 
+    @property
+    def registrations(self) -> int:
+        """Regions of this process's memory that peers or reads may use."""
+        return self._agent.registrations
+
     def describe(self) -> SlabInfo | None:
         return self._info
 

@@ -16,7 +16,7 @@ from tessera.transport.dtypes import dtype_name
 from tessera.transport.geometry import Geometry
 from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds import make_transport, select_kinds
-from tessera.transport.nixl import NixlOptions
+from tessera.transport.nixl import NixlOptions, NixlTransport
 from tessera.transport.slab import Slab, SlabStats
 from tessera.transport.slot import Slot
 from tessera.wire import Handle, ReaderInfo, SlabInfo
@@ -110,6 +110,12 @@ class Outbox:
         """How readers reach the slab, best kind first."""
         infos = (transport.describe() for transport in self._transports.values())
         return tuple(info for info in infos if info is not None)
+
+    @property
+    def nixl_registrations(self) -> int:
+        """Regions of memory that are registered with NIXL."""
+        nixl = self._transports.get("nixl")
+        return nixl.registrations if isinstance(nixl, NixlTransport) else 0
 
     def stats(self) -> SlabStats:
         return self.slab.stats()

@@ -144,6 +144,16 @@ class WorkerMetrics:
         self._cache = read
         self.registry.register(_CacheCollector(read))
 
+    def watch_registrations(self, read: Callable[[], int]) -> None:
+        Gauge(
+            "tessera_nixl_registrations", "Regions of memory registered with NIXL", registry=self.registry
+        ).set_function(read)
+
+    def watch_peers(self, read: Callable[[], int]) -> None:
+        Gauge(
+            "tessera_slab_peers", "Encode workers whose slabs this worker can reach", registry=self.registry
+        ).set_function(read)
+
     def watch_slab(self, read: Callable[[], SlabStats]) -> None:
         self._slab = read
         self.registry.register(_SlabCollector(read))

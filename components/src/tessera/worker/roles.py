@@ -134,6 +134,7 @@ class Builder:
             )
         )
         self.metrics.watch_slab(outbox.stats)
+        self.metrics.watch_registrations(lambda: outbox.nixl_registrations)
         return EncodeService(stage, outbox, self.metrics, self._info(model, placement, outbox.infos()))
 
     async def _embed(self, model: Model) -> EmbedService:
@@ -170,10 +171,13 @@ class Builder:
 
         transport = self.config.stages.transport
         nixl = NixlOptions(staging_bytes=transport.staging_mb << 20, interfaces=transport.nixl_interfaces)
+        inbox = Inbox(InboxConfig(reader=self.name, transport=transport.kind, nixl=nixl))
+        self.metrics.watch_registrations(lambda: inbox.nixl_registrations)
+        self.metrics.watch_peers(lambda: inbox.peers)
         return RemoteVision(
             await Client.connect(self.runtime, self.config.encode_endpoint),
             check,
-            Inbox(InboxConfig(reader=self.name, transport=transport.kind, nixl=nixl)),
+            inbox,
             self.metrics,
             device=torch.device(placement.device),
             wait_seconds=self.config.encode_wait_seconds,

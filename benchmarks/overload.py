@@ -1,0 +1,206 @@
+"""``python -m benchmarks.overload``: several times more requests than the service can answer, open loop.
+
+Measures what the service can do in a closed loop, sends ``--factor`` times as much for ``--seconds``, and
+looks at what is left of its capacity, how fast the rest is refused, whether its processes grow, and how soon
+it answers everything again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.flood import Answers, Flood, flood
+from benchmarks.service import Deployment, service
+from benchmarks.table import table
+from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
+
+_PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """``capacity`` and ``goodput`` in requests a second, the rest in seconds and MiB."""
+
+    capacity: float
+    offered: float
+    goodput: float
+    refused: int
+    failed: int
+    unsent: int
+    without_retry_after: int
+    good_p50: float
+    good_p99: float
+    refused_p50: float
+    refused_p99: float
+    memory_before: float
+    memory_half: float
+    memory_after: float
+    recovery: float
+
+    def rows(self) -> list[tuple[str, ...]]:
+        return [
+            ("capacity, requests/s", f"{self.capacity:.1f}"),
+            ("offered, requests/s", f"{self.offered:.1f}"),
+            ("goodput, requests/s", f"{self.goodput:.1f}"),
+            ("goodput of capacity, %", f"{100 * self.goodput / self.capacity:.1f}"),
+            ("answered 429", f"{self.refused}"),
+            ("of these without Retry-After", f"{self.without_retry_after}"),
+            ("failed otherwise", f"{self.failed}"),
+            ("not sent, too many unanswered", f"{self.unsent}"),
+            ("good answers, p50 / p99 ms", f"{self.good_p50 * 1e3:.0f} / {self.good_p99 * 1e3:.0f}"),
+            ("refusals, p50 / p99 ms", f"{self.refused_p50 * 1e3:.1f} / {self.refused_p99 * 1e3:.1f}"),
+            (
+                "memory before / half-way / after, MiB",
+                f"{self.memory_before:.0f} / {self.memory_half:.0f} / {self.memory_after:.0f}",
+            ),
+            ("first second without a refusal, s after the end", f"{self.recovery:.1f}"),
+        ]
+
+
+class Memory(threading.Thread):
+    """The resident memory of the service's processes, sampled while it runs."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        super().__init__(daemon=True)
+        self._pids = pids
+        self._over = threading.Event()
+        self.samples: list[float] = []
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            self.samples.append(sum(_resident(pid) for pid in self._pids))
+            self._over.wait(0.5)
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+
+def _resident(pid: int) -> float:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_MB
+    except OSError:
+        return 0.0
+
+
+def children(parent: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        found += [int(pid) for pid in (task / "children").read_text().split()]
+    return found
+
+
+def measure(options: argparse.Namespace, urls: tuple[str, ...], pids: Sequence[int]) -> Report:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(options.clients, mp_context=context) as pool:
+
+        def run(seconds: float, *, rate: float = 0.0, concurrency: int = 0) -> Answers:
+            start = time.time() + 2.0
+            plans = [
+                Flood(
+                    urls=urls[number % len(urls) :] + urls[: number % len(urls)],
+                    model_name=options.model_name,
+                    inputs=options.inputs,
+                    words=options.words,
+                    rate=rate / options.clients,
+                    concurrency=concurrency // options.clients,
+                    start=start,
+                    seconds=seconds,
+                    seed=number,
+                )
+                for number in range(options.clients)
+            ]
+            joined = Answers()
+            for answers in pool.map(flood, plans):
+                joined.join(answers)
+            return joined
+
+        # The first run warms what is made on first use, on both sides.
+        run(options.warm, concurrency=options.concurrency)
+        calm = run(options.calm, concurrency=options.concurrency)
+        capacity = len(calm.good) / options.calm
+        memory = Memory(pids)
+        memory.start()
+        offered = options.factor * capacity
+        begun = time.time() + 2.0
+        storm = run(options.seconds, rate=offered)
+        memory.stop()
+        ended = time.time()
+        after = run(options.calm, rate=0.5 * capacity)
+    good = [seconds for at, seconds in storm.good if at <= begun + options.seconds]
+    halves = memory.samples or [0.0]
+    return Report(
+        capacity=capacity,
+        offered=(len(storm.good) + len(storm.refused) + sum(storm.failed.values())) / options.seconds,
+        goodput=len(good) / options.seconds,
+        refused=len(storm.refused),
+        failed=sum(storm.failed.values()),
+        unsent=storm.late,
+        without_retry_after=storm.without_retry_after,
+        good_p50=_percentile(good, 0.5),
+        good_p99=_percentile(good, 0.99),
+        refused_p50=_percentile([seconds for _, seconds in storm.refused], 0.5),
+        refused_p99=_percentile([seconds for _, seconds in storm.refused], 0.99),
+        memory_before=halves[0],
+        memory_half=halves[len(halves) // 2],
+        memory_after=halves[-1],
+        recovery=max([at - ended for at, _ in after.refused], default=0.0),
+    )
+
+
+def _percentile(values: list[float], share: float) -> float:
+    return sorted(values)[int(share * (len(values) - 1))] if values else float("nan")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overload", description=__doc__)
+    parser.add_argument("--model-path", type=Path, help="a checkpoint; a random one by default")
+    parser.add_argument("--size", choices=("tiny", "full"), default="tiny", help="of the random checkpoint")
+    parser.add_argument("--model-name", default="benchmark")
+    parser.add_argument("--frontends", type=int, default=1)
+    parser.add_argument("--clients", type=int, default=1, help="client processes")
+    parser.add_argument("--inputs", type=int, default=16, help="texts in a request")
+    parser.add_argument("--words", type=int, default=100, help="words in a text")
+    parser.add_argument(
+        "--concurrency", type=int, default=16, help="of the closed loop that finds the capacity"
+    )
+    parser.add_argument("--factor", type=float, default=10.0, help="of the capacity that is offered")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--warm", type=float, default=3.0)
+    parser.add_argument("--calm", type=float, default=8.0, help="seconds for capacity, and for the recovery")
+    parser.add_argument("--tokens", type=int, default=8192, help="budget of a text batch")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> Report:
+    options = parse(argv)
+    with ExitStack() as stack:
+        if options.model_path is None:
+            options.model_path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
+            make_checkpoint(["--out", str(options.model_path), "--size", options.size])
+        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        deployment = Deployment(
+            model_path=options.model_path,
+            frontends=options.frontends,
+            engine={"text": {"max_batch_cost": options.tokens, "max_queue_cost": 32 * options.tokens}},
+            frontend_flags=(),
+        )
+        mine = set(children(os.getpid()))
+        urls = stack.enter_context(service(deployment, logs))
+        report = measure(options, urls, [pid for pid in children(os.getpid()) if pid not in mine])
+    print(table(("overload", ""), report.rows()))
+    return report
+
+
+if __name__ == "__main__":
+    main()
