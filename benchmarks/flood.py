@@ -99,7 +99,7 @@ class _Client:
             await asyncio.wait(running)
 
     async def _ask(self, due: float) -> None:
-        connection = self._idle.pop() if self._idle else await self._connect()
+        connection = self._take_idle() or await self._connect()
         if connection is None:
             return
         try:
@@ -109,7 +109,7 @@ class _Client:
             self._answers.failed[why] = self._answers.failed.get(why, 0) + 1
             connection.close()
             return
-        now = time.time()
+        now = connection.used = time.time()
         self._idle.append(connection)
         if status == 200:
             self._answers.good.append((now, now - due))
@@ -118,6 +118,12 @@ class _Client:
             self._answers.without_retry_after += not retry_after
         else:
             self._answers.failed[str(status)] = self._answers.failed.get(str(status), 0) + 1
+
+    def _take_idle(self) -> _Connection | None:
+        # The server closes what has been idle for five seconds; the oldest are at the front.
+        while self._idle and time.time() - self._idle[0].used > 3.0:
+            self._idle.pop(0).close()
+        return self._idle.pop() if self._idle else None
 
     async def _connect(self) -> _Connection | None:
         self._opened += 1
@@ -142,6 +148,7 @@ class _Connection:
 
     def __init__(self, host: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._host, self._reader, self._writer = host, reader, writer
+        self.used = time.time()
 
     @classmethod
     async def open(cls, url: str) -> _Connection:

@@ -35,7 +35,7 @@ class Report:
     offered: float
     goodput: float
     refused: int
-    failed: int
+    failed: dict[str, int]
     unsent: int
     without_retry_after: int
     good_p50: float
@@ -55,7 +55,7 @@ class Report:
             ("goodput of capacity, %", f"{100 * self.goodput / self.capacity:.1f}"),
             ("answered 429", f"{self.refused}"),
             ("of these without Retry-After", f"{self.without_retry_after}"),
-            ("failed otherwise", f"{self.failed}"),
+            ("failed otherwise", ", ".join(f"{n} {why}" for why, n in self.failed.items()) or "0"),
             ("not sent, too many unanswered", f"{self.unsent}"),
             ("good answers, p50 / p99 ms", f"{self.good_p50 * 1e3:.0f} / {self.good_p99 * 1e3:.0f}"),
             ("refusals, p50 / p99 ms", f"{self.refused_p50 * 1e3:.1f} / {self.refused_p99 * 1e3:.1f}"),
@@ -144,7 +144,7 @@ def measure(options: argparse.Namespace, urls: tuple[str, ...], pids: Sequence[i
         offered=(len(storm.good) + len(storm.refused) + sum(storm.failed.values())) / options.seconds,
         goodput=len(good) / options.seconds,
         refused=len(storm.refused),
-        failed=sum(storm.failed.values()),
+        failed=storm.failed,
         unsent=storm.late,
         without_retry_after=storm.without_retry_after,
         good_p50=_percentile(good, 0.5),
