@@ -48,7 +48,8 @@ async def index_files(
 ) -> Report:
     """Bring the index up to date with the ``files`` of ``folder``.
 
-    What is embedded is kept even when a later request fails. At most ``concurrency`` requests of ``batch`` pictures each are under way.
+    What is embedded is kept even when a later request fails. At most ``concurrency`` requests of ``batch``
+    pictures each are under way.
     """
     report = Report(files=len(files))
     wanted = await _look(files, index, model, report)
