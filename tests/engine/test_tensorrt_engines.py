@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine import tensorrt_context, tensorrt_vision_runs
+from tessera.engine import tensorrt_context, tensorrt_text, tensorrt_vision, tensorrt_vision_runs
 from tessera.engine.base import TextBatch, TextVectors
 from tessera.engine.building.manifest import Binding, Manifest, describe_files
 from tessera.engine.building.spec import BuildSpec, Layout, Profile, Range, Stage
@@ -25,6 +25,7 @@ from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.packing import PackedInput, pack
 from tessera.engine.tensorrt_loaded import LoadedEngine
+from tessera.engine.tensorrt_log import logging_of
 from tessera.engine.tensorrt_plan import Sizes, check_text_profiles, check_vision_profiles
 from tessera.engine.tensorrt_text_runs import TextRuns
 from tessera.engine.tensorrt_vision_runs import VisionRuns
@@ -72,7 +73,7 @@ class Loaded:
     def __init__(
         self, model: LlamaNemotronVL, stage: Stage, layout: Layout, profiles: tuple[Profile, ...] = PROFILES
     ) -> None:
-        builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+        builder = trt.Builder(logging_of(trt)[0])
         definition = builder.create_network(0)
         spec = BuildSpec(
             stage=stage, flavour="tensorrt_rtx", dtype="float32", layout=layout, profiles=profiles
@@ -295,6 +296,48 @@ def test_every_input_of_the_model_must_fit_a_profile(model: LlamaNemotronVL) -> 
 def test_a_sequence_beyond_every_profile_is_named() -> None:
     with pytest.raises(EngineFailed, match="201 tokens"):
         Sizes(PROFILES, Layout.PADDED, coarse=0).cut([3, 201], [0, 0])
+
+
+@pytest.mark.parametrize("layout", list(Layout), ids=str)
+def test_a_text_engine_warms_up_and_serves(
+    model: LlamaNemotronVL, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = Profile(sequences=Range(1, 1, 4), tokens=Range(1, 64, 400), rows=Range(1, 16, 400))
+    held = Loaded(model, Stage.TEXT, layout, (*PROFILES, long))
+    monkeypatch.setattr(tensorrt_text, "open_engine", lambda *_: held.loaded)
+    monkeypatch.setattr(tensorrt_text, "CudaLane", lambda _: HostLane())
+    monkeypatch.setattr(tensorrt_text, "settle", lambda: None)
+    engine = make_text_engine(model, config(Path("engine")), HERE)
+    assert engine.cost(3, 12, 10) == (30 if layout is Layout.PADDED else 12)
+    assert engine.depth == 2
+    engine.warm()
+    batch = pack(sequences(model, [12, 90, 3], [1]))
+    agree(engine.launch(batch).result(), expected_vectors(model, batch))
+    engine.close()
+
+
+def test_a_text_engine_that_is_too_narrow_for_the_checkpoint_is_refused(
+    model: LlamaNemotronVL, monkeypatch: pytest.MonkeyPatch, text: Loaded
+) -> None:
+    monkeypatch.setattr(tensorrt_text, "open_engine", lambda *_: text.loaded)
+    with pytest.raises(EngineMismatch, match="inputs of 180 tokens"):
+        make_text_engine(model, config(Path("engine")), HERE)
+
+
+def test_a_vision_engine_warms_up_and_serves(
+    model: LlamaNemotronVL, vision: Loaded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensorrt_vision, "open_engine", lambda *_: vision.loaded)
+    monkeypatch.setattr(tensorrt_vision, "CudaLane", lambda _: HostLane())
+    monkeypatch.setattr(tensorrt_vision, "settle", lambda: None)
+    engine = make_vision_engine(model, config(Path("engine")), HERE)
+    assert (engine.cost(3, 12, 10), engine.depth) == (12, 2)
+    engine.warm()
+    tiles = images(model, [3])
+    out = torch.empty(3 * model.tokens_per_tile, model.hidden)
+    engine.launch(tiles, [out]).result()
+    torch.testing.assert_close(out, encoded(model, tiles), atol=1e-4, rtol=1e-4)
+    engine.close()
 
 
 @pytest.fixture

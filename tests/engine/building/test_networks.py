@@ -10,6 +10,7 @@ import torch
 
 from tessera.engine.building.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.building.tensorrt_flavour import describe
+from tessera.engine.tensorrt_log import logging_of
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.llama_nemotron_vl.random_checkpoint import write_checkpoint
@@ -50,8 +51,7 @@ class Stages:
         self._kept: list[object] = []
 
     def __call__(self, stage: Stage) -> Network:
-        logger = trt.Logger(trt.Logger.ERROR)
-        builder = trt.Builder(logger)
+        builder = trt.Builder(logging_of(trt)[0])
         definition = builder.create_network(0)
         spec = BuildSpec(
             stage=stage,
@@ -61,7 +61,7 @@ class Stages:
             profiles=(Profile(tokens=Range(1, TOKENS, 200)),),
         )
         graph, _ = describe(trt, definition, self._model, spec)
-        self._kept += [logger, builder, definition, graph]
+        self._kept += [builder, definition, graph]
         return Network(trt, definition, graph.weights)
 
 

@@ -36,7 +36,6 @@ class LoadedEngine:
             for number in range(engine.num_optimization_profiles)
         ]
         self._memory = torch.empty(max(needed), dtype=torch.uint8, device=device)
-        self._device = device
         self._settings = _RuntimeSettings(trt, engine, directory, device)
 
     def context(self, profile: int, stream: int) -> Context:
@@ -51,8 +50,7 @@ class LoadedEngine:
 
     def keep_compiled(self) -> None:
         """Save what the runtime compiled for this device, if it does such a thing."""
-        with torch.cuda.device(self._device):
-            self._settings.save()
+        self._settings.save()
 
     def _check_bindings(self, directory: Path) -> None:
         """The manifest must say of each tensor what the engine says: a wrong type is never noticed."""
@@ -100,6 +98,11 @@ def open_engine(model: Model, config: EngineConfig, placement: Placement, stage:
         capability=_capability(placement.device),
         versions={manifest.flavour: str(trt.__version__)},
     )
+    if config.quantization != "none" and manifest.dtype != "float8":
+        raise EngineMismatch(
+            f"{directory}: the engine computes in {manifest.dtype}, but quantization in the engine config is"
+            f" {config.quantization}; that is decided by --dtype when the engine is built"
+        )
     if rows_dtype(manifest) != placement.dtype:
         raise EngineMismatch(
             f"{directory}: the engine's vision rows are {rows_dtype(manifest)}, dtype in the engine config is"
@@ -150,6 +153,7 @@ class _RuntimeSettings:
 
     def __init__(self, trt: Any, engine: Any, directory: Path, device: str) -> None:
         self._engine = engine
+        self._device = device
         self._user_managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
         self._config = self._cache = None
         if not hasattr(trt, "IRuntimeCache"):
@@ -175,7 +179,8 @@ class _RuntimeSettings:
             return
         partial = self._file.with_suffix(".partial")
         try:
-            partial.write_bytes(self._cache.serialize())
+            with torch.cuda.device(self._device):
+                partial.write_bytes(self._cache.serialize())
             partial.replace(self._file)
         except OSError as error:
             log.info("%s: %s; kernels are compiled at every start", self._file, error.strerror)

@@ -64,17 +64,19 @@ class Sizes:
             left = left[len(best.members) :]
         return runs
 
-    def coarse_batches(self) -> list[list[int]]:
-        """Lengths of batches that fall on every size below the coarse limit."""
+    def coarse(self) -> list[tuple[list[int], Run]]:
+        """Every size up to the coarse limit that a profile takes, with lengths that are rounded up to it."""
         most = max(profile.sequences.max for profile in self._profiles)
-        found = []
+        found: dict[tuple[int, int, int], tuple[list[int], Run]] = {}
         for tokens in _powers(_LEAST_TOKENS, self._coarse):
             for count in _powers(1, min(most, tokens)):
-                if self._layout is Layout.PACKED:
-                    found.append([tokens // count] * count)
-                elif count * tokens <= self._coarse:
-                    found.append([tokens] * count)
-        return found
+                if self._layout is Layout.PADDED and count * tokens > self._coarse:
+                    continue
+                lengths = [tokens // count if self._layout is Layout.PACKED else tokens] * count
+                run = self._fit(tuple(range(count)), lengths, [0] * count)
+                if run is not None:
+                    found[run.profile, run.sequences, run.tokens] = (lengths, run)
+        return list(found.values())
 
     def _fit(self, members: tuple[int, ...], lengths: Sequence[int], rows: Sequence[int]) -> Run | None:
         own = [lengths[member] for member in members]

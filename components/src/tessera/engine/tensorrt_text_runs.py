@@ -73,21 +73,15 @@ class TextRuns:
 
     def record(self) -> None:
         """Record graphs of the sizes that small batches are rounded up to."""
-        seen = set()
         with torch.inference_mode():
-            for lengths in self._sizes.coarse_batches():
+            for lengths, run in self._sizes.coarse():
                 batch = pack([PackedInput(tokens=np.zeros(length, np.int32)) for length in lengths])
-                for run in self._sizes.cut(lengths, [0] * len(lengths)):
-                    size = (run.profile, run.sequences, run.tokens)
-                    if size in seen:
-                        continue
-                    seen.add(size)
-                    with self._lane.computing():
-                        # Something valid to attend to; what comes out does not matter.
-                        keep = self._fill(BatchLayout(batch, self._layout).lay(run), None)
-                        self._replays.record(run.profile, self._tensors(run))
-                    self._lane.settle()
-                    keep.clear()
+                with self._lane.computing():
+                    # Something valid to attend to; what comes out does not matter.
+                    keep = self._fill(BatchLayout(batch, self._layout).lay(run), None)
+                    self._replays.record(run.profile, self._tensors(run))
+                self._lane.settle()
+                keep.clear()
 
     def close(self) -> None:
         self._lane.settle()
