@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
 from tessera import wire
 from tessera.errors import ProtocolError
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.status import StatusBoard
+from tessera.frontend.status import StatusBoard, origin
 from tessera.rpc import Client, Peers
 from tests.rpc.conftest import INFO, Deployment, deployment, store, until
 
@@ -90,3 +92,16 @@ async def test_a_worker_that_does_not_answer_is_listed_without_numbers(
     await deployment.serve(earlier)
     shown = await (await board(2)).read()
     assert [worker["state"] for worker in shown["workers"]] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("mark", "expected"), [("demo", "demo"), ("random", "random"), ("mine", None), (7, None), (None, None)]
+)
+def test_a_checkpoint_says_whether_it_is_for_use(tmp_path: Path, mark: object, expected: str | None) -> None:
+    config = {"model_type": "any"} | ({"tessera_checkpoint": mark} if mark is not None else {})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert origin(tmp_path) == expected
+
+
+def test_the_random_checkpoint_is_marked(checkpoint: Path) -> None:
+    assert origin(checkpoint) == "random"
