@@ -9,7 +9,7 @@ export MODEL_PATH=${MODEL_PATH:-$ROOT/.cache/models/tessera-random}
 export SERVED_MODEL_NAME=${SERVED_MODEL_NAME:-$(basename "$MODEL_PATH")}
 export DYN_HTTP_HOST=${DYN_HTTP_HOST:-127.0.0.1}
 export DYN_HTTP_PORT=${DYN_HTTP_PORT:-8000}
-# Frontends listen on this port and the ones above it.
+# Frontends listen on this port and the ones above it; 0 for a host that has workers alone.
 export FRONTENDS=${FRONTENDS:-1}
 # Workers answer /health and /metrics on this port and the ones above it.
 export DYN_SYSTEM_PORT_BASE=${DYN_SYSTEM_PORT_BASE:-8081}
@@ -135,7 +135,7 @@ start_frontends() {
 
 start_frontend() {
     local flags=(--host "$DYN_HTTP_HOST" --port "$((DYN_HTTP_PORT + $1))" --max-file-size-mb "$MAX_FILE_SIZE_MB"
-        --expect-embed "$2" --expect-encode "$3")
+        --expect-embed "${EXPECT_EMBED_WORKERS:-$2}" --expect-encode "${EXPECT_ENCODE_WORKERS:-$3}")
     if [[ -n $ALLOWED_LOCAL_MEDIA_PATH ]]; then
         flags+=(--allowed-local-media-path "$ALLOWED_LOCAL_MEDIA_PATH")
     fi
@@ -170,12 +170,23 @@ wait_ready() {
     for ((port = DYN_HTTP_PORT; port < DYN_HTTP_PORT + FRONTENDS; port++)); do
         urls+=("http://$DYN_HTTP_HOST:$port")
     done
-    "$VENV/bin/python" -m tessera.frontend.ready --url "${urls[@]}" \
+    # A host without a frontend has its workers to ask.
+    local workers=()
+    if ((FRONTENDS == 0)); then
+        for ((port = DYN_SYSTEM_PORT_BASE; port < DYN_SYSTEM_PORT_BASE + ${#PIDS[@]}; port++)); do
+            workers+=("http://${DYN_SYSTEM_HOST:-127.0.0.1}:$port")
+        done
+    fi
+    "$VENV/bin/python" -m tessera.frontend.ready --url "${urls[@]}" --worker "${workers[@]}" \
         --embed "$1" --encode "$2" --timeout "$READY_TIMEOUT_SECONDS" --pids "${PIDS[@]}" &
     wait $! || {
         say "the service did not become ready; see the messages above"
         exit 1
     }
+    if ((FRONTENDS == 0)); then
+        say "ready: ${NAMES[*]}"
+        return
+    fi
     say "ready at ${urls[*]}, model $SERVED_MODEL_NAME. Try:"
     echo >&2
     if [[ $FRONTEND_PAGE != off && " ${FRONTEND_ARGS:-} " != *" --no-page "* ]]; then

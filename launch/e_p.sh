@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
-# A frontend, ENCODE_WORKERS encode workers and EMBED_WORKERS embed workers, each a process of its own.
+# FRONTENDS frontends, ENCODE_WORKERS encode workers and EMBED_WORKERS embed workers, each a process of its own.
+# Any of the numbers may be 0: the rest then runs on other hosts, and EXPECT_ENCODE_WORKERS and
+# EXPECT_EMBED_WORKERS tell the frontends how many there are in all.
 # Extra arguments go to the embed workers, for example --multimodal-embedding-cache-capacity-gb 10
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,21 @@ from tests.e2e.service import free_ports
 
 
 class StoreServer:
-    """One server process with its data in a folder of its own; ``stop`` and ``start`` keep the data."""
+    """One server process with its data in a folder of its own; ``stop`` and ``start`` keep the data.
 
-    def __init__(self, name: str, folder: Path) -> None:
+    ``inside`` is the command prefix that runs it elsewhere, where it has ``address``.
+    """
+
+    def __init__(
+        self, name: str, folder: Path, *, address: str = "127.0.0.1", inside: Sequence[str] = ()
+    ) -> None:
         binary = shutil.which(name) or shutil.which(name, path="/usr/sbin:/usr/local/bin")
         if binary is None:
             pytest.skip(f"the Debian package {name}-server is not installed (scripts/system-packages)")
         self._binary = binary
         self._folder = folder
+        self.address = address
+        self._inside = list(inside)
         self.port, self._peer = free_ports(2)
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -36,12 +44,14 @@ class StoreServer:
     def start(self) -> None:
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [self._binary, *self.command(self.port, self._peer, self._folder)], stdout=log, stderr=log
+                [*self._inside, self._binary, *self.command(self.port, self._peer, self._folder)],
+                stdout=log,
+                stderr=log,
             )
         deadline = time.monotonic() + 30
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self.port), timeout=1).close()
+                socket.create_connection((self.address, self.port), timeout=1).close()
                 return
             except OSError:
                 assert self._process.poll() is None and time.monotonic() < deadline
@@ -55,15 +65,15 @@ class StoreServer:
 
 
 class Etcd(StoreServer):
-    def __init__(self, folder: Path) -> None:
-        super().__init__("etcd", folder)
+    def __init__(self, folder: Path, *, address: str = "127.0.0.1", inside: Sequence[str] = ()) -> None:
+        super().__init__("etcd", folder, address=address, inside=inside)
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.address}:{self.port}"
 
     def command(self, port: int, peer: int, folder: Path) -> list[str]:
-        client, other = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{peer}"
+        client, other = f"http://{self.address}:{port}", f"http://{self.address}:{peer}"
         return [
             *("--data-dir", str(folder / "data"), "--listen-client-urls", client),
             *("--advertise-client-urls", client, "--listen-peer-urls", other),

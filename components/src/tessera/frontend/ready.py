@@ -28,6 +28,15 @@ def workers(url: str) -> dict[str, int] | None:
     return found if isinstance(found, dict) else None
 
 
+def _is_ready(url: str) -> bool:
+    """Whether a worker serves; its answers are 503 until then."""
+    try:
+        with _opener.open(f"{url}/health", timeout=2.0) as answer:
+            return bool(answer.status == 200)
+    except (OSError, http.client.HTTPException):
+        return False
+
+
 # A proxy from the environment would be asked for an address on this host.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -48,7 +57,10 @@ def _has(url: str, embed: int, encode: int) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tessera.frontend.ready", description=__doc__)
-    parser.add_argument("--url", nargs="+", required=True)
+    parser.add_argument("--url", nargs="*", default=[], help="frontends")
+    parser.add_argument(
+        "--worker", nargs="*", default=[], help="URLs of workers on a host without a frontend"
+    )
     parser.add_argument("--embed", type=int, default=1, help="embed or aggregated workers to wait for")
     parser.add_argument("--encode", type=int, default=0, help="encode workers to wait for")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds")
@@ -56,14 +68,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(argv)
     deadline = time.monotonic() + parsed.timeout
     while time.monotonic() < deadline:
-        if all(_has(url, parsed.embed, parsed.encode) for url in parsed.url):
+        frontends = all(_has(url, parsed.embed, parsed.encode) for url in parsed.url)
+        if frontends and all(_is_ready(url) for url in parsed.worker):
             return 0
         for pid in parsed.pids:
             if ended(pid):
                 print(f"process {pid} ended before the service was ready", file=sys.stderr)
                 return 1
         time.sleep(0.1)
-    found = [workers(url) for url in parsed.url]
+    found = [workers(url) for url in parsed.url] + [_is_ready(url) for url in parsed.worker]
     print(f"not ready after {parsed.timeout:.0f} s: {found}", file=sys.stderr)
     return 1
 
