@@ -27,6 +27,7 @@ class LoadedEngine:
 
     def __init__(self, trt: Any, engine: Any, manifest: Manifest, directory: Path, device: str) -> None:
         self.manifest = manifest
+        self.keep: object = None
         self._trt = trt
         self._engine = engine
         self._bindings = {binding.name: binding for binding in manifest.bindings}
@@ -35,7 +36,7 @@ class LoadedEngine:
             int(engine.get_device_memory_size_for_profile_v2(number))
             for number in range(engine.num_optimization_profiles)
         ]
-        self._memory = torch.empty(max(needed), dtype=torch.uint8, device=device)
+        self._memory = torch.empty(max(1, *needed), dtype=torch.uint8, device=device)
         self._settings = _RuntimeSettings(trt, engine, directory, device)
 
     def context(self, profile: int, stream: int) -> Context:
@@ -112,12 +113,16 @@ def open_engine(model: Model, config: EngineConfig, placement: Placement, stage:
     logger, messages = logging_of(trt)
     messages.clear()
     with torch.cuda.device(placement.device):
-        engine = trt.Runtime(logger).deserialize_cuda_engine((directory / PLAN_FILE).read_bytes())
+        runtime = trt.Runtime(logger)
+        engine = runtime.deserialize_cuda_engine((directory / PLAN_FILE).read_bytes())
         if engine is None:
             raise EngineFailed(
                 f"{directory}: {manifest.flavour} {trt.__version__} cannot load it: {messages}"
             )
-        return LoadedEngine(trt, engine, manifest, directory, placement.device)
+        loaded = LoadedEngine(trt, engine, manifest, directory, placement.device)
+        # An engine must not outlive what deserialised it.
+        loaded.keep = runtime
+        return loaded
 
 
 def _manifest(model: Model, config: EngineConfig, stage: Stage) -> tuple[Path, Manifest]:

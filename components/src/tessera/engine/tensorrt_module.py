@@ -9,8 +9,8 @@ from typing import Any
 from tessera.errors import ConfigError
 
 _MODULES = {
-    "tensorrt": ("tensorrt",),
     # The bindings can be installed without the package that gives them their short name.
+    "tensorrt": ("tensorrt", "tensorrt_bindings"),
     "tensorrt_rtx": ("tensorrt_rtx", "tensorrt_rtx_bindings"),
 }
 _INSTALL = {

@@ -22,6 +22,8 @@ def read_samples(model: Model, spec: BuildSpec) -> tuple[Samples, str]:
         return Samples(), ""
     if spec.calibration is None:
         return _random(model), "random tiles and tokens: name a directory of real ones before serving"
+    if not spec.calibration.is_dir():
+        raise ConfigError(f"calibration: {spec.calibration} is no directory")
     tiles, tokens = [], []
     for path in sorted(spec.calibration.iterdir()):
         if path.suffix.lower() in _IMAGES:
