@@ -59,6 +59,15 @@ EXPECTED: dict[Stage, tuple[dict[str, Any], dict[str, Any], int]] = {
     Stage.POST: ({"hidden": ("bfloat16", (-1, -1, 128))} | LENGTHS, VECTORS, 0),
 }
 
+LAYERS = {f"text.layers.{number}" for number in range(2)}
+PARTS = {
+    Stage.VISION: {"vision.embeddings", "vision.layers.0", "vision.layers.1", "projector"},
+    Stage.TEXT: {"text.embed", "text.positions", "text.norm", "text.pooling"} | LAYERS,
+    Stage.FUSED: {"vision.layers.1", "text.embed", "text.pooling"} | LAYERS,
+    Stage.LM: LAYERS,
+    Stage.POST: {"text.pooling"},
+}
+
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -107,6 +116,10 @@ def test_inspection_shows_every_attention_fused(built: Path, capsys: pytest.Capt
     assert [layer["fused"] for layer in network["attention"]] == ["always"] * count
     assert {layer["form"] for layer in network["attention"]} <= {"padded_bhnd"}
     assert network["kinds"].get("non_zero") is None
+    names = [layer["name"] for layer in network["layers"]]
+    assert len(set(names)) == len(names) > 5
+    parts = {name.split()[0] for name in names}
+    assert parts >= PARTS.get(stage, set())
     if torch.cuda.is_available():
         assert "not_loaded" in found["engine"] or found["engine"]["tensors"]
     else:

@@ -8,6 +8,7 @@ converted unless ``cast`` says so.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -52,6 +53,10 @@ class Graph(Protocol):
     def input(self, name: str, dtype: str, shape: Sequence[int | Axis]) -> Node: ...
 
     def output(self, name: str, node: Node) -> None: ...
+
+    def within(self, name: str) -> AbstractContextManager[None]:
+        """What is described inside is part of ``name`` in everything that is said about the network."""
+        ...
 
     def constant(self, value: torch.Tensor) -> Node: ...
 

@@ -6,7 +6,8 @@ engine is built, so the graph holds on to them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,6 +40,7 @@ class TensorRTGraph:
         self._trt = trt
         self._network = network
         self._decomposable = decomposable
+        self._part = "network"
         self.weights: dict[str, torch.Tensor] = {}
         self.inputs: dict[str, tuple[int | Axis, ...]] = {}
         self.bindings: list[Binding] = []
@@ -66,6 +68,14 @@ class TensorRTGraph:
         self._network.mark_output(tensor)
         shape = tuple(tensor.shape)
         self.bindings.append(Binding(name=name, output=True, dtype=node.dtype, shape=shape))
+
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        outer, self._part = self._part, name
+        try:
+            yield
+        finally:
+            self._part = outer
 
     def constant(self, value: torch.Tensor) -> Node:
         value = value.detach().to("cpu").contiguous()
@@ -126,7 +136,7 @@ class TensorRTGraph:
         if layer is None:
             raise EngineBuildFailed(f"TensorRT refused attention over {q}, {k}, {v}")
         layer.decomposable = self._decomposable
-        layer.name = f"attention {len(self.attentions)}"
+        layer.name = f"{self._part} attention {len(self.attentions)}"
         if bounds is not None:
             packed = self._trt.AttentionIOForm.PACKED_NHD
             layer.query_form = layer.key_value_form = packed
@@ -287,6 +297,7 @@ class TensorRTGraph:
     def _out(self, layer: Any, dtype: str) -> Node:
         if layer is None:
             raise EngineBuildFailed("TensorRT refused a layer; its log says why")
+        layer.name = f"{self._part} {layer.type.name.lower()} {self._network.num_layers}"
         tensor = layer.get_output(0)
         try:
             rank = len(tensor.shape)

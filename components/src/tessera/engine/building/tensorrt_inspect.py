@@ -16,14 +16,13 @@ from tessera.errors import ConfigError
 
 
 def network_information(trt: Any, network: Any, attentions: list[Any]) -> dict[str, Any]:
-    """Layers by kind, and every attention with what was asked of it.
+    """Every layer as it was described, their number by kind, and what was asked of each attention.
 
     An attention that may not be decomposed runs as one fused kernel, or its engine could not be built.
     """
-    kinds = Counter(network.get_layer(number).type.name.lower() for number in range(network.num_layers))
+    layers = [network.get_layer(number) for number in range(network.num_layers)]
     return {
-        "layers": network.num_layers,
-        "kinds": dict(kinds.most_common()),
+        "kinds": dict(Counter(layer.type.name.lower() for layer in layers).most_common()),
         "attention": [
             {
                 "name": layer.name,
@@ -33,6 +32,15 @@ def network_information(trt: Any, network: Any, attentions: list[Any]) -> dict[s
                 "fused": "not known before it is loaded" if layer.decomposable else "always",
             }
             for layer in attentions
+        ],
+        "layers": [
+            {
+                "name": layer.name,
+                "dtype": to_name(trt, layer.get_output(0).dtype),
+                "shape": list(layer.get_output(0).shape),
+            }
+            for layer in layers
+            if layer.type != trt.LayerType.ATTENTION_INPUT
         ],
     }
 

@@ -38,7 +38,7 @@ def describe_network(path: Path, config: ModelConfig, graph: Graph, request: Net
     text = TextNetwork(graph, Arithmetic(products, scales), config.text, backbone, layout)
     if request.stage == "post":
         hidden = layout.hidden("hidden", products, config.text.hidden)
-        text.finish(text.pooled(hidden))
+        text.finish(hidden)
         return
     if request.stage == "lm":
         hidden = layout.hidden("embedded", products, config.text.hidden)
@@ -47,8 +47,9 @@ def describe_network(path: Path, config: ModelConfig, graph: Graph, request: Net
     rows = None
     if vision is not None:
         rows = graph.reshape(vision.rows(vision.tiles()), (-1, config.text.hidden))
-    embedded = text.embedded(rows)
+    with graph.within("text.embed"):
+        embedded = text.embedded(rows)
     if request.stage == "embed":
         graph.output("embedded", embedded)
         return
-    text.finish(text.pooled(text.encoded(embedded, request.max_length)))
+    text.finish(text.encoded(embedded, request.max_length))

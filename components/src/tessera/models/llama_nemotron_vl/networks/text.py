@@ -43,25 +43,30 @@ class TextNetwork:
     def encoded(self, embedded: Node, max_length: int) -> Node:
         """The last hidden state after the final norm, in the products' type."""
         graph, arithmetic = self._graph, self._arithmetic
-        turns = self._turns(embedded, max_length)
-        hidden = graph.cast(embedded, arithmetic.residual)
-        for layer in self._tower.stack:
-            hidden = self._layer(hidden, layer, turns)
-        return arithmetic.rms_norm(graph, hidden, self._tower.norm.weight, self._config.eps)
+        with graph.within("text.positions"):
+            turns = self._turns(embedded, max_length)
+            hidden = graph.cast(embedded, arithmetic.residual)
+        for number, layer in enumerate(self._tower.stack):
+            with graph.within(f"text.layers.{number}"):
+                hidden = self._layer(hidden, layer, turns)
+        with graph.within("text.norm"):
+            return arithmetic.rms_norm(graph, hidden, self._tower.norm.weight, self._config.eps)
 
-    def pooled(self, hidden: Node) -> Node:
+    def finish(self, hidden: Node) -> None:
+        """Output unit ``vectors`` ``[sequences, hidden]`` and ``norms`` ``[sequences]``, both float32."""
+        graph = self._graph
+        with graph.within("text.pooling"):
+            pooled = self._pooled(hidden)
+            norms = graph.sqrt(graph.sum(graph.multiply(pooled, pooled), 1, keep=True))
+            graph.output("vectors", graph.divide(pooled, graph.maximum(norms, 1e-12)))
+            graph.output("norms", graph.sum(norms, 1))
+
+    def _pooled(self, hidden: Node) -> Node:
         """float32 ``[sequences, hidden]``."""
         exact = self._graph.cast(hidden, "float32")
         if self._config.pooling == "avg":
             return self._layout.mean(exact)
         return self._layout.edge(exact, last=self._config.pooling == "last")
-
-    def finish(self, pooled: Node) -> None:
-        """Output unit ``vectors`` ``[sequences, hidden]`` and ``norms`` ``[sequences]``, both float32."""
-        graph = self._graph
-        norms = graph.sqrt(graph.sum(graph.multiply(pooled, pooled), 1, keep=True))
-        graph.output("vectors", graph.divide(pooled, graph.maximum(norms, 1e-12)))
-        graph.output("norms", graph.sum(norms, 1))
 
     def _turns(self, hidden: Node, max_length: int) -> tuple[Node, Node]:
         """float32 cosines and sines, ``[*lead, 1, head_dim / 2]`` or what broadcasts to it.

@@ -27,13 +27,16 @@ class VisionNetwork:
 
     def rows(self, tiles: Node) -> Node:
         """``[tiles, tokens_per_tile, hidden]`` in the products' type."""
-        encoder = self._tower.vision
-        hidden = self._embedded(tiles)
-        for layer in encoder.layers:
-            hidden = self._layer(hidden, layer)
-        if encoder.post_layernorm is not None:
-            hidden = self._arithmetic.layer_norm(self._graph, hidden, encoder.post_layernorm)
-        return self._projected(hidden)
+        graph, encoder = self._graph, self._tower.vision
+        with graph.within("vision.embeddings"):
+            hidden = self._embedded(tiles)
+        for number, layer in enumerate(encoder.layers):
+            with graph.within(f"vision.layers.{number}"):
+                hidden = self._layer(hidden, layer)
+        with graph.within("projector"):
+            if encoder.post_layernorm is not None:
+                hidden = self._arithmetic.layer_norm(graph, hidden, encoder.post_layernorm)
+            return self._projected(hidden)
 
     def _embedded(self, tiles: Node) -> Node:
         graph, vision, embeddings = self._graph, self._config.vision, self._tower.vision.embeddings
