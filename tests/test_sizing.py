@@ -1,0 +1,114 @@
+"""Sizing: the model against what was measured of both stages together, and what the command says."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from tessera.sizing import H100, Demand, Images, Plan, Text, demand, main, plan
+
+RESULTS = (Path(__file__).parents[1] / "benchmarks/RESULTS.md").read_text()
+
+
+def measured(row: str) -> float:
+    """The rate that the table of engines gives now."""
+    (line,) = [line for line in RESULTS.splitlines() if line.startswith(f"| {row} |")]
+    return float(line.split("|")[3].replace(",", ""))
+
+
+def test_the_rates_are_the_ones_that_were_measured() -> None:
+    assert H100.tiles == measured("vision, 28 tiles")
+    for length, row in (
+        (32, "text, 512 \u00d7 32 tokens"),
+        (128, "text, 128 \u00d7 128 tokens"),
+        (1024, "text, 16 \u00d7 1024 tokens"),
+    ):
+        assert H100.sequences[length] == measured(row)
+
+
+@pytest.mark.parametrize(
+    ("row", "tiles", "tokens"),
+    [("1 tile + 8 tokens, both stages", 1, 8), ("page, 7 tiles + 4 tokens, both stages", 7, 4)],
+)
+def test_both_stages_together_take_what_was_measured(row: str, tiles: int, tokens: int) -> None:
+    """Rows of the table that the rates were not taken from."""
+    work = demand(H100, [], [Images(1.0, tiles, tokens)], hits=0.0)
+    assert 1 / (work.encode + work.embed) == pytest.approx(measured(row), rel=0.06)
+
+
+def test_a_hit_needs_no_encoder() -> None:
+    miss = demand(H100, [], [Images(10, 7, 4)], hits=0.0)
+    half = demand(H100, [], [Images(10, 7, 4)], hits=0.5)
+    hit = demand(H100, [], [Images(10, 7, 4)], hits=1.0)
+    assert half.encode == pytest.approx(miss.encode / 2)
+    assert hit.encode == 0 and plan(hit, 0.7).encode == 0
+    assert miss.embed == half.embed == hit.embed
+
+
+def test_longer_texts_never_cost_less() -> None:
+    costs = [H100.sequence_seconds(length) for length in range(1, 8193)]
+    assert all(later >= earlier > 0 for earlier, later in itertools.pairwise(costs))
+    assert H100.sequence_seconds(128) == pytest.approx(1 / 2249)
+
+
+@pytest.mark.parametrize(
+    ("encode", "embed", "busy", "expected"),
+    [
+        (0.7, 0.7, 0.7, Plan(1, 1, 2)),
+        (0.0, 0.01, 0.7, Plan(0, 1, 1)),
+        (0.2, 0.2, 0.7, Plan(1, 1, 1)),
+        (3.0, 1.1, 1.0, Plan(3, 2, 5)),
+    ],
+)
+def test_workers_are_whole(encode: float, embed: float, busy: float, expected: Plan) -> None:
+    assert plan(Demand(encode, embed, 1.0), busy) == expected
+
+
+def test_every_kind_of_text_counts() -> None:
+    both = demand(H100, [Text(100, 32), Text(50, 1024)], [], hits=0.0)
+    assert both.embed == pytest.approx(100 / 9074 + 50 / 263)
+    assert both.inputs == 150
+
+
+def test_the_command_prints_workers_ratio_and_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--text", "500@128", "--images", "40@7+4", "--hits", "0.3", "--gpu-hour", "2.5"]) == 0
+    said = capsys.readouterr().out
+    assert "RESULTS.md" in said
+    counts = {name: int(count) for name, count in re.findall(r"(encode|embed) workers: (\d+)", said)}
+    # 40 pages: 196 tiles a second of 526, and 0.27 s of text; 500 texts: 0.22 s. At most 0.7 s a worker.
+    assert counts == {"encode": 1, "embed": 1}
+    # 2 GPUs, 540 inputs a second.
+    assert "5.00 an hour, 2.57 a million inputs" in said
+
+
+def test_own_rates_take_the_place_of_the_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "rates.yaml"
+    path.write_text("source: my card\ntiles: 10\nsequences: {32: 100, 1024: 5}\n")
+    assert main(["--images", "10@7", "--rates", str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "rates: my card" in said and "encode workers: 10" in said
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [("tiles: 5\n", "source"), ("source: x\ntiles: 0\nsequences: {1: 1, 2: 1}\n", "tiles")],
+)
+def test_wrong_rates_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, named: str
+) -> None:
+    path = tmp_path / "rates.yaml"
+    path.write_text(content)
+    assert main(["--text", "1@5", "--rates", str(path)]) == 1
+    said = capsys.readouterr().err
+    assert str(path) in said and named in said
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["--text", "5"], ["--images", "0@1"], ["--text", "1@1", "--busy", "0"]]
+)
+def test_what_is_no_mix_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(arguments)
