@@ -293,6 +293,26 @@ def test_every_input_of_the_model_must_fit_a_profile(model: LlamaNemotronVL) -> 
         check_vision_profiles(manifest(model, BuildSpec(stage="vision", flavour="x", profiles=gap)), "here")
 
 
+@pytest.mark.parametrize(
+    ("lengths", "expected"),
+    [
+        ([40] * 8, [8]),
+        ([40, 3, 38, 4, 40, 5], [6]),
+        ([2000, 9, 12, 10, 11], [1, 4]),
+        ([100, 2000, 1990, 90, 10, 1], [2, 4]),
+        ([1000] * 3 + [500] * 9 + [20] * 30, [3, 9, 30]),
+    ],
+    ids=str,
+)
+def test_padded_sequences_go_with_others_of_similar_length(lengths: list[int], expected: list[int]) -> None:
+    wide = Profile(sequences=Range(1, 8, 64), tokens=Range(1, 64, 4096), rows=Range(1, 8, 8))
+    runs = Sizes([wide], Layout.PADDED, coarse=0).cut(lengths, [0] * len(lengths))
+    assert [len(run.members) for run in runs] == expected
+    assert sorted(member for run in runs for member in run.members) == list(range(len(lengths)))
+    assert all(run.tokens >= lengths[member] for run in runs for member in run.members)
+    assert len(Sizes([wide], Layout.PACKED, coarse=0).cut([9, 40, 2], [0] * 3)) == 1
+
+
 def test_a_sequence_beyond_every_profile_is_named() -> None:
     with pytest.raises(EngineFailed, match="201 tokens"):
         Sizes(PROFILES, Layout.PADDED, coarse=0).cut([3, 201], [0, 0])

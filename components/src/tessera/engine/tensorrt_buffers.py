@@ -1,4 +1,4 @@
-"""The inputs and outputs of an engine, each large enough for every profile and never moved."""
+"""The inputs and outputs of a text engine, each large enough for every profile and never moved."""
 
 from __future__ import annotations
 
@@ -13,18 +13,12 @@ from tessera.engine.building.spec import Layout, Profile
 class Buffers:
     """``view`` gives the beginning of a buffer in another shape; rows can be had by indexing."""
 
-    def __init__(self, manifest: Manifest, device: str, *, without: tuple[str, ...] = ()) -> None:
+    def __init__(self, manifest: Manifest, device: str) -> None:
         self._tensors: dict[str, torch.Tensor] = {}
         for binding in manifest.bindings:
-            if binding.name not in without:
-                largest = max(
-                    (_largest(binding, profile, manifest.layout) for profile in manifest.profiles), key=prod
-                )
-                dtype = getattr(torch, binding.dtype)
-                self._tensors[binding.name] = torch.zeros(largest, dtype=dtype, device=device)
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+            shapes = [_largest(binding, profile, manifest.layout) for profile in manifest.profiles]
+            dtype = getattr(torch, binding.dtype)
+            self._tensors[binding.name] = torch.zeros(max(shapes, key=prod), dtype=dtype, device=device)
 
     def __getitem__(self, name: str) -> torch.Tensor:
         return self._tensors[name]
@@ -36,8 +30,6 @@ class Buffers:
 def _largest(binding: Binding, profile: Profile, layout: Layout) -> tuple[int, ...]:
     """The binding's largest shape in a profile."""
     axes = {
-        "tiles": ("tiles",),
-        "rows": ("tiles",),
         "vision_rows": ("rows",),
         "lengths": ("sequences",),
         "query_lengths": ("sequences",),

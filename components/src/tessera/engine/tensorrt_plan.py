@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from tessera.engine.building.manifest import Manifest
 from tessera.engine.building.spec import Layout, Profile
@@ -11,6 +12,8 @@ from tessera.errors import EngineFailed, EngineMismatch
 
 # What sequences are rounded up to a multiple of.
 _LEAST_TOKENS = 16
+# What a run of its own is taken to cost, in tokens of padding that it saves; an estimate, not measured.
+_RUN_TOKENS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +46,44 @@ class Sizes:
     def cut(self, lengths: Sequence[int], rows: Sequence[int]) -> list[Run]:
         """Runs for sequences of these lengths with so many vision rows each.
 
-        All in one where a profile takes them; else the longest first, as many to a run as go together.
+        Padded sequences go with others of similar length. As many go together as a profile takes, the longest
+        first.
         """
-        numbers = tuple(range(len(lengths)))
-        whole = self._fit(numbers, lengths, rows)
-        if whole is not None:
-            return [whole]
-        left = sorted(numbers, key=lambda number: -lengths[number])
-        runs = []
+        return [run for group in self._groups(lengths) for run in self._runs(group, lengths, rows)]
+
+    def _groups(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Numbers of sequences that are worth running together; the longest come first."""
+        numbers = sorted(range(len(lengths)), key=lambda number: -lengths[number])
+        if self._layout is Layout.PACKED:
+            return [numbers]
+        classes = [
+            list(members) for _, members in groupby(numbers, key=lambda number: _power(lengths[number]))
+        ]
+        # The cheapest way to join neighbouring classes, found from the shortest one on.
+        cheapest: list[tuple[int, list[list[int]]]] = [(0, [])]
+        for start in reversed(range(len(classes))):
+            choices = []
+            group: list[int] = []
+            for end in range(start, len(classes)):
+                group = group + classes[end]
+                after, groups = cheapest[len(classes) - 1 - end]
+                choices.append((len(group) * lengths[group[0]] + _RUN_TOKENS + after, [group, *groups]))
+            cheapest.append(min(choices, key=lambda choice: choice[0]))
+        return cheapest[-1][1]
+
+    def _runs(self, group: list[int], lengths: Sequence[int], rows: Sequence[int]) -> Iterator[Run]:
+        left = group
         while left:
-            best = None
-            for count in range(1, len(left) + 1):
+            best = self._fit(tuple(sorted(left)), lengths, rows)
+            for count in range(1, len(left)) if best is None else ():
                 found = self._fit(tuple(sorted(left[:count])), lengths, rows)
                 if found is None:
                     break
                 best = found
             if best is None:
                 raise EngineFailed(f"no profile of the engine takes a sequence of {lengths[left[0]]} tokens")
-            runs.append(best)
+            yield best
             left = left[len(best.members) :]
-        return runs
 
     def coarse(self) -> list[tuple[list[int], Run]]:
         """Every size up to the coarse limit that a profile takes, with lengths that are rounded up to it."""
