@@ -1,12 +1,10 @@
-"""Two encode and two embed workers: routing, batching, faults, restarts."""
+"""Two encode and two embed workers: routing, batching, what fails alone. Faults are in tests/e2e/faults."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import io
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -74,54 +72,6 @@ def test_rows_of_the_clients_own_take_the_same_way(
     assert images == sum(service.worker_metric(w, "tessera_items_total", stage="encode") for w in ENCODE)
     assert read + 4 == sum(service.worker_metric(w, "tessera_transfers_total", outcome="ok") for w in EMBED)
     assert service.frontend_metric("tessera_lent_bytes") == 0
-
-
-class Load:
-    """A continuous mixed load whose every answer is checked against a vector known to be right."""
-
-    def __init__(self, client: AsyncOpenAI, known: dict[int, np.ndarray], concurrency: int) -> None:
-        self._client = client
-        self._known = known
-        self._tasks = [asyncio.create_task(self._run(worker)) for worker in range(concurrency)]
-        self._stop = False
-        self.answers = 0
-        self.errors: list[Exception] = []
-
-    async def _run(self, worker: int) -> None:
-        turn = worker
-        while not self._stop:
-            seed = turn % len(self._known)
-            # Every other image is new, so that encode workers stay busy.
-            fresh = 10_000 + worker * 10_000 + turn if turn % 2 else None
-            value = [text_of(seed)] + ([image_input(picture(fresh))] if fresh is not None else [])
-            try:
-                answer = await self._client.embeddings.create(model=MODEL, input=value)
-                got = np.array(answer.data[0].embedding, np.float32)
-                assert cosine(got, self._known[seed]) > 0.9999, "another input's vector"
-                assert len(answer.data) == len(value)
-                self.answers += 1
-            except Exception as error:
-                self.errors.append(error)
-            turn += 1
-
-    async def finish(self) -> None:
-        self._stop = True
-        await asyncio.gather(*self._tasks)
-
-
-def text_of(seed: int) -> str:
-    return f"sentence number {seed} " * (1 + seed % 7)
-
-
-@asynccontextmanager
-async def load(service: Service, reference: Reference, concurrency: int = 8) -> AsyncIterator[Load]:
-    known = {seed: reference.vector(text_of(seed), [], "none") for seed in range(12)}
-    async with openai(service) as client:
-        running = Load(client, known, concurrency)
-        try:
-            yield running
-        finally:
-            await running.finish()
 
 
 def settled(service: Service) -> None:
@@ -209,58 +159,3 @@ async def test_a_client_that_hangs_up_is_dropped(service: Service) -> None:
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
     settled(service)
-
-
-@pytest.mark.parametrize("role", ["embed", "encode"])
-async def test_a_killed_worker_is_not_noticed(service: Service, reference: Reference, role: str) -> None:
-    service.wait_workers(2, 2)
-    async with load(service, reference) as running:
-        await asyncio.sleep(1.0)
-        before = running.answers
-        os.kill(service.pids()[1 if role == "encode" else 3], signal.SIGKILL)
-        await asyncio.sleep(4.0)
-        assert running.answers > before
-    assert running.errors == []
-    # Its place is taken by a new one before long.
-    service.wait_workers(2, 2)
-    settled(service)
-
-
-@pytest.mark.parametrize("role", ["embed", "encode"])
-async def test_a_terminated_worker_finishes_its_work(
-    service: Service, reference: Reference, role: str
-) -> None:
-    service.wait_workers(2, 2)
-    async with load(service, reference) as running:
-        await asyncio.sleep(0.5)
-        pid = service.pids()[1 if role == "encode" else 3]
-        os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + 20
-        while pid in service.pids():
-            assert time.monotonic() < deadline
-            await asyncio.sleep(0.1)
-    assert running.errors == []
-    assert f"(pid {pid}) ended with status 0" in service.log.read_text()
-    service.wait_workers(2, 2)
-
-
-async def test_a_worker_that_discovery_lost_comes_back(service: Service) -> None:
-    service.wait_workers(2, 2)
-    assert forget_embed_workers(service) == 2
-    deadline = time.monotonic() + 10
-    while service.health()["workers"] != {"embed": 0, "encode": 2}:
-        assert time.monotonic() < deadline
-        await asyncio.sleep(0.05)
-    service.wait_workers(2, 2)
-    async with openai(service) as client:
-        await client.embeddings.create(model=MODEL, input="hello again")
-
-
-def forget_embed_workers(service: Service) -> int:
-    """Delete the embed workers from the discovery directory; how many there were."""
-    environment = Path(f"/proc/{service.pids()[0]}/environ").read_bytes().decode().split("\0")
-    store = Path(next(entry for entry in environment if entry.startswith("DYN_FILE_KV="))[12:])
-    listed = [path for path in store.rglob("*") if path.is_file() and "embed" in path.name]
-    for path in listed:
-        path.unlink()
-    return len(listed)

@@ -6,14 +6,14 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.e2e.faults.conftest import EMBED, ENCODE, FRONTENDS, Deployment
 from tests.e2e.faults.traffic import Known, traffic
-from tests.e2e.service import MODEL
-from tests.e2e.test_e_p import forget_embed_workers
+from tests.e2e.service import MODEL, Service
 
 pytestmark = pytest.mark.e2e
 
@@ -21,8 +21,14 @@ WAIT = 40.0
 
 
 async def until(condition, timeout: float = WAIT, what: str = "") -> None:  # type: ignore[no-untyped-def]
+    """Wait for it; a process that does not answer yet is as good as false."""
     deadline = time.monotonic() + timeout
-    while not condition():
+    while True:
+        try:
+            if condition():
+                return
+        except httpx.HTTPError:
+            pass
         assert time.monotonic() < deadline, what
         await asyncio.sleep(0.05)
 
@@ -182,6 +188,20 @@ async def test_a_frontend_that_is_killed_leaves_its_work_undone(
 
 def cancelled_items(deployment: Deployment, worker: int) -> float:
     return deployment.service.worker_metric(worker, "tessera_items_total", stage="embed", outcome="cancelled")
+
+
+def store_of(service: Service) -> Path:
+    """The discovery directory."""
+    environment = Path(f"/proc/{service.pids()[0]}/environ").read_bytes().decode().split("\0")
+    return Path(next(entry for entry in environment if entry.startswith("DYN_FILE_KV="))[12:])
+
+
+def forget_embed_workers(service: Service) -> int:
+    """Delete the embed workers from the discovery directory; how many there were."""
+    listed = [path for path in store_of(service).rglob("*") if path.is_file() and "embed" in path.name]
+    for path in listed:
+        path.unlink()
+    return len(listed)
 
 
 async def test_workers_that_discovery_has_lost_return(deployment: Deployment, known: list[Known]) -> None:
