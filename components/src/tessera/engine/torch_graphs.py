@@ -34,7 +34,7 @@ class SplitTextModule(Protocol):
     ) -> torch.Tensor: ...
 
 
-class _Recorder:
+class Recorder:
     """Records functions into graphs that share one pool of memory."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
@@ -50,7 +50,7 @@ class _Recorder:
         return graph, result
 
 
-def _sizes(most: int) -> list[int]:
+def graph_sizes(most: int) -> list[int]:
     """From 32 on in steps of a quarter, beyond 1024 of an eighth, of the next power of two."""
     sizes = [32]
     while sizes[-1] < most:
@@ -78,23 +78,23 @@ class TextGraphs:
     ) -> None:
         self._module = module
         # Largest first, so that the smaller ones find their memory in the pool.
-        sizes = _sizes(max_tokens)[::-1]
+        sizes = graph_sizes(max_tokens)[::-1]
         self._embedded = torch.zeros(sizes[0], hidden, dtype=dtype, device=device)
         self._positions = torch.zeros(sizes[0], dtype=torch.int32, device=device)
-        self._bounds = torch.zeros(_sequences(sizes[0]) + 1, dtype=torch.int32, device=device)
+        self._bounds = torch.zeros(sequences_of(sizes[0]) + 1, dtype=torch.int32, device=device)
         self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        recorder = _Recorder(stream)
+        recorder = Recorder(stream)
         for size in sizes:
             self._bounds[1:] = size
             self._graphs[size] = recorder.record(partial(self._compute, size))
         self._sizes = sizes[::-1]
 
     def _compute(self, size: int) -> torch.Tensor:
-        bounds = self._bounds[: _sequences(size) + 1]
+        bounds = self._bounds[: sequences_of(size) + 1]
         return self._module.pooled(self._embedded[:size], self._positions[:size], bounds, (size,))
 
     def fits(self, tokens: int, sequences: int) -> bool:
-        return tokens <= self._sizes[-1] and sequences <= _sequences(self._size(tokens))
+        return tokens <= self._sizes[-1] and sequences <= sequences_of(self._size(tokens))
 
     def replay(
         self, embedded: torch.Tensor, positions: torch.Tensor, cu_seqlens: torch.Tensor
@@ -114,7 +114,7 @@ class TextGraphs:
         return self._sizes[bisect_left(self._sizes, tokens)]
 
 
-def _sequences(size: int) -> int:
+def sequences_of(size: int) -> int:
     return max(16, size // 32)
 
 
@@ -132,7 +132,7 @@ class VisionGraphs:
     ) -> None:
         self._module = module
         self._tiles = torch.zeros(max_tiles, *tile_shape, dtype=torch.uint8, device=device)
-        recorder = _Recorder(stream)
+        recorder = Recorder(stream)
         self._graphs = {
             count: recorder.record(partial(self._compute, count)) for count in range(max_tiles, 0, -1)
         }

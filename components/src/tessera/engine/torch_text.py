@@ -12,15 +12,14 @@ from tessera.engine.torch_device import Placement
 from tessera.engine.torch_process import settle
 from tessera.engine.torch_quantization import quantise
 from tessera.engine.torch_text_cuda import CudaText
-from tessera.models.base import Model
+from tessera.models.base import Model, TextModule
 
 
 class TorchTextEngine:
     """Runs a family's text module on packed batches."""
 
     def __init__(self, model: Model, config: EngineConfig, placement: Placement) -> None:
-        self._module = model.load_text(dtype=placement.dtype, device=placement.device)
-        quantise(self._module, config, placement)
+        self._module = self._load(model, config, placement)
         self._hidden = model.hidden
         self._max_length = model.max_tokens
         self._max_tokens = max(config.max_batch_cost, model.max_tokens)
@@ -28,7 +27,15 @@ class TorchTextEngine:
         self._cuda: CudaText | None = None
         if placement.is_cuda:
             tokens = config.max_batch_cost if config.graph_cost is None else config.graph_cost
-            self._cuda = CudaText(self._module, model.hidden, placement, graph_tokens=tokens)
+            self._cuda = self._on_cuda(self._module, placement, tokens)
+
+    def _load(self, model: Model, config: EngineConfig, placement: Placement) -> TextModule:
+        module = model.load_text(dtype=placement.dtype, device=placement.device)
+        quantise(module, config, placement)
+        return module
+
+    def _on_cuda(self, module: TextModule, placement: Placement, graph_tokens: int) -> CudaText:
+        return CudaText(module, self._hidden, placement, graph_tokens=graph_tokens)
 
     @property
     def cost(self) -> Cost:

@@ -14,15 +14,14 @@ from tessera.engine.torch_device import Placement
 from tessera.engine.torch_process import settle
 from tessera.engine.torch_quantization import quantise
 from tessera.engine.torch_vision_cuda import CudaVision
-from tessera.models.base import Model
+from tessera.models.base import Model, VisionModule
 
 
 class TorchVisionEngine:
     """Runs a family's vision module on batches of whole images."""
 
     def __init__(self, model: Model, config: EngineConfig, placement: Placement) -> None:
-        self._module = model.load_vision(dtype=placement.dtype, device=placement.device)
-        quantise(self._module, config, placement)
+        self._module = self._load(model, config, placement)
         self._tile_shape = model.tile_shape
         self._tokens_per_tile = model.tokens_per_tile
         self._hidden = model.hidden
@@ -34,6 +33,11 @@ class TorchVisionEngine:
             self._cuda = CudaVision(
                 self._module, model.tile_shape, placement, graph_tiles=min(tiles, self._max_tiles)
             )
+
+    def _load(self, model: Model, config: EngineConfig, placement: Placement) -> VisionModule:
+        module = model.load_vision(dtype=placement.dtype, device=placement.device)
+        quantise(module, config, placement)
+        return module
 
     @property
     def cost(self) -> Cost:

@@ -30,11 +30,15 @@ class StageTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageModule:
-    """A module in evaluation mode, and its positional inputs and outputs in order."""
+    """A module in evaluation mode, and its positional inputs and outputs in order.
+
+    ``fused_attention`` is false where attention builds its whole matrix of scores.
+    """
 
     module: nn.Module
     inputs: tuple[StageTensor, ...]
     outputs: tuple[StageTensor, ...]
+    fused_attention: bool = True
 
 
 @runtime_checkable

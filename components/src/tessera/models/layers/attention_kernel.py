@@ -15,6 +15,8 @@ import torch
 import triton
 import triton.language as tl
 
+from tessera.models.layers.fused import FUSED_HEAD_DIMS
+
 ROWS = 128
 # Milliseconds on an H100, 32,768 tokens, 32 heads on 8, head width 64, against FlashAttention 2:
 #   length           32     128    260    1024   1796
@@ -98,7 +100,7 @@ def attend(
 
 
 def supports(head_dim: int) -> bool:
-    return head_dim in (16, 32, 64, 128)
+    return head_dim in FUSED_HEAD_DIMS
 
 
 def packed_attention(

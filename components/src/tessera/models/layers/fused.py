@@ -7,6 +7,9 @@ import importlib.util
 
 import torch
 
+FUSED_HEAD_DIMS = (16, 32, 64, 128)
+"""Head widths that the packed attention kernel takes."""
+
 
 @functools.cache
 def has_triton() -> bool:

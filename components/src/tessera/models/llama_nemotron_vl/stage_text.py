@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, pad, scaled_dot_product_attention
 
-from tessera.models.layers.fused import uses_fused
+from tessera.models.layers.fused import FUSED_HEAD_DIMS, uses_fused
 from tessera.models.llama_nemotron_vl.config import Pooling
 from tessera.models.llama_nemotron_vl.rope import rotation
 from tessera.models.llama_nemotron_vl.text import Layer, TextTower
@@ -131,6 +131,7 @@ class PackedText(nn.Module):
         self._pooling = pooling
         weight = tower.norm.weight
         self._fused = uses_fused(weight.device, weight.dtype)
+        self.fused_attention = self._fused and tower.head_dim in FUSED_HEAD_DIMS
         self._search = 1 << (max_sequences - 1).bit_length()
 
     def forward(
@@ -161,7 +162,7 @@ class PackedText(nn.Module):
         sequence: torch.Tensor,
     ) -> torch.Tensor:
         q, k, v = layer.self_attn.turned(layer.input_layernorm.plain(hidden), cosines, sines)
-        if self._fused:
+        if self.fused_attention:
             from tessera.models.layers.exported_ops import packed_attention
 
             attended = packed_attention(q, k, v, cu_seqlens, self._search)

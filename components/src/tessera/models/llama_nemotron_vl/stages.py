@@ -88,6 +88,7 @@ class _Loader:
                 StageTensor(name="vision_map", dtype="int32", axes=("tokens",)),
             ),
             outputs=self._vectors(),
+            fused_attention=module.fused_attention,
         )
 
     def fused(self) -> StageModule:

@@ -185,6 +185,10 @@ class TextTower(nn.Module):
         self._fp8: Fp8TextLayers | None = None
         self.frequencies: torch.Tensor
 
+    @property
+    def head_dim(self) -> int:
+        return self._config.head_dim
+
     def quantise(self, *, keep: int) -> None:
         """Hold the products in FP8, but for ``keep`` layers at each end."""
         from tessera.models.llama_nemotron_vl.text_fp8 import Fp8TextLayers

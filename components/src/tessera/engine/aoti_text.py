@@ -1,0 +1,43 @@
+"""The text engine compiled ahead of time; batches and streams are those of the torch engine."""
+
+from __future__ import annotations
+
+from tessera.engine.aoti_package import open_package
+from tessera.engine.aoti_packed import PackedModule
+from tessera.engine.aoti_padded import PaddedModule, bucketed_cost
+from tessera.engine.aoti_text_cuda import AotiCudaText
+from tessera.engine.base import Cost, packed_cost
+from tessera.engine.building.spec import Layout, Stage
+from tessera.engine.config import EngineConfig
+from tessera.engine.torch_device import Placement
+from tessera.engine.torch_text import TorchTextEngine
+from tessera.engine.torch_text_cuda import CudaText
+from tessera.errors import ConfigError
+from tessera.models.base import Model, TextModule
+
+
+class AotiTextEngine(TorchTextEngine):
+    """Runs an engine directory of the stage ``text``: padded on the CPU, packed anywhere."""
+
+    def _load(self, model: Model, config: EngineConfig, placement: Placement) -> TextModule:
+        package = open_package(model, config, placement, Stage.TEXT)
+        most = max(config.max_batch_cost, model.max_tokens)
+        if package.manifest.layout is Layout.PACKED:
+            package.require_room("tokens", most, "the larger of max_batch_cost and the longest input")
+            package.require_room("rows", most, "the larger of max_batch_cost and the longest input")
+            return PackedModule(package)
+        if placement.is_cuda:
+            raise ConfigError(
+                f"{config.path}: on CUDA engine aoti runs layout packed, and this one is padded"
+            )
+        package.require_room("tokens", model.max_tokens, "the longest input")
+        package.require_room("rows", most, "the larger of max_batch_cost and the longest input")
+        return PaddedModule(package)
+
+    def _on_cuda(self, module: TextModule, placement: Placement, graph_tokens: int) -> CudaText:
+        assert isinstance(module, PackedModule)
+        return AotiCudaText(module, self._hidden, placement, graph_tokens=graph_tokens)
+
+    @property
+    def cost(self) -> Cost:
+        return bucketed_cost if isinstance(self._module, PaddedModule) else packed_cost

@@ -1,0 +1,33 @@
+"""The vision engine compiled ahead of time; batches, streams and graphs are those of the torch engine."""
+
+from __future__ import annotations
+
+import torch
+
+from tessera.engine.aoti_package import AotiPackage, open_package
+from tessera.engine.building.spec import Stage
+from tessera.engine.config import EngineConfig
+from tessera.engine.torch_device import Placement
+from tessera.engine.torch_vision import TorchVisionEngine
+from tessera.models.base import Model, VisionModule
+
+
+class AotiVisionModule:
+    """Implements ``VisionModule``."""
+
+    def __init__(self, package: AotiPackage) -> None:
+        self._package = package
+
+    def __call__(self, tiles: torch.Tensor) -> torch.Tensor:
+        (rows,) = self._package(tiles)
+        return rows
+
+
+class AotiVisionEngine(TorchVisionEngine):
+    """Runs an engine directory of the stage ``vision``."""
+
+    def _load(self, model: Model, config: EngineConfig, placement: Placement) -> VisionModule:
+        package = open_package(model, config, placement, Stage.VISION)
+        most = max(config.max_batch_cost, model.max_tiles)
+        package.require_room("tiles", most, "the larger of max_batch_cost and one image's tiles")
+        return AotiVisionModule(package)

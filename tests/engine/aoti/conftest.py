@@ -1,0 +1,50 @@
+"""Every stage of the small checkpoint, compiled by the command in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+CONFIG = ROOT / "engine_configs" / "llama_nemotron_vl" / "aoti.yaml"
+# Two builders at a time, of about the same length.
+LANES = (("vision", "lm", "post"), ("text", "fused", "embed"))
+
+_BUILD = """
+import sys
+from tessera.commands.engine import main
+model, config, out, *stages = sys.argv[1:]
+for stage in stages:
+    main(["build", "--model-path", model, "--config", config, "--stage", stage, "--out", f"{out}/{stage}"])
+"""
+
+
+@pytest.fixture(scope="session")
+def engines(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with an engine directory for each stage."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++ (Debian package g++)")
+    out = tmp_path_factory.mktemp("engines")
+    environment = os.environ | {
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path_factory.mktemp("inductor")),
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",
+    }
+    builders = [
+        subprocess.Popen(
+            [sys.executable, "-c", _BUILD, str(checkpoint), str(CONFIG), str(out), *stages],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for stages in LANES
+    ]
+    said = [builder.communicate(timeout=900)[0] for builder in builders]
+    assert [builder.returncode for builder in builders] == [0, 0], "\n".join(said)
+    return out

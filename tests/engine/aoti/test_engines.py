@@ -1,0 +1,199 @@
+"""The compiled engines behind the seams of the torch engines, and what they refuse to load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from tessera.commands.engine import main
+from tessera.engine.building.aoti_flavour import AotiFlavour
+from tessera.engine.building.manifest import Manifest
+from tessera.engine.building.spec import BuildSpec, Layout, Stage
+from tessera.engine.config import EngineConfig
+from tessera.engine.factory import make_text_engine, make_vision_engine
+from tessera.engine.packing import PackedInput, pack
+from tessera.engine.torch_device import place
+from tessera.errors import ConfigError, EngineBuildFailed, EngineMismatch
+from tessera.models import open_model
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
+from tests.families.dual_encoder import FAMILY
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> LlamaNemotronVL:
+    return LlamaNemotronVL.open(checkpoint)
+
+
+def config(engine: str, path: Path | None, **changes: Any) -> EngineConfig:
+    values: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_batch_cost": 8, "max_queue_cost": 64}
+    return EngineConfig(engine=engine, path=path, **(values | changes))
+
+
+def test_both_engines_agree_with_torch_in_mixed_company(engines: Path, model: LlamaNemotronVL) -> None:
+    random = np.random.default_rng(0)
+    images = [random.integers(0, 256, (count, *model.tile_shape)).astype(np.uint8) for count in (1, 3)]
+    lengths = [1, 7, 300, 8, 2, 90, 64, 63, *([5] * 70)]
+    results = []
+    for kind in ("torch", "aoti"):
+        vision_config, text_config = (config(kind, engines / name) for name in ("vision", "text"))
+        vision = make_vision_engine(model, vision_config, place(vision_config))
+        text = make_text_engine(model, text_config, place(text_config))
+        vision.warm()
+        text.warm()
+        rows = [torch.empty(len(tiles) * model.tokens_per_tile, model.hidden) for tiles in images]
+        vision.launch(images, rows).result()
+        inputs = [
+            PackedInput(tokens=np.random.default_rng(size).integers(0, 1000, size).astype(np.int32))
+            for size in lengths
+        ]
+        for position, image in zip((1, 4), rows, strict=True):
+            index = np.arange(3, 3 + len(image), dtype=np.int32)
+            tokens = np.full(len(image) + 9, 7, np.int32)
+            inputs.insert(position, PackedInput(tokens=tokens, vision=(image,), vision_index=index))
+        found = text.launch(pack(inputs)).result()
+        alone = text.launch(pack(inputs[:1])).result()
+        np.testing.assert_allclose(alone.vectors[0], found.vectors[0], atol=1e-5)
+        results.append((torch.cat(rows).numpy(), found))
+        assert (vision.depth, text.depth) == (1, 1)
+        vision.close()
+        text.close()
+    (torch_rows, expected), (rows, found) = results
+    assert worst_cosine(rows, torch_rows) >= 0.99999
+    assert worst_cosine(found.vectors, expected.vectors) >= 0.99999
+    np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-4)
+
+
+def worst_cosine(found: np.ndarray, expected: np.ndarray) -> float:
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    return float(((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).min())
+
+
+def test_the_cost_of_a_padded_batch(engines: Path, model: LlamaNemotronVL) -> None:
+    settings = config("aoti", engines / "text")
+    cost = make_text_engine(model, settings, place(settings)).cost
+    assert cost(3, 30, 10) == 30  # equal lengths: nothing is padded
+    assert cost(10, 1009, 1000) == 2018  # one long among nine short: they do not pay for it
+
+
+def test_an_engine_of_another_checkpoint_is_refused(engines: Path, tmp_path: Path) -> None:
+    make_checkpoint(["--out", str(tmp_path / "other"), "--seed", "1"])
+    other = open_model(tmp_path / "other")
+    settings = config("aoti", engines / "vision")
+    with pytest.raises(EngineMismatch) as caught:
+        make_vision_engine(other, settings, place(settings))
+    assert other.fingerprint in caught.value.message
+    assert Manifest.read(engines / "vision").fingerprint in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"dtype": "bfloat16"}, ["bfloat16", "float32"]),
+        ({"max_batch_cost": 64}, ["up to 32 tiles", "64"]),
+        ({"path": None}, ["path"]),
+    ],
+    ids=str,
+)
+def test_a_config_that_does_not_match_is_refused(
+    engines: Path, model: LlamaNemotronVL, changes: dict[str, Any], names: list[str]
+) -> None:
+    settings = msgspec.structs.replace(config("aoti", engines / "vision"), **changes)
+    with pytest.raises(ConfigError) as caught:
+        make_vision_engine(model, settings, place(settings))
+    assert all(name in caught.value.message for name in names), caught.value.message
+
+
+def test_an_engine_of_another_stage_is_refused(engines: Path, model: LlamaNemotronVL) -> None:
+    settings = config("aoti", engines / "text")
+    with pytest.raises(EngineMismatch, match="stage is text, wanted is vision"):
+        make_vision_engine(model, settings, place(settings))
+
+
+def _version(manifest: dict[str, Any]) -> None:
+    manifest["versions"]["torch"] = "2.0.1"
+
+
+def _flags(manifest: dict[str, Any]) -> None:
+    manifest["notes"]["cpu_flags"] += " avx9000"
+
+
+def _capability(manifest: dict[str, Any]) -> None:
+    manifest["capabilities"] = ["9.0"]
+
+
+def _hash(manifest: dict[str, Any]) -> None:
+    manifest["files"]["engine.pt2"]["blake3"] = "0" * 32
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (_version, ["torch 2.0.1", torch.__version__]),
+        (_flags, ["avx9000"]),
+        (_capability, ["9.0", "cpu"]),
+        (_hash, ["engine.pt2", "0" * 32]),
+    ],
+)
+def test_an_engine_of_another_machine_is_refused(
+    engines: Path,
+    model: LlamaNemotronVL,
+    tmp_path: Path,
+    change: Callable[[dict[str, Any]], None],
+    names: list[str],
+) -> None:
+    copy = shutil.copytree(engines / "vision", tmp_path / "vision")
+    path = copy / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+    settings = config("aoti", copy)
+    with pytest.raises(EngineMismatch) as caught:
+        make_vision_engine(model, settings, place(settings))
+    assert all(name in caught.value.message for name in names), caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"dtype": "float8"}, ConfigError, "float8"),
+        ({"capabilities": ("9.9",)}, ConfigError, "9.9"),
+        ({"layout": Layout.PACKED}, EngineBuildFailed, "fused attention"),
+        ({"stage": Stage.LM, "layout": Layout.PACKED}, ConfigError, "packed"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_built_says_why(
+    model: LlamaNemotronVL, tmp_path: Path, changes: dict[str, Any], error: type[Exception], says: str
+) -> None:
+    values = {"stage": Stage.TEXT, "flavour": "aoti", "dtype": "float32", "capabilities": ("cpu",)}
+    with pytest.raises(error, match=says):
+        AotiFlavour().build(
+            model, BuildSpec(**(values | changes)), tmp_path, timing_cache=None, progress=lambda _: None
+        )
+
+
+def test_a_family_without_stages_says_so(tmp_path: Path) -> None:
+    spec = BuildSpec(stage=Stage.TEXT, flavour="aoti", dtype="float32", capabilities=("cpu",))
+    (tmp_path / "config.json").write_text('{"seed": 0}')
+    other = FAMILY.open_model(tmp_path)
+    with pytest.raises(ConfigError, match="offers no stages"):
+        AotiFlavour().build(other, spec, tmp_path, timing_cache=None, progress=lambda _: None)
+
+
+def test_inspect_names_what_is_called_beside_compiled_code(
+    engines: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main(["inspect", str(engines / "lm")])
+    found = json.loads(capsys.readouterr().out)
+    layers = found["engine"]["operators"]["cpu__scaled_dot_product_flash_attention_for_cpu"]
+    assert layers == 2 and found["engine"]["operators"]["cpu_mm_out"] == 4 * layers
+    assert any(name.endswith(".so") for name in found["engine"]["files"])
