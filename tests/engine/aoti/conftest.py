@@ -45,6 +45,11 @@ def engines(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for stages in LANES
     ]
-    said = [builder.communicate(timeout=900)[0] for builder in builders]
+    try:
+        said = [builder.communicate(timeout=1500)[0] for builder in builders]
+    finally:
+        for builder in builders:
+            builder.kill()
+            builder.wait()
     assert [builder.returncode for builder in builders] == [0, 0], "\n".join(said)
     return out

@@ -27,6 +27,9 @@ from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
 from tests.families.dual_encoder import FAMILY
 
+# The first test waits for the compilers.
+pytestmark = pytest.mark.timeout(1800)
+
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Path) -> LlamaNemotronVL:

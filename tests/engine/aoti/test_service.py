@@ -12,7 +12,8 @@ from tests.e2e.service import MODEL, launch
 from tests.engine.aoti.conftest import CONFIG
 from tests.references.llama_nemotron_vl import Reference
 
-pytestmark = pytest.mark.e2e
+# The first test waits for the compilers.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
 def test_served_by_the_aggregated_worker(

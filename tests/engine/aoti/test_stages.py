@@ -14,6 +14,9 @@ from tessera.engine.torch_device import Placement
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 
+# The first test waits for the compilers.
+pytestmark = pytest.mark.timeout(1800)
+
 CPU = Placement(device="cpu", dtype="float32")
 
 

@@ -1,0 +1,167 @@
+"""Every stage's ONNX file in ONNX Runtime against the torch engine's modules, row by row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from tessera.engine.building.envelope import envelope_of
+from tessera.engine.building.spec import Profile, Range
+from tessera.engine.exporting.onnx_file import OPSET, write_onnx
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models.llama_nemotron_vl.random_checkpoint import write_checkpoint
+from tessera.models.llama_nemotron_vl.random_spec import CheckpointSpec
+from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
+
+ENVELOPE = envelope_of(
+    [
+        Profile(
+            tiles=Range(1, 3, 32), sequences=Range(1, 4, 16), tokens=Range(1, 32, 512), rows=Range(1, 8, 512)
+        )
+    ]
+)
+STAGES = ("vision", "text", "fused", "embed", "lm", "post")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> LlamaNemotronVL:
+    path = tmp_path_factory.mktemp("models") / "small"
+    write_checkpoint(path, CheckpointSpec(image_size=64, base_vocab=600), seed=0, dtype="float32")
+    return LlamaNemotronVL.open(path)
+
+
+class OnnxStage:
+    """One file and the session that runs it."""
+
+    def __init__(self, model: LlamaNemotronVL, name: str, folder: Path) -> None:
+        self.stage = model.load_stage(name, layout="padded", dtype="float32", device="cpu")
+        self.path = folder / f"{name}.onnx"
+        self.written = write_onnx(self.stage, ENVELOPE, self.path)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        self.session = onnxruntime.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        feed = {one.name: value.numpy() for one, value in zip(self.stage.inputs, inputs, strict=True)}
+        return [torch.from_numpy(value) for value in self.session.run(None, feed)]
+
+
+@pytest.fixture(scope="module")
+def stages(model: LlamaNemotronVL, tmp_path_factory: pytest.TempPathFactory) -> dict[str, OnnxStage]:
+    folder = tmp_path_factory.mktemp("onnx")
+    return {name: OnnxStage(model, name, folder) for name in STAGES}
+
+
+@pytest.fixture(scope="module")
+def batches(model: LlamaNemotronVL) -> list[Batch]:
+    """From the smallest to the largest of the envelope, with images, with text, and with both."""
+    return [
+        text_batch(model, [1]),
+        text_batch(model, [7, 1, 33]),
+        text_batch(model, [512] + [3] * 15),
+        image_batch(model, [1]),
+        image_batch(model, [0, 2, 0, 1]),
+        image_batch(model, [7, 0, 5, 0, 1]),
+    ]
+
+
+def worst(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    assert found.shape == wanted.shape and found.dtype == wanted.dtype
+    rows = (found.double().flatten(0, -2), wanted.double().flatten(0, -2))
+    return float(torch.cosine_similarity(*rows, dim=-1).min())
+
+
+def check(vectors: torch.Tensor, norms: torch.Tensor, pooled: torch.Tensor, request: Any) -> None:
+    torch.testing.assert_close(norms, pooled.norm(dim=1), rtol=1e-4, atol=1e-5)
+    cosine = worst(vectors, pooled)
+    request.node.user_properties.append(("parity of ONNX stages", f"{request.node.name:40} {cosine:.8f}"))
+    assert cosine >= 0.99999
+
+
+@torch.inference_mode()
+def test_vision(stages: dict[str, OnnxStage], model: LlamaNemotronVL) -> None:
+    module = model.load_vision(dtype="float32", device="cpu")
+    random = torch.Generator().manual_seed(0)
+    for count in (1, 5, 32):
+        tiles = torch.randint(0, 256, (count, *model.tile_shape), dtype=torch.uint8, generator=random)
+        assert worst(stages["vision"](tiles)[0], module(tiles)) >= 0.99999
+
+
+@pytest.mark.parametrize("number", range(6))
+@torch.inference_mode()
+def test_text(
+    stages: dict[str, OnnxStage],
+    model: LlamaNemotronVL,
+    batches: list[Batch],
+    number: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    check(*stages["text"](*batches[number].padded()), expected(model, batches[number]), request)
+
+
+@pytest.mark.parametrize("number", range(6))
+@torch.inference_mode()
+def test_text_in_three_parts(
+    stages: dict[str, OnnxStage],
+    model: LlamaNemotronVL,
+    batches: list[Batch],
+    number: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    ids, mask, rows, vision_map = batches[number].padded()
+    tiles = rows.expand(model.tokens_per_tile, -1) if len(rows) == 1 else rows
+    (embedded,) = stages["embed"](ids, tiles.reshape(-1, model.tokens_per_tile, model.hidden), vision_map)
+    (hidden,) = stages["lm"](embedded, mask)
+    check(*stages["post"](hidden, mask), expected(model, batches[number]), request)
+
+
+@pytest.mark.parametrize("number", range(6))
+@torch.inference_mode()
+def test_fused(
+    stages: dict[str, OnnxStage],
+    model: LlamaNemotronVL,
+    batches: list[Batch],
+    number: int,
+    request: pytest.FixtureRequest,
+) -> None:
+    batch = batches[number]
+    check(*stages["fused"](*batch.fused(model)), expected(model, batch), request)
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_the_file_says_what_it_takes(stages: dict[str, OnnxStage], name: str) -> None:
+    stage = stages[name]
+    assert stage.written == (stage.path,)
+    file = onnx.load(stage.path)
+    onnx.checker.check_model(file)
+    assert [entry.version for entry in file.opset_import if not entry.domain] == [OPSET]
+    for tensors, described in (
+        (stage.session.get_inputs(), stage.stage.inputs),
+        (stage.session.get_outputs(), stage.stage.outputs),
+    ):
+        assert [(one.name, one.shape) for one in tensors] == [
+            (tensor.name, list(tensor.axes)) for tensor in described
+        ]
+    # Nothing whose shape depends on values: such operators make a GPU wait.
+    assert not {node.op_type for node in file.graph.node} & {"NonZero", "Loop", "If", "Unique", "Compress"}
+
+
+def test_large_weights_lie_beside_the_model(
+    model: LlamaNemotronVL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tessera.engine.exporting.onnx_file._LARGEST_INLINE", 1000)
+    stage = model.load_stage("embed", layout="padded", dtype="float32", device="cpu")
+    path, data = write_onnx(stage, ENVELOPE, tmp_path / "embed.onnx")
+    assert path.stat().st_size < 20_000 < data.stat().st_size
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    ids = np.array([[3, 4]], np.int32)
+    rows = np.zeros((1, model.tokens_per_tile, model.hidden), np.float32)
+    (found,) = session.run(None, {"input_ids": ids, "vision_rows": rows, "vision_map": np.full_like(ids, -1)})
+    weight = dict(stage.module.named_parameters())["embed_tokens.weight"]
+    np.testing.assert_array_equal(found[0], weight[[3, 4]].numpy())
