@@ -21,11 +21,11 @@ from benchmarks.accuracy import text_cosine, vision_cosine
 from benchmarks.batches import Workload, random_tiles, text_batch, workloads
 from benchmarks.products import Product, seconds, text_products, vision_products
 from benchmarks.table import number, table, write_csv
+from tessera.config import load_stages
 from tessera.engine.base import Launched
 from tessera.engine.config import EngineConfig
+from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.torch_device import Placement, place
-from tessera.engine.torch_text import TorchTextEngine
-from tessera.engine.torch_vision import TorchVisionEngine
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
 
@@ -37,17 +37,17 @@ HEADER = ("workload", "batch", "ms", "per s", "bound", "share %")
 class Benchmark:
     """Both engines of one checkpoint, and the rows measured so far."""
 
-    def __init__(self, model: LlamaNemotronVL, *, tokens: int, tiles: int, duration: float) -> None:
+    def __init__(
+        self, model: LlamaNemotronVL, *, text: EngineConfig, vision: EngineConfig, duration: float
+    ) -> None:
         self.model = model
-        self.tokens = tokens
+        self.tokens = text.max_batch_cost
         self.duration = duration
         self.rows: list[tuple[str, ...]] = []
         self._products: dict[Product, float] = {}
-        text = EngineConfig(max_batch_cost=tokens, max_queue_cost=tokens)
-        vision = EngineConfig(max_batch_cost=tiles, max_queue_cost=tiles)
         self.placement: Placement = place(text)
-        self.text = _timed("text engine", lambda: TorchTextEngine(model, text, self.placement))
-        self.vision = _timed("vision engine", lambda: TorchVisionEngine(model, vision, self.placement))
+        self.text = _timed("text engine", lambda: make_text_engine(model, text, self.placement))
+        self.vision = _timed("vision engine", lambda: make_vision_engine(model, vision, self.placement))
         _timed("text warm-up", self.text.warm)
         _timed("vision warm-up", self.vision.warm)
 
@@ -148,6 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
     parser.add_argument("--model-path", type=Path, help="a checkpoint; a random one by default")
     parser.add_argument("--size", choices=("tiny", "full"), default="full", help="of the random one")
+    parser.add_argument("--config", type=Path, help="an engine config, for other engines and their budgets")
     parser.add_argument("--tokens", type=int, default=16384, help="the text engine's budget")
     parser.add_argument("--tiles", type=int, default=32, help="the vision engine's budget")
     parser.add_argument("--seconds", type=float, default=1.5, help="for each row")
@@ -169,7 +170,13 @@ def _run(model: LlamaNemotronVL, options: argparse.Namespace) -> None:
     print(f"torch {torch.__version__}, {device}")
     if small:
         options.tokens, options.tiles = min(options.tokens, 256), min(options.tiles, 4)
-    benchmark = Benchmark(model, tokens=options.tokens, tiles=options.tiles, duration=options.seconds)
+    text = EngineConfig(max_batch_cost=options.tokens, max_queue_cost=options.tokens)
+    vision = EngineConfig(max_batch_cost=options.tiles, max_queue_cost=options.tiles)
+    if options.config is not None:
+        stages = load_stages(options.config, None)
+        text, vision = stages.text, stages.vision
+        options.tokens, options.tiles = text.max_batch_cost, vision.max_batch_cost
+    benchmark = Benchmark(model, text=text, vision=vision, duration=options.seconds)
     tile_seconds = 0.0
     for count in sorted({1, options.tiles // 4, options.tiles * 7 // 8, options.tiles} - {0}):
         tile_seconds = benchmark.run_vision(count)
