@@ -63,7 +63,7 @@ class FrontendMetrics:
         self.tokens = Counter("tessera_tokens", "Tokens embedded", ["kind"], registry=registry)
         self.retries = Counter("tessera_retries", "Items sent to a second worker", registry=registry)
         self.refused = Counter(
-            "tessera_refused", "Requests without a known API key or over its rate", ["why"], registry=registry
+            "tessera_refused", "Requests refused before their bodies were read", ["why"], registry=registry
         )
         self.result_cache = Counter(
             "tessera_result_cache", "Inputs looked up in the result cache", ["outcome"], registry=registry
