@@ -58,8 +58,29 @@ def test_nim_health_needs_no_key(service: ClosedService) -> None:
     assert httpx.get(f"{service.url}/v1/health/live").json()["live"] is True
 
 
+def test_methods(service: ClosedService, http: httpx.Client) -> None:
+    for path in ("/health", "/live", "/v1/health/ready", "/v1/health/live"):
+        answer = httpx.head(f"{service.url}{path}")
+        assert (answer.status_code, answer.content) == (200, b""), path
+    for method, path, allowed in (("GET", "/v1/embeddings", "POST"), ("DELETE", "/v1/models", "GET")):
+        answer = http.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+        assert answer.json()["error"]["code"] == "method_not_allowed"
+
+
+def test_heads_are_bounded(service: ClosedService) -> None:
+    answer = httpx.get(f"{service.url}/health", headers={"x-large": "a" * 70_000})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (431, "header_too_large")
+
+
 def test_documentation(http: httpx.Client) -> None:
-    assert "swagger" in http.get("/docs").text.lower()
+    page = http.get("/docs")
+    for path in ("/v1/embeddings", "/v2/embed", "/embed", "/tokenize"):
+        assert f"POST {path}" in page.text
+    # Nothing is loaded, least of all from another host, and nothing runs.
+    assert "<script" not in page.text and "src=" not in page.text and "http" not in page.text
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert http.get("/redoc").status_code == 404
     document = http.get("/openapi.json").json()
     for path in ("/v1/embeddings", "/v2/embed", "/v1/multimodalembeddings", "/embed", "/tokenize"):
         operation = document["paths"][path]["post"]

@@ -10,7 +10,7 @@ import pytest
 
 from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge, TesseraError
 from tessera.frontend.deadline import Deadline
-from tessera.frontend.media import Fetcher, MediaPolicy
+from tessera.frontend.media import Fetcher, MediaBudget, MediaPolicy
 from tests.frontend.hostile import Handler, LoopbackPolicy, response, server
 
 SECRET = "token=hunter2"
@@ -34,7 +34,9 @@ async def get(
 ) -> bytes:
     fetcher = Fetcher(policy or LoopbackPolicy(), resolver=names or Names())
     try:
-        return await fetcher.get(url, param="input[0]", deadline=Deadline.after(seconds))
+        return await fetcher.get(
+            url, param="input[0]", deadline=Deadline.after(seconds), budget=MediaBudget(1 << 30)
+        )
     finally:
         await fetcher.close()
 
@@ -63,7 +65,10 @@ async def test_a_body_arrives_and_nothing_private_is_sent(monkeypatch: pytest.Mo
         fetcher = Fetcher(LoopbackPolicy(), resolver=Names())
         for _ in range(2):
             found = await fetcher.get(
-                f"http://127.0.0.1:{port}/a/b?c=d#e", param="input", deadline=Deadline.after(20)
+                f"http://127.0.0.1:{port}/a/b?c=d#e",
+                param="input",
+                deadline=Deadline.after(20),
+                budget=MediaBudget(1 << 30),
             )
             assert found == b"image" * 1000
         await fetcher.close()
@@ -258,7 +263,9 @@ async def test_a_name_server_that_hangs_is_cut_off() -> None:
 
     fetcher = Fetcher(LoopbackPolicy(connect_timeout=0.2), resolver=hang)
     with pytest.raises(MediaFetchError, match="did not answer in time"):
-        await fetcher.get("http://slow.example/", param="input", deadline=Deadline.after(20))
+        await fetcher.get(
+            "http://slow.example/", param="input", deadline=Deadline.after(20), budget=MediaBudget(1 << 30)
+        )
     await fetcher.close()
 
 
@@ -278,7 +285,10 @@ async def test_fetches_are_bounded_and_slots_come_back() -> None:
 
         def start(count: int) -> list[asyncio.Task[bytes]]:
             url = f"http://127.0.0.1:{port}/"
-            calls = (fetcher.get(url, param="input", deadline=Deadline.after(20)) for _ in range(count))
+            calls = (
+                fetcher.get(url, param="input", deadline=Deadline.after(20), budget=MediaBudget(1 << 30))
+                for _ in range(count)
+            )
             return [asyncio.ensure_future(call) for call in calls]
 
         assert await asyncio.gather(*start(12)) == [b"x"] * 12
@@ -346,6 +356,8 @@ async def test_a_server_that_is_not_there() -> None:
 
     fetcher = Fetcher(LoopbackPolicy(), resolver=unknown)
     with pytest.raises(MediaFetchError, match="could not be reached"):
-        await fetcher.get("http://nowhere.example/", param="input", deadline=Deadline.after(20))
+        await fetcher.get(
+            "http://nowhere.example/", param="input", deadline=Deadline.after(20), budget=MediaBudget(1 << 30)
+        )
     await fetcher.close()
     assert await names("nowhere.example", 80) == ["127.0.0.1"]

@@ -55,6 +55,7 @@ class Cached:
     def __init__(self, capacity: int = 1 << 20) -> None:
         self.behind = Counting()
         self.salt = b"model"
+        self.workers = 1
         self.cache = ResultCache(
             self.behind,
             FrontendMetrics(),
@@ -63,6 +64,7 @@ class Cached:
             tokens_per_tile=4,
             salt=lambda: self.salt,
             flight_seconds=30,
+            workers=lambda: self.workers,
         )
 
     async def ask(self, *items: wire.Item, seconds: float = 30) -> Answer:
@@ -128,6 +130,15 @@ async def test_the_first_to_ask_may_leave_and_the_last_cancels_the_work() -> Non
     assert cached.behind.cancelled == 1
     cached.behind.gate.set()
     assert (await joined).vectors[0, 0] == 1
+
+
+async def test_no_worker_is_not_the_requests_time_running_out() -> None:
+    cached = Cached()
+    cached.behind.gate.clear()
+    assert isinstance((await cached.ask(item(1), seconds=0.05)).errors[0], DeadlineExceeded)
+    cached.workers = 0
+    assert isinstance((await cached.ask(item(2), seconds=0.05)).errors[0], Unavailable)
+    cached.behind.gate.set()
 
 
 async def test_each_keeps_its_own_deadline() -> None:

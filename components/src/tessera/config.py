@@ -104,16 +104,24 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one request may ask for. In bytes, pixels, tokens, seconds; ``max_tokens`` 0: the model's."""
+    """What one request may ask for. In bytes, pixels, tokens, seconds; ``max_tokens`` 0: the model's.
+
+    ``max_media_bytes`` bounds all images of a request together, ``header_seconds`` and ``max_header_bytes``
+    its head.
+    """
 
     max_body_bytes: int = 64 << 20
     max_inputs: int = 2048
     max_images: int = 256
+    max_images_per_input: int = 16
     max_tokens: int = 0
     max_image_bytes: int = 50 << 20
     max_image_pixels: int = 100_000_000
+    max_media_bytes: int = 256 << 20
     max_in_flight: int = 1024
     timeout_seconds: float = 60.0
+    header_seconds: float = 10.0
+    max_header_bytes: int = 64 << 10
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,6 +150,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     blocked_media_domains: tuple[str, ...] = ()
     allow_private_media: bool = False
     media_timeout_seconds: float = 10.0
+    media_proxy: str | None = None
     drain_seconds: float = 30.0
     worker_wait_seconds: float = 30.0
     expected_embed: int = 0

@@ -20,6 +20,7 @@ from tessera.frontend.arguments import API_KEYS_VARIABLE, parse
 from tessera.frontend.auth import Authenticator
 from tessera.frontend.dispatch import Dispatcher, Embedder
 from tessera.frontend.endpoint import Endpoint
+from tessera.frontend.guarded_protocol import ConnectionLimits
 from tessera.frontend.http_server import HttpServer
 from tessera.frontend.lent_rows import RowLender
 from tessera.frontend.media import MediaLoader, MediaPolicy
@@ -95,7 +96,12 @@ async def serve(config: FrontendConfig) -> None:
         board=StatusBoard(_head(config, model), peers, encode_peers, metrics),
         try_page=Page() if config.page else None,
     )
-    server = HttpServer(app, host=config.host, port=config.port, drain_seconds=config.drain_seconds)
+    connections = ConnectionLimits(
+        header_seconds=config.limits.header_seconds, header_bytes=config.limits.max_header_bytes
+    )
+    server = HttpServer(
+        app, host=config.host, port=config.port, drain_seconds=config.drain_seconds, limits=connections
+    )
 
     def stop() -> None:
         draining.set()
@@ -131,6 +137,7 @@ def _embedder(
         tokens_per_tile=model.tokens_per_tile,
         salt=salt,
         flight_seconds=config.limits.timeout_seconds,
+        workers=lambda: len(peers.ready),
     )
 
 
@@ -155,12 +162,14 @@ def _same_model(model: Model) -> Check:
 def _media_policy(config: FrontendConfig) -> MediaPolicy:
     return MediaPolicy(
         max_bytes=config.limits.max_image_bytes,
+        max_request_bytes=config.limits.max_media_bytes,
         max_pixels=config.limits.max_image_pixels,
         timeout=config.media_timeout_seconds,
         allowed_domains=frozenset(config.allowed_media_domains),
         blocked_domains=frozenset(config.blocked_media_domains),
         allow_private=config.allow_private_media,
         allowed_local_path=config.allowed_local_media_path,
+        proxy=config.media_proxy,
     )
 
 

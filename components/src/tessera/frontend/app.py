@@ -21,9 +21,11 @@ from tessera.frontend.gate import OPEN_PATHS, Gate
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.page import Page
 from tessera.frontend.rate_limit import RateLimiter
-from tessera.frontend.routes import cohere, health, openai, page, status, tei, tokenize, voyage
+from tessera.frontend.routes import cohere, docs, health, openai, page, status, tei, tokenize, voyage
 from tessera.frontend.status import StatusBoard
 from tessera.rpc import Peers
+
+_DESCRIPTION = "Text and images in, vectors out; every common client's requests."
 
 
 def make_app(
@@ -43,7 +45,9 @@ def make_app(
     try_page: Page | None,
 ) -> FastAPI:
     """Without ``try_page`` there is nothing at ``/``."""
-    app = FastAPI(title="Tessera", version=__version__, description="Multimodal embeddings.")
+    app = FastAPI(
+        title="Tessera", version=__version__, description=_DESCRIPTION, docs_url=None, redoc_url=None
+    )
     # The page asks for a key itself, once the service has asked for one.
     open_paths = OPEN_PATHS | (try_page.paths if try_page else frozenset())
     app.add_middleware(
@@ -58,6 +62,7 @@ def make_app(
         health.routes(metrics, {"embed": embed_peers, "encode": encode_peers}, expected, draining)
     )
     app.include_router(status.routes(board))
+    app.include_router(docs.routes(app))
     if try_page:
         app.include_router(page.routes(try_page))
 
@@ -69,7 +74,10 @@ def make_app(
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        return _failed(request, render_status(error.status_code, str(error.detail)))
+        failure = render_status(error.status_code, str(error.detail))
+        # Which methods a route takes, above all.
+        failure.headers.update({name.lower(): value for name, value in (error.headers or {}).items()})
+        return _failed(request, failure)
 
     return app
 

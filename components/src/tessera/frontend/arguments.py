@@ -6,6 +6,7 @@ import argparse
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tessera.config import FrontendConfig, Limits
 from tessera.errors import ConfigError
@@ -79,6 +80,7 @@ def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> 
         blocked_media_domains=tuple(parsed.blocked_media_domains),
         allow_private_media=parsed.allow_private_media,
         media_timeout_seconds=parsed.media_timeout_seconds,
+        media_proxy=_proxy(parsed.media_proxy),
         drain_seconds=parsed.drain_seconds,
         worker_wait_seconds=parsed.worker_wait_seconds,
         expected_embed=parsed.expect_embed,
@@ -99,17 +101,25 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--max-body-mb", type=float, default=limits.max_body_bytes / _MIB)
     group.add_argument("--max-inputs", type=int, default=limits.max_inputs)
     group.add_argument("--max-images", type=int, default=limits.max_images)
+    group.add_argument("--max-images-per-input", type=int, default=limits.max_images_per_input)
     group.add_argument(
         "--max-tokens", type=int, default=0, help="of one input; the model's own limit by default"
     )
     group.add_argument(
         "--max-file-size-mb", type=float, default=limits.max_image_bytes / _MIB, help="of one image"
     )
+    group.add_argument(
+        "--max-media-mb", type=float, default=limits.max_media_bytes / _MIB, help="of all images of a request"
+    )
     group.add_argument("--max-image-pixels", type=int, default=limits.max_image_pixels)
     group.add_argument("--max-in-flight", type=int, default=limits.max_in_flight, help="requests, then 429")
     group.add_argument(
         "--request-timeout-seconds", type=float, default=limits.timeout_seconds, help="then 504"
     )
+    group.add_argument(
+        "--header-timeout-seconds", type=float, default=limits.header_seconds, help="for its head, then 408"
+    )
+    group.add_argument("--max-header-kb", type=float, default=limits.max_header_bytes / 1024)
 
 
 def _limits(parsed: argparse.Namespace) -> Limits:
@@ -117,11 +127,15 @@ def _limits(parsed: argparse.Namespace) -> Limits:
         max_body_bytes=int(parsed.max_body_mb * _MIB),
         max_inputs=parsed.max_inputs,
         max_images=parsed.max_images,
+        max_images_per_input=parsed.max_images_per_input,
         max_tokens=parsed.max_tokens,
         max_image_bytes=int(parsed.max_file_size_mb * _MIB),
         max_image_pixels=parsed.max_image_pixels,
+        max_media_bytes=int(parsed.max_media_mb * _MIB),
         max_in_flight=parsed.max_in_flight,
         timeout_seconds=parsed.request_timeout_seconds,
+        header_seconds=parsed.header_timeout_seconds,
+        max_header_bytes=int(parsed.max_header_kb * 1024),
     )
     for name in limits.__struct_fields__:
         value = getattr(limits, name)
@@ -143,6 +157,22 @@ def _add_media(parser: argparse.ArgumentParser) -> None:
         help="let image URLs reach loopback and private addresses",
     )
     group.add_argument("--media-timeout-seconds", type=float, default=10.0)
+    group.add_argument(
+        "--media-proxy",
+        metavar="URL",
+        help="fetch image URLs through this HTTP proxy, which then resolves names and must refuse private "
+        "addresses itself; proxies in the environment are never used",
+    )
+
+
+def _proxy(url: str | None) -> str | None:
+    if url is None:
+        return None
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        # It may hold a password, so it is not repeated.
+        raise ConfigError("--media-proxy must be an http or https URL with a host")
+    return url
 
 
 def _add_access(parser: argparse.ArgumentParser) -> None:

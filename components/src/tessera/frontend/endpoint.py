@@ -113,7 +113,9 @@ class Endpoint:
 
     @property
     def _request_limits(self) -> RequestLimits:
-        return RequestLimits(inputs=self._limits.max_inputs)
+        return RequestLimits(
+            inputs=self._limits.max_inputs, images_per_input=self._limits.max_images_per_input
+        )
 
     def _check_model(self, request: EmbeddingsRequest) -> None:
         if request.model is not None and request.model != self._model:

@@ -24,6 +24,7 @@ MEANINGS: Final = {
     415: "the bytes are not an image format that is served, or the body is not JSON",
     422: "an image URL could not be fetched, or may not be, or the image made its decoder crash or hang",
     429: "the service is full or the key's rate is used up; retry after Retry-After seconds",
+    431: "the request's head is over its limit",
     499: "the client went away before the answer was ready",
     500: "the service failed; the request was accepted",
     503: "no worker that can serve is there; retry after Retry-After seconds",
@@ -66,6 +67,7 @@ _BY_STATUS: Final = {
     415: ("invalid_request_error", "unsupported_media"),
     422: ("invalid_request_error", "unprocessable"),
     429: ("rate_limit_error", "rate_limited"),
+    431: ("invalid_request_error", "header_too_large"),
 }
 _INTERNAL: Final = "the service failed unexpectedly"
 

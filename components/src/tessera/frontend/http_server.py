@@ -6,9 +6,12 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import uvicorn
 from fastapi import FastAPI
+
+from tessera.frontend.guarded_protocol import ConnectionLimits, GuardedProtocol, raise_descriptor_limit
 
 log = logging.getLogger(__name__)
 
@@ -16,12 +19,17 @@ log = logging.getLogger(__name__)
 class HttpServer(uvicorn.Server):
     """Serves until ``should_exit``; requests in flight then have ``drain_seconds`` to finish."""
 
-    def __init__(self, app: FastAPI, *, host: str, port: int, drain_seconds: float) -> None:
+    def __init__(
+        self, app: FastAPI, *, host: str, port: int, drain_seconds: float, limits: ConnectionLimits
+    ) -> None:
+        raise_descriptor_limit()
         super().__init__(
             uvicorn.Config(
                 app,
                 host=host,
                 port=port,
+                http=partial(GuardedProtocol, limits=limits),  # type: ignore[arg-type]
+                ws="none",
                 log_level="warning",
                 access_log=False,
                 timeout_graceful_shutdown=int(drain_seconds),

@@ -50,7 +50,7 @@ class Pipeline:
         """Each input as tokens and as images, or its error; the first error is raised unless ``partial``."""
         self._check(request)
         started = time.perf_counter()
-        visions = await self._vision.read(request.inputs, deadline)
+        visions = await self._vision.read(request.inputs, deadline, partial=request.partial)
         if any(visions):
             self._metrics.media_seconds.observe(time.perf_counter() - started)
         with self._metrics.prompt_seconds.time():

@@ -13,7 +13,7 @@ from blake3 import blake3
 
 from tessera import wire
 from tessera.cache import SingleFlight
-from tessera.errors import DeadlineExceeded, RequestError, TesseraError
+from tessera.errors import DeadlineExceeded, RequestError, TesseraError, Unavailable
 from tessera.frontend.deadline import Deadline
 from tessera.frontend.dispatch import Answer, Embedder
 from tessera.frontend.metrics import FrontendMetrics
@@ -58,7 +58,9 @@ class ResultCache:
         tokens_per_tile: int,
         salt: Callable[[], bytes],
         flight_seconds: float,
+        workers: Callable[[], int] = lambda: 1,
     ) -> None:
+        self._workers = workers
         self._dispatcher = dispatcher
         self._metrics = metrics
         self._capacity = capacity
@@ -117,6 +119,9 @@ class ResultCache:
             async with asyncio.timeout(deadline.left()):
                 computed = await self._flights.run(key, begin)
         except TimeoutError:
+            if not self._workers():
+                # The dispatcher would have said so had the request's time been as long as its own wait.
+                return Unavailable("no embed worker is available", param=item.param, retry_after=1.0)
             return DeadlineExceeded("the request was not answered in time", param=item.param)
         except RequestError as error:
             # Another request's error speaks of that request's inputs, so this one asks for its own.

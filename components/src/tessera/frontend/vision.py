@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera import wire
-from tessera.errors import TesseraError
+from tessera.errors import RequestCancelled, TesseraError
 from tessera.frontend.deadline import Deadline
 from tessera.frontend.inputs import ImageSource, Input
-from tessera.frontend.media import LoadedEmbeddings, MediaLoader
+from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
 from tessera.models.base import Model
 from tessera.transport.lending import inline_handle
 
@@ -30,6 +31,8 @@ class Vision:
 
 Visions = tuple[Vision, ...]
 
+_NOT_LOADED = RequestCancelled("not loaded, because an input before it failed")
+
 
 class VisionReader:
     """Loads all images of a request at the same time."""
@@ -38,20 +41,56 @@ class VisionReader:
         self._model = model
         self._media = media
 
-    async def read(self, inputs: Sequence[Input], deadline: Deadline) -> list[Visions | TesseraError]:
-        """Each input's images, or what was wrong with the first bad one."""
-        if not any(entry.images for entry in inputs):
-            return [()] * len(inputs)
-        return await asyncio.gather(*(self._read_input(entry, deadline) for entry in inputs))
+    async def read(
+        self, inputs: Sequence[Input], deadline: Deadline, *, partial: bool
+    ) -> list[Visions | TesseraError]:
+        """Each input's images, or what was wrong with the first bad one.
 
-    async def _read_input(self, entry: Input, deadline: Deadline) -> Visions | TesseraError:
+        Unless ``partial``, a bad input ends the loading of those behind it: the request fails over this one
+        or one before it.
+        """
+        found: list[Visions | TesseraError] = [()] * len(inputs)
+        budget = self._media.budget()
+        tasks = {
+            index: asyncio.ensure_future(self._read_input(entry, deadline, budget))
+            for index, entry in enumerate(inputs)
+            if entry.images
+        }
+
+        def settled(index: int, task: asyncio.Future[Visions | TesseraError]) -> None:
+            if not task.cancelled() and isinstance(task.result(), TesseraError):
+                for later, other in tasks.items():
+                    if later > index:
+                        other.cancel()
+
+        if not partial:
+            for index, task in tasks.items():
+                task.add_done_callback(functools.partial(settled, index))
         try:
-            return tuple(await asyncio.gather(*(self._one(source, deadline) for source in entry.images)))
+            if tasks:
+                await asyncio.wait(tasks.values())
+        finally:
+            for task in tasks.values():
+                task.cancel()
+        for index, task in tasks.items():
+            found[index] = _NOT_LOADED if task.cancelled() else task.result()
+        return found
+
+    async def _read_input(
+        self, entry: Input, deadline: Deadline, budget: MediaBudget
+    ) -> Visions | TesseraError:
+        loads = [asyncio.ensure_future(self._one(source, deadline, budget)) for source in entry.images]
+        try:
+            return tuple(await asyncio.gather(*loads))
         except TesseraError as error:
             return error
+        finally:
+            for load in loads:
+                load.cancel()
+            await asyncio.gather(*loads, return_exceptions=True)
 
-    async def _one(self, source: ImageSource, deadline: Deadline) -> Vision:
-        loaded = await self._media.load(source, hidden=self._model.hidden, deadline=deadline)
+    async def _one(self, source: ImageSource, deadline: Deadline, budget: MediaBudget) -> Vision:
+        loaded = await self._media.load(source, hidden=self._model.hidden, deadline=deadline, budget=budget)
         if isinstance(loaded, LoadedEmbeddings):
             return Vision(
                 payload=wire.Embeddings(

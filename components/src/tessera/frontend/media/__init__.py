@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from tessera.frontend.media.budget import MediaBudget
 from tessera.frontend.media.embeddings import LoadedEmbeddings
 from tessera.frontend.media.fetch import Fetcher
 from tessera.frontend.media.loader import LoadedImage, MediaLoader
 from tessera.frontend.media.policy import MediaPolicy
 
-__all__ = ["Fetcher", "LoadedEmbeddings", "LoadedImage", "MediaLoader", "MediaPolicy"]
+__all__ = ["Fetcher", "LoadedEmbeddings", "LoadedImage", "MediaBudget", "MediaLoader", "MediaPolicy"]

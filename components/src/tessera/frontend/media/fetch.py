@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from urllib.parse import urlsplit
+from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import httpcore
 import httpx
 
 from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge
 from tessera.frontend.deadline import Deadline
+from tessera.frontend.media.budget import MediaBudget
 from tessera.frontend.media.network import AddressRefused, Resolver, SystemResolver, VettedBackend
 from tessera.frontend.media.policy import MediaPolicy
 
@@ -42,57 +44,64 @@ class Fetcher:
     ) -> None:
         self._policy = policy
         self._system = SystemResolver() if resolver is None else None
-        backend = VettedBackend(policy, resolver or self._resolver())
-        self._pool = httpcore.AsyncConnectionPool(
-            ssl_context=ssl_context,
-            max_connections=policy.max_fetches,
-            max_keepalive_connections=16,
-            keepalive_expiry=15.0,
-            network_backend=backend,
-        )
+        options: dict[str, Any] = {
+            "ssl_context": ssl_context,
+            "max_connections": policy.max_fetches,
+            "max_keepalive_connections": 16,
+            "keepalive_expiry": 15.0,
+        }
+        self._pool: httpcore.AsyncConnectionPool
+        if policy.proxy is None:
+            backend = VettedBackend(policy, resolver or self._resolver())
+            self._pool = httpcore.AsyncConnectionPool(network_backend=backend, **options)
+        else:
+            # The operator's own proxy may well have a private address.
+            self._pool = _proxied(policy.proxy, options)
         self._slots = asyncio.Semaphore(policy.max_fetches)
 
     def _resolver(self) -> SystemResolver:
         assert self._system is not None
         return self._system
 
-    async def get(self, url: str, *, param: str, deadline: Deadline) -> bytes:
+    async def get(self, url: str, *, param: str, deadline: Deadline, budget: MediaBudget) -> bytes:
         """The body at a URL.
 
         Raises ``MediaFetchError`` when the URL may not be or could not be fetched within the policy's
-        time-out, ``PayloadTooLarge`` for a body over ``max_bytes``, ``DeadlineExceeded``.
+        time-out, ``PayloadTooLarge`` for a body over ``max_bytes`` or ``budget``, ``DeadlineExceeded``.
         """
         target = _parse(url, param)
         try:
             async with asyncio.timeout(deadline.left()):
                 async with self._slots:
-                    return await self._bounded(target, param)
+                    return await self._bounded(target, param, budget)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"{param}: the request's time ran out while fetching from {target.host[:80]}", param=param
             ) from None
 
-    async def _bounded(self, target: httpx.URL, param: str) -> bytes:
+    async def _bounded(self, target: httpx.URL, param: str, budget: MediaBudget) -> bytes:
         seconds = self._policy.timeout
         try:
             async with asyncio.timeout(seconds) as limit:
-                return await self._follow(target, param)
+                return await self._follow(target, param, budget)
         except TimeoutError:
             if not limit.expired():
                 raise
             raise _failed(target, param, f"took longer than {seconds:g} seconds") from None
 
-    async def _follow(self, target: httpx.URL, param: str) -> bytes:
+    async def _follow(self, target: httpx.URL, param: str, budget: MediaBudget) -> bytes:
         for _ in range(self._policy.max_redirects + 1):
             if (why := self._policy.domain_refusal(target.host)) is not None:
                 raise _failed(target, param, f"may not be fetched: {why}")
-            answer = await self._once(target, param)
+            if (why := self._policy.host_refusal(target.host)) is not None:
+                raise _failed(target, param, f"may not be fetched: its address is {why}")
+            answer = await self._once(target, param, budget)
             if isinstance(answer, bytes):
                 return answer
             target = _redirected(target, answer, param)
         raise _failed(target, param, f"redirected more than {self._policy.max_redirects} times")
 
-    async def _once(self, target: httpx.URL, param: str) -> bytes | str:
+    async def _once(self, target: httpx.URL, param: str, budget: MediaBudget) -> bytes | str:
         """The body of one response, or the location it redirects to."""
         url = httpcore.URL(
             scheme=target.scheme, host=target.raw_host, port=target.port, target=target.raw_path
@@ -103,7 +112,7 @@ class Fetcher:
             async with self._pool.stream(
                 "GET", url, headers=headers, extensions={"timeout": timeout}
             ) as answer:
-                return await self._read(answer, target, param)
+                return await self._read(answer, target, param, budget)
         except AddressRefused as error:
             raise _failed(target, param, f"may not be fetched: {error}") from None
         except httpcore.TimeoutException:
@@ -113,7 +122,9 @@ class Fetcher:
         except (httpcore.ProtocolError, httpcore.UnsupportedProtocol, ValueError):
             raise _failed(target, param, "did not answer in valid HTTP") from None
 
-    async def _read(self, answer: httpcore.Response, target: httpx.URL, param: str) -> bytes | str:
+    async def _read(
+        self, answer: httpcore.Response, target: httpx.URL, param: str, budget: MediaBudget
+    ) -> bytes | str:
         headers = {name.lower(): value for name, value in answer.headers}
         if answer.status in _REDIRECTS and b"location" in headers:
             return headers[b"location"].decode("latin-1")
@@ -131,6 +142,7 @@ class Fetcher:
         async for chunk in answer.aiter_stream():
             if len(body) + len(chunk) > limit:
                 raise _too_large(target, param, limit)
+            budget.take(len(chunk), param=param)
             body += chunk
         return bytes(body)
 
@@ -138,6 +150,13 @@ class Fetcher:
         await self._pool.aclose()
         if self._system is not None:
             self._system.close()
+
+
+def _proxied(url: str, options: dict[str, Any]) -> httpcore.AsyncConnectionPool:
+    parts = urlsplit(url)
+    auth = (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
+    address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    return httpcore.AsyncHTTPProxy(proxy_url=address, proxy_auth=auth, **options)
 
 
 def _parse(url: str, param: str) -> httpx.URL:

@@ -12,6 +12,7 @@ from blake3 import blake3
 from tessera.errors import InvalidInput, UnsupportedMedia
 from tessera.frontend.deadline import Deadline
 from tessera.frontend.inputs import ImageSource
+from tessera.frontend.media.budget import MediaBudget
 from tessera.frontend.media.data_url import decode, payload_size
 from tessera.frontend.media.embeddings import (
     SUFFIX,
@@ -51,14 +52,15 @@ class MediaLoader:
         self._fetcher = fetcher or Fetcher(policy)
 
     async def load(
-        self, source: ImageSource, *, hidden: int, deadline: Deadline
+        self, source: ImageSource, *, hidden: int, deadline: Deadline, budget: MediaBudget | None = None
     ) -> LoadedImage | LoadedEmbeddings:
         """Obtain, check and hash one image, or one tensor of rows ``hidden`` wide.
 
+        ``budget`` is what the images of the request share; without one, this image is the only one.
         Raises ``RequestError`` subclasses naming ``source.param``, or ``DeadlineExceeded``.
         """
         tensor = _claims_tensor(source)
-        data = await self.read(source, deadline=deadline)
+        data = await self.read(source, deadline=deadline, budget=budget or self.budget())
 
         def examine() -> LoadedImage | LoadedEmbeddings:
             digest = blake3(data).digest()
@@ -70,18 +72,27 @@ class MediaLoader:
 
         return await _off_loop(len(data), examine)
 
-    async def read(self, source: ImageSource, *, deadline: Deadline) -> bytes:
+    def budget(self) -> MediaBudget:
+        """For the images of one request."""
+        return MediaBudget(self._policy.max_request_bytes)
+
+    async def read(self, source: ImageSource, *, deadline: Deadline, budget: MediaBudget) -> bytes:
         """The bytes of a source, not yet looked at."""
         url, param, limit = source.url, source.param, self._policy.max_bytes
         deadline.left()
         scheme = url[:8].lower()
         if scheme.startswith("data:"):
+            # An upper bound, before the payload is there a second time.
+            budget.take(payload_size(url), param=param)
             return await _off_loop(payload_size(url), lambda: decode(url, param=param, max_bytes=limit))
         if scheme.startswith(_WEB):
-            return await self._fetcher.get(url, param=param, deadline=deadline)
+            return await self._fetcher.get(url, param=param, deadline=deadline, budget=budget)
         if scheme.startswith(_LOCAL):
             root = self._policy.allowed_local_path
-            return await asyncio.to_thread(read_local, url, root=root, max_bytes=limit, param=param)
+            # Each is read whole on a thread, so only what came before counts against it.
+            data = await asyncio.to_thread(read_local, url, root=root, max_bytes=limit, param=param)
+            budget.take(len(data), param=param)
+            return data
         raise InvalidInput(f"{param}: expected a data, http, https or file URL", param=param)
 
     async def close(self) -> None:

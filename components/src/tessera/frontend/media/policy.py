@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Final
 
+from tessera.config import Limits
+
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-_MIB = 1024 * 1024
+_LIMITS: Final = Limits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,11 +24,13 @@ class MediaPolicy:
     in ``allowed_domains`` is that host alone, or with a leading ``*.`` every host below it; an empty list
     allows all that is not blocked. A name in ``blocked_domains`` blocks the hosts below it as well.
     ``allow_private`` lets fetches reach this host and private networks. Without ``allowed_local_path`` no
-    local file is served.
+    local file is served. ``proxy`` is the URL of an HTTP proxy for all fetches: it resolves names, so that
+    only addresses written in URLs can be judged here.
     """
 
-    max_bytes: int = 32 * _MIB
-    max_pixels: int = 64 * _MIB
+    max_bytes: int = _LIMITS.max_image_bytes
+    max_request_bytes: int = _LIMITS.max_media_bytes
+    max_pixels: int = _LIMITS.max_image_pixels
     timeout: float = 10.0
     connect_timeout: float = 3.0
     max_redirects: int = 3
@@ -34,6 +39,7 @@ class MediaPolicy:
     blocked_domains: frozenset[str] = frozenset()
     allow_private: bool = False
     allowed_local_path: Path | None = None
+    proxy: str | None = None
 
     def domain_refusal(self, host: str) -> str | None:
         """Why this host may not be asked at all, or None."""
@@ -50,6 +56,23 @@ class MediaPolicy:
     def address_refusal(self, address: str) -> str | None:
         """Why no connection may be made to this IP address, or None."""
         return None if self.allow_private else refusal(address)
+
+    def host_refusal(self, host: str) -> str | None:
+        """Why a host that a proxy would connect to may not be asked for, as far as its name tells."""
+        host = host.lower().rstrip(".")
+        if self.allow_private or self.proxy is None:
+            return None
+        if host == "localhost" or host.endswith((".localhost", ".local", ".internal")):
+            return "private"
+        try:
+            ip_address(host.partition("%")[0])
+        except ValueError:
+            # A resolver may also read 0x7f.1 or 2130706433 as an address.
+            return "not a host name" if _NUMERIC.fullmatch(host) else None
+        return refusal(host)
+
+
+_NUMERIC: Final = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*")
 
 
 def _canonical(domain: str) -> str:

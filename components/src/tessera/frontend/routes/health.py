@@ -86,6 +86,15 @@ def routes(
     async def nim_live() -> Response:
         return JSONResponse({"object": "health.response", "message": "live", "live": True})
 
+    for path, answer in (
+        ("/health", health),
+        ("/live", live),
+        ("/v1/health/ready", nim_ready),
+        ("/v1/health/live", nim_live),
+    ):
+        # Balancers that only want the status.
+        router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
+
     @router.get("/metrics", summary="Prometheus metrics")
     async def prometheus() -> Response:
         return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,188 @@
+"""HTTP connections that cannot be held for nothing.
+
+uvicorn's own protocol waits for ever for a request's head, takes one of any size, and waits for ever for a
+client that does not read its answer. Bodies have their own clock and limit (``exchange``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import uuid
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from tessera.frontend.failures import Failure, render_status
+
+# For files, workers and fetches, beside the clients' connections.
+_OTHER_DESCRIPTORS: Final = 256
+# A client that reads less than this in ``write_seconds`` is not reading.
+_PROGRESS_BYTES: Final = 16 << 10
+_LINGER_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """``header_seconds`` for a request's head from its first byte (or from the connection's beginning),
+    ``header_bytes`` of it; a client has ``write_seconds`` to read some of what waits for it."""
+
+    header_seconds: float
+    header_bytes: int
+    write_seconds: float = 30.0
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. Whatever is wrong with a request's head is answered in OpenAI's shape, then closed."""
+
+    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._refusal: Failure | None = None
+        self._refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > max_connections():
+            self._refuse(render_status(503, "too many connections", code="overloaded", retry_after=1.0))
+            return
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self._stop_watching()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._unset_keepalive_if_required()
+        before = self._in_head
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # The request is answered as it is; no other protocol is spoken here.
+            return
+        except httptools.HttpParserError:
+            self._refuse(self._refusal or render_status(400, "this is not a valid HTTP request"))
+            return
+        if before and self._in_head:
+            # No callback came that could have counted it: the parser keeps a line until it is whole.
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.header_bytes:
+                self._refuse(self._too_large())
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head = True
+        self._head_bytes = 0
+        if self._head_timer is None:
+            self._arm()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._disarm()
+        super().on_headers_complete()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        self._stop_watching()
+        super().resume_writing()
+
+    def _count(self, nbytes: int) -> None:
+        self._head_bytes += nbytes
+        if self._head_bytes > self._limits.header_bytes:
+            self._refusal = self._too_large()
+            raise ValueError("the head is too large")
+
+    def _too_large(self) -> Failure:
+        limit = self._limits.header_bytes
+        return render_status(431, f"the request's head is larger than {limit} bytes", code="header_too_large")
+
+    def _arm(self) -> None:
+        self._head_timer = self.loop.call_later(self._limits.header_seconds, self._late)
+
+    def _disarm(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _late(self) -> None:
+        self._head_timer = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            # The next request on a connection whose last one is still being answered.
+            self._arm()
+            return
+        seconds = self._limits.header_seconds
+        self._refuse(render_status(408, f"the request's head did not arrive within {seconds:g} s"))
+
+    def _watch(self, waiting: int) -> None:
+        self._stop_watching()
+        self._write_timer = self.loop.call_later(self._limits.write_seconds, self._stuck, waiting)
+
+    def _stop_watching(self) -> None:
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _stuck(self, before: int) -> None:
+        waiting = self.transport.get_write_buffer_size()
+        if waiting > before - _PROGRESS_BYTES:
+            self.transport.abort()
+        else:
+            self._watch(waiting)
+
+    def _refuse(self, failure: Failure) -> None:
+        """Answer and close; an answer that is under way is cut off instead."""
+        self._disarm()
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = True
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.transport.abort()
+            return
+        body = failure.body
+        lines = [
+            STATUS_LINE[failure.status],
+            *(f"{name}: {value}\r\n".encode("latin-1") for name, value in failure.headers.items()),
+            f"content-length: {len(body)}\r\n".encode(),
+            f"x-request-id: {uuid.uuid4().hex}\r\n".encode(),
+            b"connection: close\r\n\r\n",
+            body,
+        ]
+        self.transport.write(b"".join(lines))
+        # Closing at once would reset the connection of a client that is still sending, and the answer
+        # would be lost with it.
+        self.transport.write_eof()
+        self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+
+
+def raise_descriptor_limit() -> None:
+    """Take as many descriptors as the system lets us: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def max_connections() -> int:
+    """What the descriptors allow; beyond it the system would refuse our own files as well."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(64, soft - _OTHER_DESCRIPTORS)

@@ -1,0 +1,101 @@
+"""``/docs``: the OpenAPI document as one page without a script, and nothing from another host."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from html import escape
+from typing import Any, Final
+
+from fastapi import APIRouter, FastAPI
+from starlette.responses import Response
+
+_STYLE: Final = """
+body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
+h2{margin-top:2.5rem;border-top:1px solid #ccc;padding-top:1rem}
+code{background:#f2f2f2;padding:.1em .3em;border-radius:.2em}
+table{border-collapse:collapse;width:100%}
+td,th{text-align:left;vertical-align:top;padding:.3rem .6rem;border-bottom:1px solid #e5e5e5}
+@media(prefers-color-scheme:dark){body{background:#161616;color:#e8e8e8}code{background:#2a2a2a}
+td,th,h2{border-color:#3a3a3a}a{color:#8ab4f8}}
+"""
+_DIGEST: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+_HEADERS: Final = {
+    "content-security-policy": (
+        f"default-src 'none'; style-src 'sha256-{_DIGEST}'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+def routes(app: FastAPI) -> APIRouter:
+    router = APIRouter(include_in_schema=False)
+
+    @router.api_route("/docs", methods=["GET", "HEAD"])
+    async def docs() -> Response:
+        return Response(render(app.openapi()), media_type="text/html; charset=utf-8", headers=_HEADERS)
+
+    return router
+
+
+def render(document: dict[str, Any]) -> str:
+    """An OpenAPI document as HTML; everything in it is escaped."""
+    title = escape(f"{document['info']['title']} {document['info']['version']}")
+    body = "".join(
+        piece
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+        for piece in _operation(method, path, operation)
+    )
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        f"<style>{_STYLE}</style></head><body><h1>{title}</h1>"
+        f"<p>{escape(document['info']['description'])}</p>"
+        '<p>The same for machines: <a href="openapi.json">openapi.json</a>.</p>'
+        f"{body}</body></html>"
+    )
+
+
+def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[str]:
+    yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>"
+    yield f"<p>{escape(operation.get('summary', ''))}</p>"
+    content = operation.get("requestBody", {}).get("content", {})
+    for schema in (media["schema"] for media in content.values()):
+        required = schema.get("required", ())
+        rows = (
+            (
+                f"{name}{' (required)' if name in required else ''}",
+                _type(found),
+                found.get("description", ""),
+            )
+            for name, found in schema.get("properties", {}).items()
+        )
+        yield _table(("field", "type", ""), rows)
+    rows = ((status, answer["description"], "") for status, answer in operation["responses"].items())
+    yield _table(("status", "meaning", ""), rows)
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """A schema in a few words."""
+    if "enum" in schema:
+        return " | ".join(str(value) for value in schema["enum"])
+    if "anyOf" in schema:
+        kinds = dict.fromkeys(_type(one) for one in schema["anyOf"])
+        return " | ".join(kind for kind in kinds if kind != "null")
+    kind = schema.get("type", "any")
+    if isinstance(kind, list):
+        return " | ".join(kind)
+    if kind == "array":
+        return f"[{_type(schema.get('items', {}))}]"
+    if kind == "object" and schema.get("properties"):
+        return "{" + ", ".join(schema["properties"]) + "}"
+    return str(kind)
+
+
+def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
+    cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    names = "".join(f"<th>{escape(name)}</th>" for name in head)
+    return f"<table><tr>{names}</tr>{cells}</table>"

@@ -1,0 +1,168 @@
+"""Clients that send their head slowly, or too much of it, or do not read: real sockets to a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tessera.frontend.guarded_protocol import ConnectionLimits
+from tessera.frontend.http_server import HttpServer
+from tests.rpc.conftest import until
+
+LIMITS = ConnectionLimits(header_seconds=0.5, header_bytes=4096, write_seconds=1.0)
+LARGE = 64 << 20
+
+
+class Running:
+    def __init__(self) -> None:
+        app = FastAPI()
+        self.large = 0
+
+        @app.post("/echo")
+        async def echo(request: Request) -> Response:
+            return Response(str(len(await request.body())))
+
+        @app.get("/large")
+        async def large() -> Response:
+            self.large += 1
+            return Response(bytes(LARGE))
+
+        @app.get("/slow")
+        async def slow() -> Response:
+            await asyncio.sleep(1.2)
+            return Response("done")
+
+        self.server = HttpServer(app, host="127.0.0.1", port=0, drain_seconds=1, limits=LIMITS)
+        self.task = asyncio.ensure_future(self.server.serve())
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        await until(lambda: self.server.started)
+        port = self.server.servers[0].sockets[0].getsockname()[1]
+        return await asyncio.open_connection("127.0.0.1", port)
+
+
+@pytest.fixture
+async def running() -> AsyncIterator[Running]:
+    made = Running()
+    yield made
+    made.server.should_exit = True
+    await made.task
+
+
+def refusal(raw: bytes) -> tuple[int, dict[str, str], str]:
+    """Status, OpenAI's error object, request id."""
+    head, _, body = raw.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    assert headers["connection"] == "close"
+    assert int(headers["content-length"]) == len(body)
+    return int(status.split()[1]), json.loads(body)["error"], headers["x-request-id"]
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /echo HTTP/1.1\r\nHost: x\r\nX-Slow: "])
+async def test_a_head_that_never_ends(running: Running, start: bytes) -> None:
+    reader, writer = await running.connect()
+    began = time.monotonic()
+
+    async def trickle() -> None:
+        writer.write(start)
+        while start and not writer.is_closing():
+            writer.write(b"a")
+            await asyncio.sleep(0.05)
+
+    dripping = asyncio.ensure_future(trickle())
+    raw = await asyncio.wait_for(reader.read(), 20)
+    dripping.cancel()
+    status, error, request_id = refusal(raw)
+    assert (status, error["code"], len(request_id)) == (408, "request_timeout", 32)
+    assert time.monotonic() - began >= LIMITS.header_seconds * 0.9
+    writer.close()
+
+
+async def test_many_slow_clients_do_not_keep_others_out(running: Running) -> None:
+    slow = [await running.connect() for _ in range(200)]
+    for _, writer in slow:
+        writer.write(b"GET /slow HTTP/1.1\r\nA: b")
+    reader, writer = await running.connect()
+    writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi")
+    assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"2")
+    writer.close()
+    for reader, writer in slow:
+        assert refusal(await asyncio.wait_for(reader.read(), 20))[0] == 408
+        writer.close()
+    await until(lambda: not running.server.server_state.connections)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"GET /" + b"a" * 5000 + b" HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 5000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: %s\r\n" % (n, b"a" * 50) for n in range(100)) + b"\r\n",
+    ],
+    ids=["url", "one header", "many headers"],
+)
+@pytest.mark.parametrize("piece", [100_000, 700])
+async def test_a_head_that_is_too_large(running: Running, head: bytes, piece: int) -> None:
+    reader, writer = await running.connect()
+    for start in range(0, len(head), piece):
+        writer.write(head[start : start + piece])
+        await asyncio.sleep(0.01)
+    status, error, _ = refusal(await asyncio.wait_for(reader.read(), 20))
+    assert (status, error["code"]) == (431, "header_too_large")
+    writer.close()
+
+
+async def test_no_http_at_all(running: Running) -> None:
+    reader, writer = await running.connect()
+    writer.write(b"\x16\x03\x01 hello\r\n\r\n")
+    status, error, _ = refusal(await asyncio.wait_for(reader.read(), 20))
+    assert (status, error["type"]) == (400, "invalid_request_error")
+    writer.close()
+
+
+async def test_large_bodies_and_kept_connections_are_no_heads(running: Running) -> None:
+    reader, writer = await running.connect()
+    for _ in range(3):
+        writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n" + bytes(100_000))
+        assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(6) == b"100000"
+        await asyncio.sleep(0.7)
+    writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n")
+    assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
+    assert await reader.readexactly(4) == b"done"
+    writer.close()
+
+
+async def test_a_client_that_does_not_read_is_cut_off(running: Running) -> None:
+    _, first = await running.connect()
+    port = first.get_extra_info("peername")[1]
+    first.close()
+    with socket.socket() as stuck:
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        await asyncio.to_thread(stuck.connect, ("127.0.0.1", port))
+        stuck.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        await until(lambda: running.large > 0)
+        await until(lambda: not running.server.server_state.connections)
+
+
+async def test_a_client_that_reads_slowly_gets_everything(running: Running) -> None:
+    reader, writer = await running.connect()
+    writer.write(b"GET /large HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    received = reads = 0
+    while chunk := await reader.read(1 << 20):
+        received += len(chunk)
+        reads += 1
+        if reads < 30:
+            # Some 600 KB a second for two seconds: less than it could be, and more than nothing.
+            await asyncio.sleep(0.1)
+    assert received > LARGE
+    writer.close()
