@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tessera import wire
-from tessera.errors import InvalidInput, TesseraError, Unavailable
+from tessera.errors import DeadlineExceeded, InvalidInput, TesseraError, Unavailable
 from tessera.frontend.deadline import Deadline
 from tessera.frontend.dispatch import Answer
 from tessera.frontend.metrics import FrontendMetrics
