@@ -13,8 +13,9 @@ from tests.e2e.disaggregated import Disaggregated
 Open = Callable[..., Page]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    # Not for the whole session: while it is open, this thread's event loop runs and no other can.
     program = shutil.which("chromium")
     if program is None:
         pytest.skip("chromium is not installed (scripts/system-packages)")
