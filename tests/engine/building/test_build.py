@@ -34,9 +34,9 @@ build:
     capabilities: ["8.9", "12.0"]
     layout: padded
     profiles: [{sequences: [1, 2, 4], tokens: [1, 64, 128], rows: [1, 256, 512]}]
-  - {<<: *text, stage: fused, dtype: float16, capabilities: ["8.9"]}
-  - {<<: *text, stage: embed, capabilities: ["8.6", "8.9"]}
-  - {<<: *text, stage: lm, capabilities: ["12.0"]}
+  - {<<: *text, stage: fused, dtype: float16}
+  - {<<: *text, stage: embed, capabilities: ["8.6", "8.9", "12.0"]}
+  - {<<: *text, stage: lm}
   - {<<: *text, stage: post}
 """
 
