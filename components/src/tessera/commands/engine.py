@@ -1,4 +1,4 @@
-"""``tessera-engine``: build engines ahead of time, and look into them."""
+"""``tessera-engine``: build engines ahead of time, look into them, and export stages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from tessera.commands import build, inspect
+from tessera.commands import build, export, inspect
 from tessera.errors import TesseraError
 
 
@@ -14,7 +14,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Exits with 1 and one line on standard error when it cannot do what was asked."""
     parser = argparse.ArgumentParser(prog="tessera-engine", description=__doc__)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for command in (build, inspect):
+    for command in (build, export, inspect):
         command.add_to(commands)
     options = parser.parse_args(arguments)
     try:

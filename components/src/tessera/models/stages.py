@@ -45,6 +45,11 @@ class StageModule:
 class StageFamily(Protocol):
     """A model whose stages can be taken apart."""
 
+    @property
+    def image_token_id(self) -> int:
+        """The placeholder that stands for a vision row among the tokens."""
+        ...
+
     def load_stage(
         self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024
     ) -> StageModule:

@@ -124,6 +124,10 @@ class LlamaNemotronVL:
 
         return load_text(self.path, self.config, dtype=dtype, device=device)
 
+    @property
+    def image_token_id(self) -> int:
+        return self.config.prompt.image_token_id
+
     def load_stage(
         self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024
     ) -> StageModule:
