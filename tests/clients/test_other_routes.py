@@ -32,10 +32,14 @@ def test_tei(http: httpx.Client, reference: Reference) -> None:
     assert (
         http.post("/embed", json=long | {"truncate": True, "truncation_direction": "Left"}).status_code == 200
     )
-    for body in (long, {"inputs": ""}, {"inputs": []}, {}, {"inputs": "x", "other": 1}, {"inputs": [["x"]]}):
+    for body in (long, {"inputs": ""}, {}, {"inputs": "x", "other": 1}, {"inputs": [["x"]]}):
         answer = http.post("/embed", json=body)
-        assert answer.status_code == 400
-        assert answer.json()["error_type"] == "Validation", body
+        assert (answer.status_code, answer.json()["error_type"]) == (422, "Validation"), body
+        assert answer.json().keys() == {"error", "error_type"}
+    for path in ("/embed", "/tokenize"):
+        empty, many = (http.post(path, json={"inputs": inputs}) for inputs in ([], ["x"] * 3000))
+        assert (empty.status_code, empty.json()["error_type"]) == (400, "Empty")
+        assert (many.status_code, many.json()["error_type"]) == (413, "Validation")
     assert httpx.post(http.base_url.join("/embed"), json=long).json()["error_type"] == "Unauthorized"
 
 
@@ -56,6 +60,30 @@ def test_nim_health_needs_no_key(service: ClosedService) -> None:
     ready = httpx.get(f"{service.url}/v1/health/ready")
     assert (ready.status_code, ready.json()["ready"]) == (200, True)
     assert httpx.get(f"{service.url}/v1/health/live").json()["live"] is True
+
+
+def test_tokenize_in_teis_shape(http: httpx.Client, reference: Reference) -> None:
+    text = "hello, wörld"
+    ids = reference.tokens(text, [], "none")
+    (pieces,) = http.post("/tokenize", json={"inputs": text}).json()
+    assert [piece["id"] for piece in pieces] == ids
+    first, *rest = pieces
+    assert (first["special"], first["start"], first["stop"]) == (True, None, None)
+    assert first["text"] == "<|begin_of_text|>"
+    for piece in rest:
+        assert not piece["special"]
+        assert piece["text"] == text[piece["start"] : piece["stop"]]
+    assert rest[-1]["stop"] == len(text)
+    two = http.post("/tokenize", json={"inputs": ["a", text], "add_special_tokens": False}).json()
+    assert two[1] == rest
+    (query,) = http.post("/tokenize", json={"inputs": "hello", "prompt_name": "query"}).json()
+    assert [piece["id"] for piece in query] == reference.tokens("hello", [], "query")
+    bad = http.post("/tokenize", json={"inputs": [1]})
+    assert (bad.status_code, bad.json()["error_type"]) == (422, "Validation")
+    spelled = http.post("/tokenize", json={"prompt": text, "return_token_strs": True}).json()
+    assert spelled["tokens"] == ids
+    assert len(spelled["token_strs"]) == len(ids)
+    assert spelled["token_strs"][0] == "<|begin_of_text|>"
 
 
 def test_methods(service: ClosedService, http: httpx.Client) -> None:

@@ -7,6 +7,7 @@ TesseraError
 ├── CheckpointError           a checkpoint file is missing, malformed or of another shape
 ├── RequestError              the caller's fault; retrying the same request cannot help
 │   ├── InvalidInput          a value is malformed or out of range
+│   │   └── EmptyInput        there is nothing to embed
 │   ├── PayloadTooLarge       a body, file or image is over its limit
 │   ├── UnsupportedMedia      the bytes are not an image format that is served
 │   ├── MediaFetchError       a URL could not be fetched, or may not be
@@ -73,6 +74,10 @@ class RequestError(TesseraError):
 
 class InvalidInput(RequestError):
     code = "invalid_input"
+
+
+class EmptyInput(InvalidInput):
+    code = "empty_input"
 
 
 class PayloadTooLarge(RequestError):

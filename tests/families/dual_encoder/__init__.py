@@ -22,7 +22,7 @@ import numpy as np
 from PIL import Image
 
 from tessera.errors import InvalidInput
-from tessera.models.base import Int32Array, Prompt, Role, Truncate, UInt8Array
+from tessera.models.base import Int32Array, Piece, Prompt, Role, Truncate, UInt8Array
 
 SIZE = 32
 VOCABULARY = 257
@@ -120,6 +120,12 @@ class DualEncoder:
         if not tokens or len(tokens) > max_tokens:
             raise InvalidInput(f"{param}: {len(tokens)} tokens", param=param)
         return Prompt(tokens=np.array(tokens, np.int32), image_tokens=len(tiles))
+
+    def pieces(self, text: str, *, role: Role, param: str) -> list[Piece]:
+        return [Piece(token=value, text=chr(value), start=0, stop=0) for value in text.encode()]
+
+    def token_text(self, token: int) -> str:
+        return chr(token)
 
     def vision_index(self, tokens: Int32Array) -> Int32Array:
         return np.flatnonzero(tokens == PLACEHOLDER).astype(np.int32)

@@ -85,4 +85,5 @@ def make_app(
 def _failed(request: Request, failure: Failure) -> Response:
     # The gate counts it.
     request.state.failure = failure
-    return failure_response(failure, request.url.path)
+    # A body may be in another peer's form than its route's.
+    return failure_response(failure, getattr(request.state, "answer_as", request.url.path))

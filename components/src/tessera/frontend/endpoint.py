@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -25,6 +26,9 @@ from tessera.frontend.pipeline import Pipeline
 from tessera.frontend.rate_limit import RateLimiter
 from tessera.frontend.results import Result
 from tessera.frontend.shapes import Json, read_json
+from tessera.frontend.shapes.tei import parse_tei_tokenize, write_tei_tokens
+from tessera.frontend.shapes.tokenize import wants_token_texts
+from tessera.frontend.shapes.values import json_object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +87,22 @@ class Endpoint:
     async def tokenize(self, http: Request, translate: Callable[..., EmbeddingsRequest]) -> Response:
         """The tokens that the same inputs would be embedded as."""
         deadline = Deadline.after(self._limits.timeout_seconds)
-        request = translate(await self._body(http), self._request_limits, (self._model,))
+        body = json_object(await self._body(http))
+        if "inputs" in body:
+            # Errors from here on in TEI's shape, too.
+            http.state.answer_as = "/embed"
+            texts, role, special = parse_tei_tokenize(body, self._request_limits)
+            pieces = await until_disconnect(http, self._pipeline.pieces(texts, role))
+            return JSONResponse(write_tei_tokens(pieces, special=special))
+        spelled = wants_token_texts(body)
+        request = translate(body, self._request_limits, (self._model,))
         self._check_model(request)
         prompts, _ = await until_disconnect(http, self._pipeline.prompts(request, deadline=deadline))
-        rows = [
-            {"count": len(prompt.tokens), "tokens": prompt.tokens.tolist()}
-            for prompt in prompts
-            if not isinstance(prompt, Exception)
-        ]
+        tokens = [prompt.tokens.tolist() for prompt in prompts if not isinstance(prompt, Exception)]
+        rows: list[dict[str, Any]] = [{"count": len(ids), "tokens": ids} for ids in tokens]
+        if spelled:
+            for row in rows:
+                row["token_strs"] = [self._pipeline.token_text(token) for token in row["tokens"]]
         head = {"max_model_len": self._pipeline.max_tokens}
         if len(rows) == 1:
             return JSONResponse(head | rows[0])

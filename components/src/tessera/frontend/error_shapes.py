@@ -8,10 +8,13 @@ from typing import Any, Final
 import orjson
 from starlette.responses import Response
 
+from tessera.errors import EmptyInput
 from tessera.frontend.failures import ErrorObject, Failure
 
 Shape = Callable[[int, ErrorObject], dict[str, Any]]
 
+# What TEI answers with 422 is a malformed request elsewhere.
+_TEI_STATUS: Final = {400: 422}
 _TEI_TYPES: Final = {
     401: "Unauthorized",
     413: "Validation",
@@ -35,6 +38,8 @@ def voyage_error(status: int, error: ErrorObject) -> dict[str, Any]:
 
 def tei_error(status: int, error: ErrorObject) -> dict[str, Any]:
     default = "Validation" if status < 500 else "Backend"
+    if error["code"] == EmptyInput.code:
+        default = "Empty"
     return {"error": error["message"], "error_type": _TEI_TYPES.get(status, default)}
 
 
@@ -47,8 +52,11 @@ SHAPES: Final[dict[str, Shape]] = {
 
 def failure_response(failure: Failure, path: str) -> Response:
     shape = SHAPES.get(path, openai_error)
+    status = failure.status
+    if shape is tei_error and failure.error["code"] != EmptyInput.code:
+        status = _TEI_STATUS.get(status, status)
     return Response(
-        orjson.dumps(shape(failure.status, failure.error)),
-        status_code=failure.status,
+        orjson.dumps(shape(status, failure.error)),
+        status_code=status,
         headers=failure.headers,
     )

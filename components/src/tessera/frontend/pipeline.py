@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,7 +20,7 @@ from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.prompts import Prompter
 from tessera.frontend.results import Embedded
 from tessera.frontend.vision import VisionReader, Visions
-from tessera.models.base import Model, Prompt
+from tessera.models.base import Model, Piece, Prompt, Role
 
 
 class Pipeline:
@@ -43,6 +44,17 @@ class Pipeline:
     @property
     def max_tokens(self) -> int:
         return self._prompter.max_tokens
+
+    async def pieces(self, texts: Sequence[tuple[str, str]], role: Role) -> list[Sequence[Piece]]:
+        """The tokens of each (text, param), as it would be embedded."""
+
+        def cut() -> list[Sequence[Piece]]:
+            return [self._model.pieces(text, role=role, param=param) for text, param in texts]
+
+        return await asyncio.to_thread(cut)
+
+    def token_text(self, token: int) -> str:
+        return self._model.token_text(token)
 
     async def prompts(
         self, request: EmbeddingsRequest, *, deadline: Deadline

@@ -57,6 +57,16 @@ class Prompt:
         return len(self.tokens) - self.image_tokens
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One token of a text; ``start`` and ``stop`` are its place in characters, None for special tokens."""
+
+    token: int
+    text: str
+    start: int | None = None
+    stop: int | None = None
+
+
 class VisionModule(Protocol):
     """``uint8 [n, 3, height, width]`` on the module's device → ``[n, tokens_per_tile, hidden]``."""
 
@@ -151,6 +161,17 @@ class Model(Protocol):
         combined with images. Raises ``InvalidInput`` naming ``param`` for an input that is too long and
         may not be truncated, for an empty one, and for a token id outside the vocabulary.
         """
+        ...
+
+    def pieces(self, text: str, *, role: Role, param: str) -> Sequence[Piece]:
+        """The tokens that a text is embedded as, special ones included; places count the role's prefix.
+
+        Raises ``InvalidInput`` naming ``param`` for what is no text.
+        """
+        ...
+
+    def token_text(self, token: int) -> str:
+        """What the vocabulary calls a token; an id beyond it is an empty text."""
         ...
 
     def vision_index(self, tokens: Int32Array) -> Int32Array:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import orjson
 
+from tessera.errors import EmptyInput, PayloadTooLarge
 from tessera.frontend.formats import ResponseBody, check_width, finish
 from tessera.frontend.inputs import EmbeddingsRequest, Input, RequestLimits
 from tessera.frontend.results import Result
@@ -16,14 +17,15 @@ from tessera.frontend.shapes.roles import named_role
 from tessera.frontend.shapes.scope import Scope
 from tessera.frontend.shapes.values import (
     Json,
+    JsonObject,
     boolean,
     expected,
     integer,
     json_object,
-    non_empty_list,
     reject_unknown,
+    string,
 )
-from tessera.models.base import Role, Truncate
+from tessera.models.base import Piece, Role, Truncate
 
 PROMPTS: Final = {"query": Role.QUERY, "passage": Role.PASSAGE, "document": Role.PASSAGE}
 DIRECTIONS: Final = {
@@ -32,6 +34,7 @@ DIRECTIONS: Final = {
     "Right": Truncate.END,
     "right": Truncate.END,
 }
+TOKENIZE_FIELDS: Final = ("inputs", "add_special_tokens", "prompt_name")
 FIELDS: Final = ("inputs", "truncate", "truncation_direction", "prompt_name", "normalize", "dimensions")
 
 SCHEMA: Final[Schema] = body_of(
@@ -50,9 +53,9 @@ def parse_tei(value: Json, limits: RequestLimits, models: Collection[str]) -> Em
     body = json_object(value)
     reject_unknown(body, FIELDS, "")
     scope = Scope(role=named_role(body.get("prompt_name"), "prompt_name", PROMPTS), limits=limits)
-    given = body.get("inputs")
-    if isinstance(given, list) and given and isinstance(given[0], str | list):
-        values = non_empty_list(given, "inputs", most=limits.inputs)
+    given = _given(body, limits)
+    if isinstance(given, list) and isinstance(given[0], str | list):
+        values = given
         inputs = tuple(_read(entry, f"inputs[{index}]", scope) for index, entry in enumerate(values))
     else:
         inputs = (_read(given, "inputs", scope),)
@@ -65,6 +68,52 @@ def parse_tei(value: Json, limits: RequestLimits, models: Collection[str]) -> Em
         normalize=True if normalize is None else boolean(normalize, "normalize"),
         truncate=_truncate(body.get("truncate"), body.get("truncation_direction")),
     )
+
+
+def _given(body: JsonObject, limits: RequestLimits) -> Json:
+    """TEI tells an empty batch and one that is too large from other malformed requests."""
+    given = body.get("inputs")
+    if given == []:
+        raise EmptyInput("`inputs` cannot be empty", param="inputs")
+    if isinstance(given, list) and isinstance(given[0], str | list) and len(given) > limits.inputs:
+        raise PayloadTooLarge(
+            f"batch size {len(given)} > maximum allowed batch size {limits.inputs}", param="inputs"
+        )
+    return given
+
+
+def parse_tei_tokenize(
+    body: JsonObject, limits: RequestLimits
+) -> tuple[tuple[tuple[str, str], ...], Role, bool]:
+    """TEI's ``/tokenize``: texts with their paths, the role, and whether special tokens are wanted."""
+    reject_unknown(body, TOKENIZE_FIELDS, "")
+    role = named_role(body.get("prompt_name"), "prompt_name", PROMPTS)
+    scope = Scope(role=role, limits=limits)
+    given = _given(body, limits)
+    values = given if isinstance(given, list) else [given]
+    paths = [f"inputs[{index}]" if isinstance(given, list) else "inputs" for index in range(len(values))]
+    texts = tuple(
+        (scope.text(string(value, path), path), path) for value, path in zip(values, paths, strict=True)
+    )
+    special = body.get("add_special_tokens")
+    return texts, role or Role.NONE, special is None or boolean(special, "add_special_tokens")
+
+
+def write_tei_tokens(texts: Sequence[Sequence[Piece]], *, special: bool) -> list[list[dict[str, Json]]]:
+    return [
+        [
+            {
+                "id": piece.token,
+                "text": piece.text,
+                "special": piece.start is None,
+                "start": piece.start,
+                "stop": piece.stop,
+            }
+            for piece in pieces
+            if special or piece.start is not None
+        ]
+        for pieces in texts
+    ]
 
 
 def write_tei(request: EmbeddingsRequest, result: Result) -> ResponseBody:

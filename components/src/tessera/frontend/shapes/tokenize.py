@@ -8,15 +8,32 @@ from typing import Final
 from tessera.errors import InvalidInput
 from tessera.frontend.inputs import EmbeddingsRequest, RequestLimits
 from tessera.frontend.shapes.embeddings import parse_embeddings
-from tessera.frontend.shapes.json_schema import STRING, Schema
+from tessera.frontend.shapes.json_schema import BOOLEAN, STRING, Schema, list_of
 from tessera.frontend.shapes.schema import EMBEDDINGS_SCHEMA
-from tessera.frontend.shapes.values import Json, json_object, string
+from tessera.frontend.shapes.tei import PROMPTS
+from tessera.frontend.shapes.values import Json, JsonObject, boolean, json_object, string
 
 SCHEMA: Final[Schema] = {
     **EMBEDDINGS_SCHEMA,
     "title": "TokenizeRequest",
-    "properties": {**EMBEDDINGS_SCHEMA["properties"], "prompt": STRING},
+    "properties": {
+        **EMBEDDINGS_SCHEMA["properties"],
+        "prompt": STRING,
+        "return_token_strs": BOOLEAN,
+        "inputs": {
+            "anyOf": [STRING, list_of(STRING)],
+            "description": "TEI's form, alone or with prompt_name.",
+        },
+        "prompt_name": {"type": "string", "enum": list(PROMPTS)},
+    },
 }
+_OWN: Final = ("prompt", "return_token_strs")
+
+
+def wants_token_texts(body: JsonObject) -> bool:
+    """vLLM's ``return_token_strs``."""
+    wanted = body.get("return_token_strs")
+    return wanted is not None and boolean(wanted, "return_token_strs")
 
 
 def parse_tokenize(value: Json, limits: RequestLimits, models: Collection[str]) -> EmbeddingsRequest:
@@ -24,10 +41,10 @@ def parse_tokenize(value: Json, limits: RequestLimits, models: Collection[str]) 
     body = json_object(value)
     if body.get("prompt") is None:
         return parse_embeddings(
-            {key: entry for key, entry in body.items() if key != "prompt"}, limits=limits, models=models
+            {key: entry for key, entry in body.items() if key not in _OWN}, limits=limits, models=models
         )
     if body.get("input") is not None or body.get("messages") is not None:
         raise InvalidInput("prompt: expected either prompt, input or messages", param="prompt")
     text = string(body["prompt"], "prompt")
-    rest = {key: entry for key, entry in body.items() if key != "prompt"}
+    rest = {key: entry for key, entry in body.items() if key not in _OWN}
     return parse_embeddings(rest | {"input": text, "modality": "text"}, limits=limits, models=models)

@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tessera.models.base import Int32Array, Prompt, Role, TextModule, Truncate, UInt8Array, VisionModule
+from tessera.models.base import (
+    Int32Array,
+    Piece,
+    Prompt,
+    Role,
+    TextModule,
+    Truncate,
+    UInt8Array,
+    VisionModule,
+)
 from tessera.models.llama_nemotron_vl.activation_memory import text_activations, vision_activations
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import read_config
@@ -105,6 +114,12 @@ class LlamaNemotronVL:
         return self._prompts.build(
             text, tiles, role=role, max_tokens=max_tokens, truncate=truncate, param=param
         )
+
+    def pieces(self, text: str, *, role: Role, param: str) -> Sequence[Piece]:
+        return self._prompts.pieces(text, role=role, param=param)
+
+    def token_text(self, token: int) -> str:
+        return self._prompts.token_text(token)
 
     def vision_index(self, tokens: Int32Array) -> Int32Array:
         return np.flatnonzero(tokens == self.config.prompt.image_token_id).astype(np.int32)

@@ -12,15 +12,26 @@ There is no end token.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import takewhile
 
 import numpy as np
 
 from tessera.errors import InvalidInput
-from tessera.models.base import Int32Array, Prompt, Role, Truncate
+from tessera.models.base import Int32Array, Piece, Prompt, Role, Truncate
 from tessera.models.llama_nemotron_vl.config import PromptConfig
 from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer, as_ids
+
+
+@contextmanager
+def _text_errors(param: str) -> Iterator[None]:
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        raise InvalidInput(
+            f"{param} holds a lone surrogate at character {error.start}, which is no text", param=param
+        ) from error
 
 
 class PromptBuilder:
@@ -57,16 +68,29 @@ class PromptBuilder:
         """See ``Model.prompt``."""
         if not isinstance(text, str):
             return self._from_ids(text, tiles, max_tokens=max_tokens, truncate=truncate, param=param)
-        try:
+        with _text_errors(param):
             if tiles:
                 return self._with_images(
                     text, tiles, role=role, max_tokens=max_tokens, truncate=truncate, param=param
                 )
             return self._text_only(text, role=role, max_tokens=max_tokens, truncate=truncate, param=param)
-        except UnicodeEncodeError as error:
-            raise InvalidInput(
-                f"{param} holds a lone surrogate at character {error.start}, which is no text", param=param
-            ) from error
+
+    def pieces(self, text: str, *, role: Role, param: str) -> list[Piece]:
+        """See ``Model.pieces``."""
+        whole = self._prefixes[role] + text
+        with _text_errors(param):
+            encoding = self._tokenizer.encode(whole)
+        bos = self._tokenizer.bos
+        return [
+            Piece(token=bos, text=self.token_text(bos)),
+            *(
+                Piece(token=token, text=whole[start:stop], start=start, stop=stop)
+                for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
+            ),
+        ]
+
+    def token_text(self, token: int) -> str:
+        return self._tokenizer.text_of(token)
 
     def _text_only(self, text: str, *, role: Role, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         if not text:

@@ -40,6 +40,7 @@ class TextTokenizer:
     image_context: int
     strips_before_image: bool
     strips_after_image: bool
+    added: dict[int, str]
 
     @classmethod
     def open(cls, directory: Path, config: ModelConfig) -> TextTokenizer:
@@ -78,12 +79,17 @@ class TextTokenizer:
             image_context=ids[IMAGE_CONTEXT],
             strips_before_image=bool(added[IMAGE_START].get("lstrip")),
             strips_after_image=bool(added[IMAGE_END].get("rstrip")),
+            added={token["id"]: name for name, token in added.items()},
         )
 
     def encode(self, text: str) -> Encoding:
         """Ids and character offsets of ``text``, without special tokens; raises ``UnicodeEncodeError``."""
         text.encode()  # the binding reports a lone surrogate as a TypeError that does not say what is wrong
         return self.plain.encode(text, add_special_tokens=False)
+
+    def text_of(self, token: int) -> str:
+        """The vocabulary's own spelling of a token, empty for an id it lacks."""
+        return self.added.get(token) or self.plain.id_to_token(token) or ""
 
     def ids(self, text: str) -> Int32Array:
         return as_ids(self.encode(text).ids)
