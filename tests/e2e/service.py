@@ -125,6 +125,9 @@ def launch(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            # Ignored where the tests themselves run in the background, and a shell cannot trap what it
+            # finds ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
     service = Service(f"http://127.0.0.1:{port}", tuple(worker_ports), process, log)
     try:

@@ -103,6 +103,14 @@ def test_capacity_follows_the_workers_and_outlives_them() -> None:
     assert workers.admission.tokens == 22_000
 
 
+def test_a_small_body_is_not_taken_for_a_large_request() -> None:
+    workers = Workers(tokens=100_000)
+    close(workers.fill(tokens=10_000))
+    waiting = [workers.admission.enter("", 4000) for _ in range(100)]
+    assert workers.admission.tokens == 100 * min(1000, int(workers.admission._typical))
+    close(waiting)
+
+
 def test_a_request_is_taken_to_cost_what_those_before_it_did() -> None:
     workers = Workers(tokens=100_000)
     close(workers.fill(tokens=1000))

@@ -107,6 +107,7 @@ def _launch(host: Host, role: str, checkpoint: Path, folder: Path, etcd: str) ->
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
 

@@ -12,6 +12,9 @@ from tessera.errors import Overloaded
 _FIRST_GUESS: Final = 64.0
 _WEIGHT: Final = 0.05
 
+# Of text, roughly; an image has many more.
+_BYTES_PER_TOKEN: Final = 4
+
 # Beyond what the workers take, so that they are never short of work because of a guess.
 _SLACK: Final = 1.1
 
@@ -61,11 +64,13 @@ class Admission:
         """Image tiles in flight."""
         return self._tiles.used
 
-    def enter(self, client: str) -> Ticket:
-        """Let a request in as what the last ones cost; raises ``Overloaded``."""
+    def enter(self, client: str, body_bytes: int | None = None) -> Ticket:
+        """Let a request in as what the last ones cost, or its text could at most; raises ``Overloaded``."""
         if self._requests >= self._max_requests:
             raise Overloaded(f"{self._requests} requests are being answered already", retry_after=1.0)
         guess = int(self._typical)
+        if body_bytes is not None:
+            guess = min(guess, body_bytes // _BYTES_PER_TOKEN)
         self._check(self._tokens, client, guess, "tokens")
         self._requests += 1
         return Ticket(self, client, guess)

@@ -97,13 +97,20 @@ class Gate:
         scope["state"]["key_name"] = name
         if scope["method"] == "POST":
             try:
-                scope["state"]["ticket"] = self._admission.enter(client_of(name))
+                scope["state"]["ticket"] = self._admission.enter(client_of(name), _body_bytes(scope))
                 self._limiter.admit(name)
             except TesseraError as error:
                 rate = isinstance(error, RateLimited)
                 self._metrics.refused.labels("rate" if rate else "full").inc()
                 return render(error)
         return None
+
+
+def _body_bytes(scope: Scope) -> int | None:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return None
 
 
 def _request_id(scope: Scope) -> str:
