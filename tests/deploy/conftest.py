@@ -15,7 +15,7 @@ import pytest
 from tests.deploy.dockerfile import PREFIX, Build, Stage
 from tests.e2e.service import ROOT
 
-LARGEST = "cuda-environment"
+LARGEST = "tensorrt-environment"
 
 
 def run_script(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:

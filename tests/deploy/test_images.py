@@ -63,7 +63,7 @@ def test_the_wheels_of_every_worker_can_be_found(build: Build, resolution: Resol
     said, complaints = resolution.process.communicate(timeout=600)
     assert resolution.process.returncode == 0, complaints
     listed = dict(line.split("==") for line in said.split())
-    assert {"torch", "triton", "nixl", "nixl-cu13", "safetensors", "nvidia-cublas"} <= listed.keys()
+    assert {"torch", "triton", "nixl", "nixl-cu13", "safetensors", "nvidia-cublas", "tensorrt-rtx-cu13-libs"} <= listed.keys()
     assert "nixl-cu12" not in listed
     # The other images ask for less.
     assert {"--extra", "worker"} <= set(build.bundle_words("cpu-environment"))
