@@ -1,0 +1,30 @@
+"""The wheels of the worker images. The last file of its folder: pip looks for them while the others run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.deploy.conftest import Resolution
+from tests.deploy.dockerfile import Build
+
+pytestmark = pytest.mark.e2e
+
+
+def test_the_wheels_of_every_worker_can_be_found(build: Build, resolution: Resolution) -> None:
+    said, complaints = resolution.process.communicate(timeout=600)
+    assert resolution.process.returncode == 0, complaints
+    listed = dict(line.split("==") for line in said.split())
+    assert {
+        "torch",
+        "triton",
+        "nixl",
+        "nixl-cu13",
+        "safetensors",
+        "nvidia-cublas",
+        "tensorrt-rtx-cu13-libs",
+    } <= listed.keys()
+    assert "nixl-cu12" not in listed
+    # The other images ask for less.
+    assert {"--extra", "worker"} <= set(build.bundle_words("cpu-environment"))
+    assert set(build.bundle_words("cpu-environment")) - {"cpu"} <= set(resolution.words)
+    assert set(build.bundle_words("cuda-environment")) <= set(resolution.words)
