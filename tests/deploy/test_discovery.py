@@ -6,6 +6,9 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -17,6 +20,7 @@ from tests.e2e.service import MODEL, ROOT, free_ports
 
 pytestmark = pytest.mark.e2e
 NAMESPACE = "tessera"
+START = ROOT / "deploy/start-role"
 
 
 def kubeconfig(path: Path, port: int) -> Path:
@@ -39,12 +43,25 @@ def wait_status(url: str, status: int, log: Path) -> None:
         time.sleep(0.1)
 
 
-def test_a_pod_is_found_when_it_is_ready_and_gone_when_it_drains(checkpoint: Path, tmp_path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where the stand-in answers, and what its one worker pod and one frontend pod are started with."""
+
+    worker: dict[str, str]
+    frontend: dict[str, str]
+    url: str
+    system_url: str
+
+
+@contextmanager
+def cluster(checkpoint: Path, folder: Path, *pods: str) -> Iterator[Cluster]:
+    """A stand-in for the API that knows these pods, each with the worker's probe."""
     api_port, system_port, http_port = free_ports(3)
-    api_command = [sys.executable, "-m", "tests.deploy.kubernetes_api", str(api_port), NAMESPACE]
-    api_command += [f"worker-0=http://127.0.0.1:{system_port}/health"]
+    system_url = f"http://127.0.0.1:{system_port}"
+    command = [sys.executable, "-m", "tests.deploy.kubernetes_api", str(api_port), NAMESPACE]
+    command += [f"{pod}={system_url}/health" for pod in pods]
     shared = os.environ | {
-        "KUBECONFIG": str(kubeconfig(tmp_path / "kubeconfig", api_port)),
+        "KUBECONFIG": str(kubeconfig(folder / "kubeconfig", api_port)),
         "PYTHON": sys.executable,
         "MODEL_PATH": str(checkpoint),
         "SERVED_MODEL_NAME": MODEL,
@@ -57,27 +74,39 @@ def test_a_pod_is_found_when_it_is_ready_and_gone_when_it_drains(checkpoint: Pat
         "OMP_NUM_THREADS": "1",
         "POD_NAMESPACE": NAMESPACE,
     }
-    start = ROOT / "deploy/start-role"
-    logs = {name: tmp_path / name for name in ("api", "worker", "frontend")}
-    worker_pod = shared | {"POD_NAME": "worker-0", "POD_UID": "uid-worker-0"}
-    frontend_pod = shared | {"POD_NAME": "frontend-0", "POD_UID": "uid-frontend-0"}
-    url = f"http://127.0.0.1:{http_port}"
-    with running(api_command, dict(os.environ), logs["api"]) as api:
-        wait_for(
-            f"http://127.0.0.1:{api_port}/apis/discovery.k8s.io/v1/namespaces/tessera/endpointslices",
-            api,
-            logs["api"],
+    log = folder / "api"
+    with running(command, dict(os.environ), log) as api:
+        slices = f"http://127.0.0.1:{api_port}/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices"
+        wait_for(slices, api, log)
+        yield Cluster(
+            shared | {"POD_NAME": "worker-0", "POD_UID": "uid-worker-0"},
+            shared | {"POD_NAME": "frontend-0", "POD_UID": "uid-frontend-0"},
+            f"http://127.0.0.1:{http_port}",
+            system_url,
         )
-        with (
-            running([start, "agg"], worker_pod, logs["worker"]) as worker,
-            running([start, "frontend"], frontend_pod, logs["frontend"]) as frontend,
-        ):
-            wait_for(f"{url}/live", frontend, logs["frontend"])
-            assert httpx.get(f"{url}/health").status_code == 503
-            wait_for(f"{url}/health", frontend, logs["frontend"])
-            assert httpx.get(f"http://127.0.0.1:{system_port}/health").status_code == 200
-            answer = httpx.post(f"{url}/v1/embeddings", json={"model": MODEL, "input": "here"}, timeout=60)
-            assert answer.status_code == 200, answer.text
-            os.kill(worker.pid, signal.SIGTERM)
-            wait_status(f"{url}/health", 503, logs["frontend"])
-            assert worker.wait(40) == 0, logs["worker"].read_text()
+
+
+def test_a_pod_is_found_when_it_is_ready_and_gone_when_it_drains(checkpoint: Path, tmp_path: Path) -> None:
+    worker_log, frontend_log = tmp_path / "worker", tmp_path / "frontend"
+    with (
+        cluster(checkpoint, tmp_path, "worker-0") as pods,
+        running([START, "agg"], pods.worker, worker_log) as worker,
+        running([START, "frontend"], pods.frontend, frontend_log) as frontend,
+    ):
+        wait_for(f"{pods.url}/live", frontend, frontend_log)
+        wait_for(f"{pods.url}/health", frontend, frontend_log)
+        assert httpx.get(f"{pods.system_url}/health").status_code == 200
+        answer = httpx.post(f"{pods.url}/v1/embeddings", json={"model": MODEL, "input": "here"}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        os.kill(worker.pid, signal.SIGTERM)
+        wait_status(f"{pods.url}/health", 503, frontend_log)
+        assert worker.wait(40) == 0, worker_log.read_text()
+
+
+def test_a_pod_that_is_never_listed_ends_when_it_is_told_to(checkpoint: Path, tmp_path: Path) -> None:
+    log = tmp_path / "worker"
+    with cluster(checkpoint, tmp_path) as pods, running([START, "agg"], pods.worker, log) as worker:
+        wait_for(f"{pods.system_url}/health", worker, log)
+        assert "ready after" not in log.read_text()
+        os.kill(worker.pid, signal.SIGTERM)
+        assert worker.wait(40) == 0, log.read_text()

@@ -65,15 +65,17 @@ async def serve(config: WorkerConfig) -> None:
 
     server = Server(runtime, address, answer)
     server.expose_metrics(metrics.render)
-    await server.start()
-    log.info(
-        "ready after %.1f s: %s worker %s serves %s at %s",
-        time.monotonic() - started,
-        config.mode,
-        name,
-        config.served_model_name,
-        address,
-    )
+    # Discovery may keep a worker waiting; a signal must not wait with it.
+    await _unless(stop, server.start())
+    if not stop.is_set():
+        log.info(
+            "ready after %.1f s: %s worker %s serves %s at %s",
+            time.monotonic() - started,
+            config.mode,
+            name,
+            config.served_model_name,
+            address,
+        )
     watch = asyncio.create_task(_watch(service, config, died))
     stopped = asyncio.ensure_future(stop.wait())
     either: set[asyncio.Future[Any]] = {stopped, dead}
