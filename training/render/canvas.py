@@ -12,7 +12,6 @@ from training.world.words import COLOURS
 
 Colour = tuple[int, int, int]
 
-_EDGES = ((232, 0.5), (320, 0.2), (416, 0.17), (512, 0.13))
 _SMALLEST = 160
 
 
@@ -29,11 +28,24 @@ class Style:
         return min(self.width, self.height)
 
 
-def random_style(source: random.Random, *, least: int = 0, widest: float = 3.0) -> Style:
-    """A canvas between 1:``widest`` and ``widest``:1, as large as a square of edge ``least`` or larger."""
-    edges, weights = zip(*((max(edge, least), weight) for edge, weight in _EDGES), strict=True)
+@dataclass(frozen=True, slots=True)
+class Canvases:
+    """What canvases there are: ``edges`` of squares of their area with weights, and the widest aspect."""
+
+    edges: tuple[tuple[int, float], ...]
+    widest: float
+
+
+ANY = Canvases(edges=((232, 0.5), (320, 0.2), (416, 0.17), (512, 0.13)), widest=3.0)
+ONE_TILE = Canvases(edges=((232, 0.5), (280, 0.5)), widest=1.1)
+"""So small and so nearly square that an image is one tile of 256 pixels, without a thumbnail."""
+
+
+def random_style(source: random.Random, canvases: Canvases, *, least: int = 0, widest: float = 3.0) -> Style:
+    """A canvas with at least the area of a square of edge ``least``, no wider than 1:``widest``."""
+    edges, weights = zip(*((max(edge, least), weight) for edge, weight in canvases.edges), strict=True)
     edge = source.choices(edges, weights)[0] * source.uniform(0.92, 1.12)
-    aspect = min(widest, _aspect(source))
+    aspect = min(widest, canvases.widest, _aspect(source))
     if source.random() < 0.5:
         aspect = 1 / aspect
     width, height = edge * aspect**0.5, edge / aspect**0.5

@@ -7,7 +7,7 @@ import random
 
 from PIL import Image, ImageDraw, ImageFont
 
-from training.render.canvas import Colour, Style, contrasting, ground, random_style, varied
+from training.render.canvas import Canvases, Colour, Style, contrasting, ground, random_style, varied
 from training.render.fonts import font
 from training.render.pages import SMALLEST_TYPE, cased, paper_and_ink, random_face, write
 from training.world.compositions import Chart, Table
@@ -17,12 +17,12 @@ _LEAST = 380
 """Edge of the square of least area that holds a chart or a table."""
 
 
-def draw_chart(chart: Chart, source: random.Random) -> Image.Image:
+def draw_chart(chart: Chart, source: random.Random, canvases: Canvases) -> Image.Image:
     """The highest and the lowest label stand out clearly; the values between them are random."""
     face, bold = random_face(source)
     colour = (0, 0, 0) if chart.colour == "mixed" else varied(chart.colour, source)
     while True:
-        style = random_style(source, least=_LEAST, widest=2.2)
+        style = random_style(source, canvases, least=_LEAST, widest=2.2)
         size = source.randint(SMALLEST_TYPE, 26)
         letters = font(face, size)
         room = style.width * (0.42 if chart.kind == "pie" else 0.94 / len(chart.labels))
@@ -40,11 +40,11 @@ def draw_chart(chart: Chart, source: random.Random) -> Image.Image:
     return canvas
 
 
-def draw_table(table: Table, source: random.Random) -> Image.Image:
+def draw_table(table: Table, source: random.Random, canvases: Canvases) -> Image.Image:
     face, bold = random_face(source)
     cells = [("", *table.columns), *((name, *map(str, numbers)) for name, numbers in table.rows)]
     while True:
-        style = random_style(source, least=_LEAST - 60, widest=2.2)
+        style = random_style(source, canvases, least=_LEAST - 60, widest=2.2)
         size = source.randint(SMALLEST_TYPE, 30)
         letters = font(face, size)
         widths = [max(letters.getlength(row[column]) for row in cells) for column in range(len(cells[0]))]

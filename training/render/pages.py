@@ -6,7 +6,7 @@ import random
 
 from PIL import Image, ImageDraw, ImageFont
 
-from training.render.canvas import Colour, Style, contrasting, ground, random_style
+from training.render.canvas import Canvases, Colour, Style, contrasting, ground, random_style
 from training.render.fonts import FACES, font
 from training.world.compositions import Page
 
@@ -17,7 +17,7 @@ _LINE = 1.45
 _CASES = ("lower", "lower", "title", "upper")
 
 
-def draw_page(page: Page, source: random.Random) -> Image.Image:
+def draw_page(page: Page, source: random.Random, canvases: Canvases) -> Image.Image:
     """The words as they stand in the page's lines, on a canvas on which they all fit."""
     face, bold = random_face(source)
     case = source.choice(_CASES)
@@ -26,7 +26,7 @@ def draw_page(page: Page, source: random.Random) -> Image.Image:
     rows = len(lines) + (1.7 if title else 0)
     grown = 0
     while True:
-        style = random_style(source, least=grown)
+        style = random_style(source, canvases, least=grown)
         margin = 0.04 * style.short
         widest = max(font(face, 100).getlength(line) for line in lines)
         if title:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from training.render.canvas import ANY, Canvases
 from training.render.charts import draw_chart, draw_table
 from training.render.pages import draw_page
 from training.render.scenes import draw_pair, draw_scene
@@ -18,19 +19,19 @@ from training.world.compositions import Chart, Composition, Page, Pair, Scene
 _NOISE_EDGE = 1024
 
 
-def draw(composition: Composition, source: random.Random) -> Image.Image:
+def draw(composition: Composition, source: random.Random, canvases: Canvases = ANY) -> Image.Image:
     """An RGB picture of ``composition``, between 1:3 and 3:1, with noise on two in three."""
     match composition:
         case Scene():
-            clean = draw_scene(composition, source)
+            clean = draw_scene(composition, source, canvases)
         case Pair():
-            clean = draw_pair(composition, source)
+            clean = draw_pair(composition, source, canvases)
         case Page():
-            clean = draw_page(composition, source)
+            clean = draw_page(composition, source, canvases)
         case Chart():
-            clean = draw_chart(composition, source)
+            clean = draw_chart(composition, source, canvases)
         case _:
-            clean = draw_table(composition, source)
+            clean = draw_table(composition, source, canvases)
     if source.random() < 0.12:
         clean = half_size(clean)
     return clean if source.random() < 0.33 else _noisy(clean, source)

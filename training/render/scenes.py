@@ -7,7 +7,7 @@ import random
 
 from PIL import Image, ImageDraw
 
-from training.render.canvas import Colour, Style, contrasting, ground, random_style, varied
+from training.render.canvas import Canvases, Colour, Style, contrasting, ground, random_style, varied
 from training.render.shapes import Point, draw_shape, inner_radius
 from training.world.compositions import Group, Pair, Scene
 from training.world.words import PLACES
@@ -27,8 +27,8 @@ _CLUSTER_RADII = {2: 0.4, 3: 0.36, 4: 0.36, 5: 0.3}
 _SINGLE_RADII = {"small": 0.38, "large": 0.88}
 
 
-def draw_scene(scene: Scene, source: random.Random) -> Image.Image:
-    style = random_style(source)
+def draw_scene(scene: Scene, source: random.Random, canvases: Canvases) -> Image.Image:
+    style = random_style(source, canvases)
     colours = [varied(group.colour, source) for group in scene.groups]
     canvas = ground(style, contrasting(source, *colours))
     layer, draw = _enlarged(canvas)
@@ -37,8 +37,8 @@ def draw_scene(scene: Scene, source: random.Random) -> Image.Image:
     return _reduced(layer, canvas)
 
 
-def draw_pair(pair: Pair, source: random.Random) -> Image.Image:
-    style = random_style(source)
+def draw_pair(pair: Pair, source: random.Random, canvases: Canvases) -> Image.Image:
+    style = random_style(source, canvases)
     colours = (varied(pair.first.colour, source), varied(pair.second.colour, source))
     canvas = ground(style, contrasting(source, *colours))
     layer, draw = _enlarged(canvas)

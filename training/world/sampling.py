@@ -30,7 +30,7 @@ from training.world.words import (
 
 _COLOUR_NAMES = tuple(COLOURS)
 CHART_COLOURS = tuple(name for name in _COLOUR_NAMES if name not in ("white", "grey", "black", "yellow"))
-SHARES = {"scene": 0.3, "pair": 0.15, "page": 0.3, "chart": 0.15, "table": 0.1}
+SHARES = {"scene": 0.27, "pair": 0.13, "page": 0.36, "chart": 0.14, "table": 0.1}
 """How often each kind of composition occurs."""
 
 
@@ -40,6 +40,15 @@ def sample(source: random.Random, *, held_out: bool, kind: str | None = None) ->
     while True:
         found = _MAKERS[chosen](source)
         if is_held_out(found) == held_out:
+            return found
+
+
+def sample_simple(source: random.Random) -> Composition:
+    """A training composition to begin with: shapes, or a page of three words at most."""
+    kind = source.choice(("scene", "pair", "page", "page"))
+    while True:
+        found = sample(source, held_out=False, kind=kind)
+        if not isinstance(found, Page) or len(found.words) <= 3:
             return found
 
 

@@ -30,6 +30,7 @@ class CheckpointSpec:
     vision_heads: int = 4
     vision_intermediate: int = 128
     vision_activation: str = "gelu_pytorch_tanh"
+    vision_head: bool = True
     select_layer: int = -1
     downsample_factor: int = 2
     pixel_shuffle: str = "v2"
@@ -151,7 +152,7 @@ def config_json(spec: CheckpointSpec, dtype: str) -> dict[str, Any]:
             "num_channels": 3,
             "layer_norm_eps": 1e-6,
             "hidden_act": spec.vision_activation,
-            "vision_use_head": True,
+            "vision_use_head": spec.vision_head,
         },
     }
 

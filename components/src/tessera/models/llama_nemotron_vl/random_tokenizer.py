@@ -1,10 +1,10 @@
-"""A byte-level BPE tokenizer in the layout of Llama 3's, trained on sentences made up here."""
+"""A byte-level BPE tokenizer in the layout of Llama 3's, trained on sentences made up here or given."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -64,8 +64,11 @@ _ENDINGS = ("", "", "", "", "s", "ed", "ing", "er", "ly", "ness", "ment", "able"
 _MARKS = (".", ".", ".", "?", "!", ";", ":", " -", ",", ")", '"', "...", "\n", "\n\n")
 
 
-def tokenizer_json(spec: CheckpointSpec, seed: int) -> dict[str, Any]:
-    """``tokenizer.json``: trained merges, then merges of pairs of tokens until the vocabulary is full."""
+def tokenizer_json(spec: CheckpointSpec, seed: int, sentences: Iterable[str] | None = None) -> dict[str, Any]:
+    """``tokenizer.json``: trained merges, then merges of pairs of tokens until the vocabulary is full.
+
+    ``sentences`` replace those that ``seed`` stands for.
+    """
     if spec.base_vocab < 300 or spec.control_tokens < len(_CONTROL):
         raise ValueError("the vocabulary has no room for the 256 bytes and the control tokens")
     tokenizer = Tokenizer(models.BPE(ignore_merges=True))
@@ -78,7 +81,7 @@ def tokenizer_json(spec: CheckpointSpec, seed: int) -> dict[str, Any]:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_sentences(random.Random(seed)), trainer)
+    tokenizer.train_from_iterator(sentences or _sentences(random.Random(seed)), trainer)
     written: dict[str, Any] = json.loads(tokenizer.to_str())
     _fill_vocabulary(written["model"], spec.base_vocab)
     names = (*_control_names(spec.control_tokens), *_IMAGE)

@@ -1,0 +1,198 @@
+"""Training data: chunks of pictures with the prompts about them, each a function of its seed and number."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from tessera.models.base import Int32Array, Role, Truncate, UInt8Array
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models.llama_nemotron_vl.preprocess import cut
+from training.render.canvas import ANY, ONE_TILE, Canvases
+from training.render.picture import as_jpeg, draw
+from training.world.compositions import Composition, Page
+from training.world.grammar import ask, ask_words, describe
+from training.world.notes import add, sample_note, write
+from training.world.sampling import neighbour, sample, sample_simple
+
+_NEIGHBOURS = 0.2
+"""Share of a chunk's pictures that differ from another one in it in a single respect."""
+_ROLES = ((Role.QUERY, Role.PASSAGE, Role.NONE), (0.7, 0.15, 0.15))
+_IMAGE_ROLES = ((Role.PASSAGE, Role.QUERY), (0.75, 0.25))
+_PARTIAL = 0.35
+"""Share of the queries that tell only some of what the picture holds."""
+
+SIDES = ("images", "queries", "captions", "documents", "narrowed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """One set of prompts about a chunk, packed: ``SIDES`` one after another, ``sizes`` sequences each.
+
+    An image, its query and its caption share their place within their sides, and so do a document of
+    image and note and the query narrowed down to it. ``tiles`` int64 are indices into the chunk's tiles.
+    """
+
+    ids: torch.Tensor
+    lengths: list[int]
+    tiles: torch.Tensor
+    sizes: dict[str, int]
+
+
+@dataclass(slots=True, kw_only=True)
+class Chunk:
+    """``tiles`` uint8 ``[n, 3, size, size]`` of all pictures, and one set of prompts for each use."""
+
+    number: int
+    tiles: torch.Tensor
+    prompts: list[Prompts]
+    kinds: list[str]
+    used: int = 0
+
+    def pin_memory(self) -> Chunk:
+        """Called by the data loader, so that the tiles travel while the device computes."""
+        self.tiles = self.tiles.pin_memory()
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How chunks are made; ``settings`` is a directory with configuration and tokenizer.
+
+    The ``simple`` first chunks hold pictures of one tile with few words: they cost a third of the others,
+    and reading begins sooner with them.
+    """
+
+    settings: Path
+    seed: int
+    size: int = 128
+    uses: int = 3
+    held_out: bool = False
+    simple: int = 0
+
+
+@dataclass(frozen=True)
+class Chunks(Dataset[Chunk]):
+    """Makes any chunk by its number."""
+
+    recipe: Recipe
+    _opened: dict[str, LlamaNemotronVL] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def model(self) -> LlamaNemotronVL:
+        """The served code that tiles and builds prompts; opened in the process that uses it."""
+        return LlamaNemotronVL.open(self.recipe.settings)
+
+    def __getitem__(self, number: int) -> Chunk:
+        recipe = self.recipe
+        source = random.Random(f"{recipe.seed} {recipe.held_out} {number}")
+        simple = number < recipe.simple
+        compositions = self._compositions(source, simple)
+        canvases = ONE_TILE if simple else ANY
+        tiles = [self._tiles(composition, source, canvases) for composition in compositions]
+        starts = np.cumsum([0, *(len(cut_) for cut_ in tiles)])
+        spans = [np.arange(start, stop) for start, stop in pairwise(starts)]
+        if recipe.held_out:
+            prompts = [self._asked(compositions, spans, source, partial=partial) for partial in (0.0, 1.0)]
+        else:
+            prompts = [self._asked(compositions, spans, source, partial=_PARTIAL) for _ in range(recipe.uses)]
+        kinds = [type(composition).__name__.lower() for composition in compositions]
+        return Chunk(
+            number=number, tiles=torch.from_numpy(np.concatenate(tiles)), prompts=prompts, kinds=kinds
+        )
+
+    def _compositions(self, source: random.Random, simple: bool) -> list[Composition]:
+        recipe = self.recipe
+        near = 0 if recipe.held_out else round(recipe.size * _NEIGHBOURS)
+        if simple:
+            found = [sample_simple(source) for _ in range(recipe.size - near)]
+        else:
+            found = [sample(source, held_out=recipe.held_out) for _ in range(recipe.size - near)]
+        return found + [neighbour(composition, source) for composition in found[:near]]
+
+    def _tiles(self, composition: Composition, source: random.Random, canvases: Canvases) -> UInt8Array:
+        picture = draw(composition, source, canvases)
+        if source.random() < 0.6:
+            return self.model.preprocess(as_jpeg(picture, source.randint(35, 95)), param="picture")
+        return cut(picture, self.model.config.image)
+
+    def _asked(
+        self,
+        compositions: Sequence[Composition],
+        spans: Sequence[np.ndarray],
+        source: random.Random,
+        *,
+        partial: float,
+    ) -> Prompts:
+        packed = _Packing(self.model)
+        held_out = self.recipe.held_out
+        for span in spans:
+            packed.add("images", "", Role.PASSAGE if held_out else _drawn(_IMAGE_ROLES, source), span)
+        for composition in compositions:
+            query = _query(composition, source, partial)
+            packed.add("queries", query, Role.QUERY if held_out else _drawn(_ROLES, source))
+        for composition in compositions:
+            packed.add("captions", describe(composition, source), Role.PASSAGE)
+        # Two pictures and two notes make four documents: neither part alone tells which one is meant.
+        chosen = source.sample(range(len(spans)), len(spans) // 8 * 2)
+        combined = [
+            (image, note)
+            for one, other in zip(chosen[::2], chosen[1::2], strict=True)
+            for notes in [(sample_note(source), sample_note(source))]
+            for image in (one, other)
+            for note in notes
+        ]
+        for image, note in combined:
+            packed.add("documents", write(note, source), Role.PASSAGE, spans[image])
+        for image, note in combined:
+            query = add(_query(compositions[image], source, partial), note, source)
+            packed.add("narrowed", query, Role.QUERY)
+        return packed.finish()
+
+
+class _Packing:
+    """Collects prompts side by side."""
+
+    def __init__(self, model: LlamaNemotronVL) -> None:
+        self._model = model
+        self._ids: list[Int32Array] = []
+        self._tiles: list[np.ndarray] = []
+        self._sizes = dict.fromkeys(SIDES, 0)
+
+    def add(self, side: str, text: str, role: Role, span: np.ndarray | None = None) -> None:
+        counts = [] if span is None else [len(span)]
+        prompt = self._model.prompt(
+            text, counts, role=role, max_tokens=self._model.max_tokens, truncate=Truncate.NONE, param=side
+        )
+        self._ids.append(prompt.tokens)
+        self._sizes[side] += 1
+        if span is not None:
+            self._tiles.append(span)
+
+    def finish(self) -> Prompts:
+        return Prompts(
+            ids=torch.from_numpy(np.concatenate(self._ids)),
+            lengths=[len(ids) for ids in self._ids],
+            tiles=torch.from_numpy(np.concatenate(self._tiles)),
+            sizes=self._sizes,
+        )
+
+
+def _query(composition: Composition, source: random.Random, partial: float) -> str:
+    if source.random() >= partial:
+        return describe(composition, source)
+    if isinstance(composition, Page):
+        return ask_words(composition, source)
+    return ask(composition, source)
+
+
+def _drawn(choices: tuple[tuple[Role, ...], tuple[float, ...]], source: random.Random) -> Role:
+    return source.choices(*choices)[0]

@@ -1,0 +1,59 @@
+"""What a run leaves behind to look at: a line for each report, and a plot of the loss and the recalls."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+LOG_FILE = "log.csv"
+PLOT_FILE = "loss.png"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """``loss`` is the mean between queries and images since the report before, in nats."""
+
+    step: int
+    seconds: float
+    loss: float
+    text_to_image: float
+    image_to_text: float
+    words_to_page: float
+    narrowed: float
+
+
+def write_reports(directory: Path, reports: list[Report]) -> None:
+    """``log.csv`` and ``loss.png`` of the whole run so far."""
+    if not reports:
+        return
+    rows = [asdict(report) for report in reports]
+    with (directory / LOG_FILE).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: round(value, 5) for name, value in row.items()} for row in rows)
+    steps = [report.step for report in reports]
+    figure, left = pyplot.subplots(figsize=(8, 4.5), dpi=110)
+    left.plot(steps, [report.loss for report in reports], color="black", label="loss, queries and images")
+    left.set_xlabel("step")
+    left.set_ylabel("InfoNCE loss (nats)")
+    left.set_ylim(bottom=0)
+    right = left.twinx()
+    for name, label in (
+        ("text_to_image", "text to image"),
+        ("image_to_text", "image to text"),
+        ("words_to_page", "words to page"),
+        ("narrowed", "image and text"),
+    ):
+        right.plot(steps, [row[name] for row in rows], label=f"recall@1, {label}")
+    right.set_ylabel("recall@1, held-out")
+    right.set_ylim(0, 1)
+    figure.legend(loc="center right", bbox_to_anchor=(0.9, 0.5), fontsize="small")
+    figure.tight_layout()
+    figure.savefig(directory / PLOT_FILE)
+    pyplot.close(figure)
