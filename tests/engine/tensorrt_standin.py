@@ -53,7 +53,11 @@ class StandInEngine:
     def get_device_memory_size_for_profile_v2(self, number: int) -> int:
         return 1024
 
-    def create_execution_context(self, strategy: Any) -> StandInContext:
+    def create_runtime_config(self) -> StandInRuntimeConfig:
+        return StandInRuntimeConfig()
+
+    def create_execution_context(self, how: Any) -> StandInContext:
+        strategy = how.strategy if isinstance(how, StandInRuntimeConfig) else how
         assert strategy == self.trt.ExecutionContextAllocationStrategy.USER_MANAGED
         self.contexts.append(StandInContext(self))
         return self.contexts[-1]
@@ -114,6 +118,40 @@ class StandInContext:
         dtype = self.engine.network.torch_type(self.engine.tensors[name].dtype)
         held = (ctypes.c_char * (prod(shape) * dtype.itemsize)).from_address(self.addresses[name])
         return torch.frombuffer(held, dtype=dtype).view(shape)
+
+
+class StandInRuntimeCache:
+    """What TensorRT for RTX compiled; takes only bytes that begin as its own do."""
+
+    def __init__(self) -> None:
+        self.content = b"compiled"
+
+    def deserialize(self, blob: bytes) -> bool:
+        fits = blob.startswith(b"compiled")
+        if fits:
+            self.content = blob + b" again"
+        return fits
+
+    def serialize(self) -> bytes:
+        return self.content
+
+
+class StandInRuntimeConfig:
+    """Offers what ``IRuntimeConfig`` does."""
+
+    strategy: Any = None
+    cache: StandInRuntimeCache | None = None
+    dynamic_shapes_kernel_specialization_strategy: Any = None
+
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
+        self.strategy = strategy
+
+    def create_runtime_cache(self) -> StandInRuntimeCache:
+        return StandInRuntimeCache()
+
+    def set_runtime_cache(self, cache: StandInRuntimeCache) -> bool:
+        self.cache = cache
+        return True
 
 
 @dataclass(frozen=True)

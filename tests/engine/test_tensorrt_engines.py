@@ -7,6 +7,7 @@ same is for the tests on a GPU to show.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,28 @@ def test_what_tensorrt_lets_pass_is_refused(vision: Loaded, model: LlamaNemotron
     for complaint, changes in wrong.items():
         with pytest.raises(EngineFailed, match=complaint):
             bound(vision, model, **changes)
+
+
+def test_what_the_runtime_compiled_is_kept_beside_the_plan(
+    vision: Loaded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
+    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    caplog.set_level("INFO")
+
+    def start() -> bytes:
+        loaded = LoadedEngine(trt, vision.engine, vision.manifest, tmp_path, "cpu")
+        loaded.context(0, 0)
+        loaded.keep_compiled()
+        return (tmp_path / "runtime-Some-GPU.cache").read_bytes()
+
+    assert [start(), start()] == [b"compiled", b"compiled again"]
+    (tmp_path / "runtime-Some-GPU.cache").write_bytes(b"of another driver")
+    assert start() == b"compiled"
+    assert "compiled anew" in caplog.text
+    nowhere = LoadedEngine(trt, vision.engine, vision.manifest, tmp_path / "gone", "cpu")
+    nowhere.keep_compiled()
+    assert "compiled at every start" in caplog.text
 
 
 def test_an_engine_with_other_tensors_than_its_manifest_is_refused(vision: Loaded) -> None:
