@@ -197,3 +197,36 @@ async def test_a_cancelled_call_leaves_nothing_behind(deployment: Deployment, ma
     assert not peers._inside
     await asyncio.sleep(1.0)
     assert instance in peers.ready
+
+
+async def test_the_absence_of_all_is_waited_out_for_a_while_only(
+    deployment: Deployment, make_peers: MakePeers
+) -> None:
+    peers = make_peers(await deployment.client())
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    assert not await peers.wait_back(0.4, 60)
+    assert loop.time() - began >= 0.3
+    # It has been too long by now: nobody waits again.
+    began = loop.time()
+    assert not await peers.wait_back(0.4, 60)
+    assert loop.time() - began < 0.3
+    waiting = asyncio.ensure_future(peers.wait_back(30, 60))
+    await deployment.serve(echo)
+    assert await waiting
+
+
+async def test_a_pulse_brings_what_an_instance_takes_now(
+    deployment: Deployment, make_peers: MakePeers
+) -> None:
+    tokens = [100]
+
+    async def handler(message: wire.Request) -> wire.Reply:
+        return msgspec.structs.replace(INFO, tokens=tokens[0])
+
+    server = await deployment.serve(handler)
+    peers = make_peers(await deployment.client(), check_every=0.05)
+    await until(lambda: server.instance in peers.ready)
+    assert peers.ready[server.instance].tokens == 100
+    tokens[0] = 7
+    await until(lambda: peers.ready[server.instance].tokens == 7)

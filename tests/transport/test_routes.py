@@ -11,7 +11,7 @@ import pytest
 import torch
 from transport_peer import Peer, outbox_config, same_bits, sample
 
-from tessera.errors import ConfigError, LeaseExpired, TransportUnavailable
+from tessera.errors import ConfigError, HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.host import host_id
 from tessera.transport.inbox import Inbox, InboxConfig
 from tessera.transport.kinds import select_kinds
@@ -205,3 +205,25 @@ async def test_auto_does_without_a_backend_that_cannot_start(
     if nixl_missing() is None:
         with pytest.raises(TransportUnavailable):
             make_outbox(transport="nixl")
+
+
+@pytest.mark.parametrize("kind", ["shm", "inline"])
+async def test_a_checksum_proves_the_rows(make_outbox: MakeOutbox, make_inbox: MakeInbox, kind: str) -> None:
+    outbox, inbox = make_outbox(checksum=True, transport=kind), make_inbox(transport=kind)
+    inbox.connect("encoder-1", outbox.infos())
+    handle = await hand_off(outbox, inbox.reader_info("encoder-1"))
+    assert len(handle.checksum) == 16
+    assert same_bits(await inbox.fetch(handle), sample(1, 20))
+    # Another image's rows at the place that a handle names, as if the lease had not been looked at.
+    other = await hand_off(outbox, inbox.reader_info("encoder-1"), seed=2)
+    forged = msgspec.structs.replace(other, checksum=handle.checksum)
+    with pytest.raises(HandOffError, match="not what was published"):
+        await inbox.fetch(forged)
+    assert outbox.stats().held == 0
+
+
+async def test_without_a_checksum_nothing_is_compared(make_outbox: MakeOutbox, make_inbox: MakeInbox) -> None:
+    outbox, inbox = make_outbox(transport="inline"), make_inbox(transport="inline")
+    handle = await hand_off(outbox, ReaderInfo(host=host_id(), kinds=("inline",)))
+    assert handle.checksum == b""
+    assert same_bits(await inbox.fetch(handle), sample(1, 20))

@@ -1,0 +1,73 @@
+"""Engines' errors, told apart by the exceptions that torch really raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from tessera.engine.base import Finished, packed_cost
+from tessera.engine.guard import GuardedTextEngine, GuardedVisionEngine
+from tessera.errors import EngineDead, EngineFailed, InvalidInput
+
+
+@dataclass
+class Raises:
+    """An engine that raises on launch, or when its result is asked for."""
+
+    error: Exception
+    late: bool
+    cost: Callable[[int, int, int], int] = packed_cost
+    depth: int = 1
+
+    def warm(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        raise self.error
+
+    def launch(self, *_: object) -> Any:
+        if not self.late:
+            raise self.error
+        return self
+
+
+def caught(error: Exception, late: bool, kind: Any) -> Exception:
+    engine = kind(Raises(error, late))
+    arguments = ([], []) if kind is GuardedVisionEngine else (None,)
+    with pytest.raises(Exception) as found:
+        engine.launch(*arguments).result()
+    return found.value
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["on launch", "in the result"])
+@pytest.mark.parametrize("kind", [GuardedTextEngine, GuardedVisionEngine])
+def test_errors_are_told_apart(late: bool, kind: Any) -> None:
+    memory = caught(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), late, kind)
+    assert type(memory) is EngineFailed and "out of memory" in memory.message
+    illegal = torch.AcceleratorError("CUDA error: an illegal memory access was encountered\nmore")
+    gone = caught(illegal, late, kind)
+    assert isinstance(gone, EngineDead)
+    assert gone.message == "the device failed: CUDA error: an illegal memory access was encountered"
+    older = caught(RuntimeError("CUDA error: unspecified launch failure"), late, kind)
+    assert isinstance(older, EngineDead)
+    for other in (RuntimeError("shapes differ"), ValueError("no"), InvalidInput("no")):
+        assert caught(other, late, kind) is other
+
+
+def test_results_and_properties_pass_through() -> None:
+    class Works(Raises):
+        def launch(self, *_: object) -> Any:
+            return Finished("made")
+
+    engine = GuardedTextEngine(Works(RuntimeError(), late=False, depth=2))  # type: ignore[arg-type]
+    launched = engine.launch(None)  # type: ignore[arg-type]
+    assert launched.done() and launched.result() == "made"
+    assert (engine.depth, engine.cost) == (2, packed_cost)
