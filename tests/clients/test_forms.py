@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from tests.clients.conftest import ClosedService
 from tests.e2e.inputs import cosine, data_url, parts
 from tests.e2e.service import MODEL
 from tests.references.llama_nemotron_vl import Reference
@@ -65,6 +66,43 @@ def test_every_form_of_one_input_gives_the_same_vector(
     for name, body in forms.items():
         for row in vectors(http, **body):
             assert cosine(row, expected) >= 0.9999, name
+
+
+def test_a_uuid_alone_is_answered_from_the_cache(
+    service: ClosedService, http: httpx.Client, url: str, photos: dict[str, bytes], reference: Reference
+) -> None:
+    def content(payload: str | None, uuid: str) -> list[dict[str, Any]]:
+        image = payload and {"url": payload}
+        return [{"type": "image_url", "image_url": image, "uuid": uuid}, {"type": "text", "text": "a flower"}]
+
+    def ask(client: httpx.Client, *parts: Any) -> httpx.Response:
+        return client.post("/v1/embeddings", json={"messages": [{"role": "user", "content": list(parts)}]})
+
+    expected = reference.vector("a flower", [photos["flower"]], "passage")
+    unknown = ask(http, *content(None, "flower-1"))
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (
+        400,
+        "messages[0].content[0].image_url",
+    )
+    sent = ask(http, *content(url, "flower-1"))
+    named = ask(http, *content(None, "flower-1"))
+    for answer in (sent, named):
+        assert cosine(np.array(answer.json()["data"][0]["embedding"], np.float32), expected) >= 0.9999
+    usage = named.json()["usage"]["prompt_tokens_details"]
+    assert usage["cached_tokens"] == usage["image_tokens"] > 0
+    # Another key's name for it is unknown, however well it is guessed.
+    with httpx.Client(
+        base_url=service.url, headers={"x-api-key": "sk-other-0123456789"}, timeout=60
+    ) as other:
+        assert ask(other, *content(None, "flower-1")).status_code == 400
+        assert ask(other, *content(data_url(photos["china"]), "flower-1")).status_code == 200
+    again = ask(http, *content(None, "flower-1")).json()["data"][0]["embedding"]
+    assert cosine(np.array(again, np.float32), expected) >= 0.9999
+    # The payload decides, and the name then stands for it.
+    ask(http, *content(data_url(photos["china"]), "flower-1"))
+    moved = ask(http, *content(None, "flower-1")).json()["data"][0]["embedding"]
+    china = reference.vector("a flower", [photos["china"]], "passage")
+    assert cosine(np.array(moved, np.float32), china) >= 0.9999
 
 
 def test_mixed_kinds_in_one_request(http: httpx.Client, url: str, reference: Reference) -> None:

@@ -84,6 +84,14 @@ def test_messages_are_one_conversation_or_a_batch() -> None:
     assert summary(batch[1]) == ("b", [], Role.QUERY)
 
 
+@pytest.mark.parametrize("kind", ["image_url", "input_image", "image", "image_base64"])
+def test_a_uuid_stands_for_what_was_sent_before(kind: str) -> None:
+    key = "image_url" if kind in ("image_url", "input_image") else kind
+    for part in ({"type": kind, "uuid": "a"}, {"type": kind, key: None, "uuid": "a"}):
+        found = parse_embeddings({"input": [[part]]}).inputs[0]
+        assert found.images == (ImageSource(url="", param=f"input[0][0].{key}", uuid="a"),)
+
+
 def test_params_and_uuids_are_exact() -> None:
     part = {**image_part(), "uuid": "cat-1"}
     (found,) = parse(messages=[{"role": "user", "content": [text_part("a"), part]}]).inputs
@@ -193,7 +201,8 @@ def test_modality_for_each_input() -> None:
             "input[0][0].image_url.detail",
             "auto",
         ),
-        ({"input": [[{"type": "image_url", "uuid": "a"}]]}, "input[0][0].image_url", "along with its uuid"),
+        ({"input": [[{"type": "image_url"}]]}, "input[0][0].image_url", "expected an image"),
+        ({"input": [[{"type": "image_embeds", "uuid": "a"}]]}, "input[0][0].image_embeds", "an image"),
         ({"input": [[{**image_part(), "uuid": ""}]]}, "input[0][0].uuid", "1 to 256"),
         ({"input": [[{"role": "bot", "content": "a"}]]}, "input[0][0].role", "found 'bot'"),
         ({"input": [[{"role": "user", "content": 1}]]}, "input[0][0].content", "found 1"),

@@ -7,6 +7,7 @@ import gc
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -167,6 +168,19 @@ async def test_placeholders_that_do_not_match_the_images_name_both_numbers(
     assert f"found {size} image tokens" in reply.failures[0].message
     assert f"the 2 images need {2 * size}" in reply.failures[0].message
     assert embedder.rows.calls == []
+
+
+async def test_an_image_that_is_only_named_is_cached_or_asked_for_again(
+    make: MakeEmbedder, model: Model
+) -> None:
+    embedder = make()
+    image = picture(3, param="input[0].image")
+    named = with_images(model, msgspec.structs.replace(image, data=b""))
+    cold = await embedder(named)
+    assert (cold.failures[0].code, cold.failures[0].param) == ("media_not_cached", "input[0].image")
+    sent, warm = await embedder(with_images(model, image)), await embedder(named)
+    assert embedder.vectors(sent).tolist() == embedder.vectors(warm).tolist()
+    assert len(embedder.rows.calls) == 1
 
 
 async def test_a_cached_image_is_not_encoded_again(make: MakeEmbedder, model: Model) -> None:

@@ -11,6 +11,7 @@ TesseraError
 │   ├── PayloadTooLarge       a body, file or image is over its limit
 │   ├── UnsupportedMedia      the bytes are not an image format that is served
 │   ├── MediaFetchError       a URL could not be fetched, or may not be
+│   ├── MediaNotCached        an image was named and not sent, and no worker has its rows any more
 │   ├── DecodeFailed          an image made its decoder crash, or took it too long
 │   ├── RequestTimeout        the client took too long to send its request
 │   └── ModelNotFound         the request names a model that is not served here
@@ -90,6 +91,10 @@ class UnsupportedMedia(RequestError):
 
 class MediaFetchError(RequestError):
     code = "media_fetch_failed"
+
+
+class MediaNotCached(RequestError):
+    code = "media_not_cached"
 
 
 class DecodeFailed(RequestError):

@@ -40,7 +40,7 @@ class Failure(Message, frozen=True, kw_only=True):
 
 
 class Image(Message, frozen=True, kw_only=True):
-    """One encoded image file.
+    """One encoded image file; ``data`` is empty for one that was sent before and is to be in the cache.
 
     ``digest`` is the 32-byte blake3 hash of ``data``; ``tiles`` is what the frontend computed from the
     file's header, and so what the prompt's placeholder count was built from.

@@ -94,10 +94,13 @@ class Endpoint:
             texts, role, special = parse_tei_tokenize(body, self._request_limits)
             pieces = await until_disconnect(http, self._pipeline.pieces(texts, role))
             return JSONResponse(write_tei_tokens(pieces, special=special))
+        key = getattr(http.state, "key_name", Authenticator.ANONYMOUS)
         spelled = wants_token_texts(body)
         request = translate(body, self._request_limits, (self._model,))
         self._check_model(request)
-        prompts, _ = await until_disconnect(http, self._pipeline.prompts(request, deadline=deadline))
+        prompts, _ = await until_disconnect(
+            http, self._pipeline.prompts(request, deadline=deadline, client=client_of(key))
+        )
         tokens = [prompt.tokens.tolist() for prompt in prompts if not isinstance(prompt, Exception)]
         rows: list[dict[str, Any]] = [{"count": len(ids), "tokens": ids} for ids in tokens]
         if spelled:

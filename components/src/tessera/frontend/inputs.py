@@ -37,8 +37,8 @@ class ImageSource:
     """Where an image is: a data, ``http``, ``https`` or ``file`` URL, or an absolute local path.
 
     Nothing has been fetched or checked yet. ``uuid`` is the client's own name for the content; it is a
-    claim, so it must never be trusted across clients. ``embeddings`` says that the client means a tensor of
-    vision rows and not an image.
+    claim, so it must never be trusted across clients. With one, ``url`` may be empty: what was sent before.
+    ``embeddings`` says that the client means a tensor of vision rows and not an image.
     """
 
     url: str

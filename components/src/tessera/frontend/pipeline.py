@@ -57,12 +57,12 @@ class Pipeline:
         return self._model.token_text(token)
 
     async def prompts(
-        self, request: EmbeddingsRequest, *, deadline: Deadline
+        self, request: EmbeddingsRequest, *, deadline: Deadline, client: str = ""
     ) -> tuple[list[Prompt | TesseraError], list[Visions | TesseraError]]:
         """Each input as tokens and as images, or its error; the first error is raised unless ``partial``."""
         self._check(request)
         started = time.perf_counter()
-        visions = await self._vision.read(request.inputs, deadline, partial=request.partial)
+        visions = await self._vision.read(request.inputs, deadline, partial=request.partial, client=client)
         if any(visions):
             self._metrics.media_seconds.observe(time.perf_counter() - started)
         with self._metrics.prompt_seconds.time():
@@ -87,7 +87,7 @@ class Pipeline:
         ``charge`` is told the tokens and tiles before they are sent anywhere, and may raise. ``client`` names
         the API key, empty where there are none.
         """
-        prompts, visions = await self.prompts(request, deadline=deadline)
+        prompts, visions = await self.prompts(request, deadline=deadline, client=client)
         good: dict[int, tuple[Prompt, Visions]] = {}
         errors: dict[int, TesseraError] = {}
         for index, (prompt, images) in enumerate(zip(prompts, visions, strict=True)):

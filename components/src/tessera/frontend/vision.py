@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera import wire
-from tessera.errors import RequestCancelled, TesseraError
+from tessera.errors import InvalidInput, RequestCancelled, TesseraError
 from tessera.frontend.deadline import Deadline
 from tessera.frontend.inputs import ImageSource, Input
 from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
+from tessera.frontend.media.known import Known, KnownMedia
 from tessera.models.base import Model
 from tessera.transport.lending import inline_handle
 
@@ -38,21 +39,22 @@ class VisionReader:
     """Loads all images of a request at the same time."""
 
     def __init__(self, model: Model, media: MediaLoader) -> None:
+        self._known = KnownMedia()
         self._model = model
         self._media = media
 
     async def read(
-        self, inputs: Sequence[Input], deadline: Deadline, *, partial: bool
+        self, inputs: Sequence[Input], deadline: Deadline, *, partial: bool, client: str = ""
     ) -> list[Visions | TesseraError]:
         """Each input's images, or what was wrong with the first bad one.
 
         Unless ``partial``, a bad input ends the loading of those behind it: the request fails over this one
-        or one before it.
+        or one before it. ``client`` is whose names for images count.
         """
         found: list[Visions | TesseraError] = [()] * len(inputs)
         budget = self._media.budget()
         tasks = {
-            index: asyncio.ensure_future(self._read_input(entry, deadline, budget))
+            index: asyncio.ensure_future(self._read_input(entry, deadline, budget, client))
             for index, entry in enumerate(inputs)
             if entry.images
         }
@@ -77,9 +79,11 @@ class VisionReader:
         return found
 
     async def _read_input(
-        self, entry: Input, deadline: Deadline, budget: MediaBudget
+        self, entry: Input, deadline: Deadline, budget: MediaBudget, client: str
     ) -> Visions | TesseraError:
-        loads = [asyncio.ensure_future(self._one(source, deadline, budget)) for source in entry.images]
+        loads = [
+            asyncio.ensure_future(self._one(source, deadline, budget, client)) for source in entry.images
+        ]
         try:
             return tuple(await asyncio.gather(*loads))
         except TesseraError as error:
@@ -89,7 +93,9 @@ class VisionReader:
                 load.cancel()
             await asyncio.gather(*loads, return_exceptions=True)
 
-    async def _one(self, source: ImageSource, deadline: Deadline, budget: MediaBudget) -> Vision:
+    async def _one(self, source: ImageSource, deadline: Deadline, budget: MediaBudget, client: str) -> Vision:
+        if source.uuid is not None and not source.url:
+            return self._recalled(source, client, source.uuid)
         loaded = await self._media.load(source, hidden=self._model.hidden, deadline=deadline, budget=budget)
         if isinstance(loaded, LoadedEmbeddings):
             return Vision(
@@ -101,10 +107,24 @@ class VisionReader:
                 tokens=loaded.shape[0],
                 pixels=0,
             )
-        header = loaded.header
-        tiles = self._model.tiles(header.width, header.height)
+        known = Known(loaded.digest, loaded.header.width, loaded.header.height)
+        if source.uuid is not None:
+            self._known.remember(client, source.uuid, known)
+        return self._vision(known, loaded.data, source.param)
+
+    def _recalled(self, source: ImageSource, client: str, uuid: str) -> Vision:
+        """An image that the client has sent before: its rows may be in a worker's cache."""
+        known = self._known.find(client, uuid)
+        if known is None:
+            raise InvalidInput(
+                f"{source.param}: no image is known by this uuid; send it along once", param=source.param
+            )
+        return self._vision(known, b"", source.param)
+
+    def _vision(self, known: Known, data: bytes, param: str) -> Vision:
+        tiles = self._model.tiles(known.width, known.height)
         return Vision(
-            payload=wire.Image(digest=loaded.digest, data=loaded.data, tiles=tiles, param=source.param),
+            payload=wire.Image(digest=known.digest, data=data, tiles=tiles, param=param),
             tokens=tiles * self._model.tokens_per_tile,
-            pixels=header.width * header.height,
+            pixels=known.width * known.height,
         )

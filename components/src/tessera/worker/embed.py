@@ -25,6 +25,7 @@ from tessera.errors import (
     EngineDead,
     EngineFailed,
     InvalidInput,
+    MediaNotCached,
     Overloaded,
     ProtocolError,
     TesseraError,
@@ -246,6 +247,10 @@ class EmbedService:
         cached = self._cache.get(key)
         if cached is not None:
             return self._checked(EncodedImage(cached, wire.Timings()), image), True
+        if not image.data:
+            raise MediaNotCached(
+                f"{image.param}: the image is not cached any more; send it again", param=image.param
+            )
         try:
             encoded = await self._fly(key, job, image)
         except TesseraError as error:

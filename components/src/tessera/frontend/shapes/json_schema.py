@@ -39,6 +39,9 @@ def part_of(kind: str, **properties: Schema) -> Schema:
 def image_part(kind: str, key: str) -> Schema:
     part = part_of(kind, **{key: STRING})
     part["properties"]["uuid"] = UUID
+    if kind != "image_embeds":
+        # With a uuid the payload may be null.
+        part["properties"][key] = {"anyOf": [STRING, {"type": "null"}]}
     return part
 
 
@@ -46,7 +49,9 @@ def url_part(kind: str) -> Schema:
     part = image_part(kind, "image_url")
     detail: Schema = {"type": "string", "enum": ["auto"]}
     part["properties"]["detail"] = detail
-    part["properties"]["image_url"] = {"anyOf": [STRING, object_of(("url",), url=STRING, detail=detail)]}
+    part["properties"]["image_url"] = {
+        "anyOf": [STRING, object_of(("url",), url=STRING, detail=detail), {"type": "null"}]
+    }
     return part
 
 

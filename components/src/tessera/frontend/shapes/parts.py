@@ -45,7 +45,12 @@ def read_parts(value: list[Json], param: str, scope: Scope) -> tuple[str, tuple[
 def image_at(
     value: Json, param: str, *, uuid: str | None = None, bare: bool = False, embeddings: bool = False
 ) -> ImageSource:
-    """An image named by URL or absolute path; ``bare`` also takes base64 without a ``data:`` prefix."""
+    """An image named by URL or absolute path; ``bare`` also takes base64 without a ``data:`` prefix.
+
+    With a ``uuid`` the payload may be null: it then stands for what was sent under that name before.
+    """
+    if value is None and uuid is not None and not embeddings:
+        return ImageSource(url="", param=param, uuid=uuid)
     source = _source(value, param, bare=bare)
     return replace(source, uuid=uuid, embeddings=embeddings)
 
@@ -82,8 +87,6 @@ def _image_url(part: JsonObject, param: str, scope: Scope) -> ImageSource:
         reject_unknown(value, ("url", "detail"), path)
         _detail(value, path)
         value, path = value.get("url"), f"{path}.url"
-    if value is None and uuid is not None:
-        raise InvalidInput(f"{path}: an image must be sent along with its uuid", param=path)
     return image_at(value, path, uuid=uuid)
 
 
