@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, pad, scaled_dot_product_attention
 
+from tessera.models.layers import exported_products, gemm
 from tessera.models.layers.fused import FUSED_HEAD_DIMS, uses_fused
 from tessera.models.llama_nemotron_vl.config import Pooling
 from tessera.models.llama_nemotron_vl.rope import rotation
@@ -132,6 +133,9 @@ class PackedText(nn.Module):
         weight = tower.norm.weight
         self._fused = uses_fused(weight.device, weight.dtype)
         self.fused_attention = self._fused and tower.head_dim in FUSED_HEAD_DIMS
+        if self._fused:
+            # A compiled program looks these operators up by name.
+            import tessera.models.layers.exported_ops  # noqa: F401
         self._search = 1 << (max_sequences - 1).bit_length()
 
     def forward(
@@ -170,7 +174,12 @@ class PackedText(nn.Module):
             mask = (sequence[:, None] == sequence)[None, None]
             attended = _attend(q[None], k[None], v[None], mask).squeeze(0)
         hidden = hidden + layer.self_attn.o_proj(attended.flatten(-2))
-        added: torch.Tensor = hidden + layer.mlp(layer.post_attention_layernorm.plain(hidden))
+        normed, mlp = layer.post_attention_layernorm.plain(hidden), layer.mlp
+        if mlp.is_silu and gemm.serves(mlp.gate_up_proj.weight):
+            gated = exported_products.gated_product(normed, mlp.gate_up_proj.weight)
+            added: torch.Tensor = hidden + mlp.down_proj(gated)
+        else:
+            added = hidden + mlp(normed)
         return added
 
     def _pool(self, hidden: torch.Tensor, cu_seqlens: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
+from tessera.models.layers import exported_products, gemm
 from tessera.models.layers.fused import uses_fused
 from tessera.models.llama_nemotron_vl.config import VisionConfig
 from tessera.models.llama_nemotron_vl.vision import Attention, Layer, Mlp, VisionTower
@@ -42,9 +43,11 @@ class VisionStage(nn.Module):
             plain: torch.Tensor = mlp(normed)
             return plain
         # A compiler would add the activation as a kernel of its own; the product can apply it on its way out.
-        wide = torch.ops.aten._addmm_activation(
-            mlp.fc1.bias, normed.flatten(0, 1), mlp.fc1.weight.t(), use_gelu=True
-        )
+        rows = normed.flatten(0, 1)
+        if gemm.serves(mlp.fc1.weight):
+            wide = exported_products.gelu_product(rows, mlp.fc1.weight, mlp.fc1.bias)
+        else:
+            wide = torch.ops.aten._addmm_activation(mlp.fc1.bias, rows, mlp.fc1.weight.t(), use_gelu=True)
         return linear(wide, mlp.fc2.weight, mlp.fc2.bias).view(normed.shape)
 
 
