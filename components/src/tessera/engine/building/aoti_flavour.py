@@ -1,7 +1,7 @@
 """PyTorch's AOTInductor: a stage compiled for this machine, its weights left in the checkpoint.
 
-A package holds code alone. Weights compiled into it would be stored twice, and loading would copy them out
-of an archive first: for one layer of full size that took longer than reading the checkpoint.
+A package holds code alone. With 256 MiB of weights compiled into it the package was as large again, took
+three times as long to build, and the process that loaded it peaked 275 MiB higher; it was ready no sooner.
 """
 
 from __future__ import annotations
