@@ -202,7 +202,7 @@ async def test_a_cancelled_call_leaves_nothing_behind(deployment: Deployment, ma
 async def test_the_absence_of_all_is_waited_out_for_a_while_only(
     deployment: Deployment, make_peers: MakePeers
 ) -> None:
-    peers = make_peers(await deployment.client())
+    peers = make_peers(await deployment.client(instances=0))
     loop = asyncio.get_running_loop()
     began = loop.time()
     assert not await peers.wait_back(0.4, 60)
@@ -212,7 +212,7 @@ async def test_the_absence_of_all_is_waited_out_for_a_while_only(
     assert not await peers.wait_back(0.4, 60)
     assert loop.time() - began < 0.3
     waiting = asyncio.ensure_future(peers.wait_back(30, 60))
-    await deployment.serve(echo)
+    await deployment.serve(echoing)
     assert await waiting
 
 
