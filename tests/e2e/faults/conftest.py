@@ -26,12 +26,6 @@ class Deployment:
     service: Service
     urls: tuple[str, str]
 
-    def frontend_pid(self, index: int) -> int:
-        return self.service.pids()[index]
-
-    def worker_pid(self, index: int) -> int:
-        return self.service.pids()[2 + index]
-
 
 @pytest.fixture(scope="package")
 def known(reference: Reference) -> list[Known]:

@@ -95,7 +95,8 @@ class Peers:
             if task.cancelled():
                 raise Unavailable(f"instance {instance:x} of {self.client.address} stopped answering")
             reply = task.result()
-            self._last_answer[instance] = asyncio.get_running_loop().time()
+            if instance in self._ready:
+                self._last_answer[instance] = asyncio.get_running_loop().time()
             return reply
         finally:
             task.cancel()
