@@ -24,7 +24,6 @@ from playwright.sync_api import expect, sync_playwright
 ROOT = Path(__file__).parents[1]
 IMAGES = ROOT / "docs" / "images"
 QUERY = "a yellow heart on the left of an orange triangle"
-COLOURS = 256
 
 
 @contextmanager
@@ -80,7 +79,7 @@ def page(url: str, folder: Path) -> None:
     taken = folder / "page.png"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        shown = browser.new_page(viewport={"width": 1040, "height": 900}, color_scheme="light")
+        shown = browser.new_page(viewport={"width": 1040, "height": 920}, color_scheme="light")
         shown.goto(url)
         shown.locator("#suggestion-list button").first.click()
         examples = json.loads(
@@ -93,11 +92,10 @@ def page(url: str, folder: Path) -> None:
 
 
 def keep(source: Path, target: Path) -> None:
-    """A copy of few colours: a README is loaded more often than it is looked at closely."""
     target.parent.mkdir(exist_ok=True)
     with Image.open(source) as image:
-        few = image.convert("RGB").quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
-        few.save(target, optimize=True)
+        # In full colour, which is what these pictures are searched by.
+        image.convert("RGB").save(target, optimize=True)
     print(f"{target.relative_to(ROOT)}: {target.stat().st_size / 1000:.0f} kB")
 
 

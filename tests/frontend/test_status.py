@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import tessera
 from tessera import wire
 from tessera.errors import ProtocolError
 from tessera.frontend.metrics import FrontendMetrics
@@ -103,5 +104,6 @@ def test_a_checkpoint_says_whether_it_is_for_use(tmp_path: Path, mark: object, e
     assert origin(tmp_path) == expected
 
 
-def test_the_random_checkpoint_is_marked(checkpoint: Path) -> None:
+def test_the_checkpoints_that_come_along_are_told(checkpoint: Path) -> None:
     assert origin(checkpoint) == "random"
+    assert origin(Path(tessera.__file__).parent / "checkpoints" / "tessera-demo") == "demo"
