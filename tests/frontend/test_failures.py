@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import orjson
 import pytest
 
 from tessera import errors
 from tessera.errors import TesseraError
 from tessera.frontend.failures import MEANINGS, error_object, render, render_status, row_of
+
+ROOT = Path(__file__).parents[2]
 
 
 def classes(root: type[TesseraError] = TesseraError) -> list[type[TesseraError]]:
@@ -39,6 +44,21 @@ def test_statuses(kind: type[TesseraError], status: int) -> None:
     assert body["error"]["code"] == kind.code
     assert body["error"]["param"] == "input[3]"
     assert body["error"]["message"] == "why"
+
+
+def test_the_readme_lists_the_same_statuses() -> None:
+    rows = re.findall(r"^\| ([\d, ]+) \| (.+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    listed = {int(status): meaning for statuses, meaning in rows for status in statuses.split(",")}
+    assert listed.keys() == MEANINGS.keys()
+    # Other words, and the same things: what a status is about must be named in both.
+    for status, words in {
+        422: "decoder",
+        429: "Retry-After",
+        431: "head",
+        503: "worker",
+        401: "API key",
+    }.items():
+        assert words in listed[status] and words in MEANINGS[status], status
 
 
 def test_every_error_has_a_listed_status() -> None:

@@ -33,7 +33,7 @@ async def test_slots_are_views_of_whole_units(slab: Slab) -> None:
 async def test_leases_are_never_reused_and_start_anywhere() -> None:
     seen: set[int] = set()
     for _ in range(3):
-        slab = Slab(GEOMETRY)
+        slab = Slab(GEOMETRY, lease_seconds=30)
         for _ in range(20):
             slot = await slab.acquire(10, timeout=1)
             assert 0 < slot.lease < 2**63

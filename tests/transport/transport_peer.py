@@ -41,6 +41,7 @@ def outbox_config(**changes: Any) -> OutboxConfig:
         "unit_rows": UNIT_ROWS,
         "hidden": HIDDEN,
         "dtype": torch.float32,
+        "lease_seconds": 30.0,
     }
     return OutboxConfig(**(values | changes))
 

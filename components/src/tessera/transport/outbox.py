@@ -39,7 +39,7 @@ class OutboxConfig:
     hidden: int
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
-    lease_seconds: float = 30.0
+    lease_seconds: float
     transport: str = "auto"
     checksum: bool = False
     nixl: NixlOptions = field(default_factory=NixlOptions)

@@ -61,7 +61,7 @@ class Slab:
         geometry: Geometry,
         *,
         device: torch.device | str = "cpu",
-        lease_seconds: float = 30.0,
+        lease_seconds: float,
         mirror: bool = True,
     ) -> None:
         self.geometry = geometry
