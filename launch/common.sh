@@ -5,7 +5,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
 export PYTHON=${PYTHON:-python3}
 export VENV=${VENV:-$ROOT/.venv}
-export MODEL_PATH=${MODEL_PATH:-$ROOT/.cache/models/tessera-random}
+export MODEL_PATH=${MODEL_PATH:-$ROOT/components/src/tessera/checkpoints/tessera-demo}
 export SERVED_MODEL_NAME=${SERVED_MODEL_NAME:-$(basename "$MODEL_PATH")}
 export DYN_HTTP_HOST=${DYN_HTTP_HOST:-127.0.0.1}
 export DYN_HTTP_PORT=${DYN_HTTP_PORT:-8000}
@@ -93,12 +93,8 @@ set_up() {
     done
     "$ROOT/scripts/setup" worker
     if [[ ! -e $MODEL_PATH ]]; then
-        if [[ $MODEL_PATH != "$ROOT/.cache/models/tessera-random" ]]; then
-            say "MODEL_PATH=$MODEL_PATH: no such directory"
-            exit 1
-        fi
-        say "making a small random checkpoint in $MODEL_PATH"
-        "$VENV/bin/tessera-checkpoint" --out "$MODEL_PATH" --seed 0
+        say "MODEL_PATH=$MODEL_PATH: no such directory"
+        exit 1
     fi
     if [[ $DYN_DISCOVERY_BACKEND == file && -z ${DYN_FILE_KV:-} ]]; then
         OWN_STORE=$(mktemp -d "${TMPDIR:-/tmp}/tessera.XXXXXX")

@@ -123,7 +123,7 @@ class Network(nn.Module):
 
 
 def _norm(norm: RmsNorm, hidden: torch.Tensor) -> torch.Tensor:
-    return functional.rms_norm(hidden, norm.weight.shape, norm.weight.to(hidden.dtype), norm._eps)
+    return functional.rms_norm(hidden, norm.weight.shape, norm.weight.to(hidden.dtype), norm.eps)
 
 
 def _attend(

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from tessera.models.llama_nemotron_vl.config_reader import read_config
 from training.batches import Pool, join
