@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -80,9 +79,3 @@ def etcd(folder: Path, port: int, peer_port: int) -> Iterator[str]:
     with running(command, dict(os.environ), log) as process:
         wait_for(f"{endpoint}/health", process, log)
         yield endpoint
-
-
-def listens(address: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.settimeout(2.0)
-        return probe.connect_ex((address, port)) == 0
