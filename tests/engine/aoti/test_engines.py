@@ -103,6 +103,7 @@ def test_an_engine_of_another_checkpoint_is_refused(engines: Path, tmp_path: Pat
         ({"dtype": "bfloat16"}, ["bfloat16", "float32"]),
         ({"max_batch_cost": 64}, ["up to 32 tiles", "64"]),
         ({"path": None}, ["path"]),
+        ({"quantization": "fp8"}, ["fp8"]),
     ],
     ids=str,
 )

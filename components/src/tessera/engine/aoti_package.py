@@ -91,7 +91,9 @@ class AotiPackage:
 
 
 def open_package(model: Model, config: EngineConfig, placement: Placement, stage: Stage) -> AotiPackage:
-    """The engine at the config's ``path``; raises ``ConfigError`` without one."""
+    """The engine at the config's ``path``; raises ``ConfigError`` without one, or for FP8."""
     if config.path is None:
         raise ConfigError("engine aoti needs path, the directory that tessera-engine build made")
+    if config.quantization != "none":
+        raise ConfigError(f"engine aoti has no quantization {config.quantization}; engine torch has")
     return AotiPackage(model, config.path, stage, placement)
