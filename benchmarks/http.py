@@ -129,15 +129,26 @@ class GpuMeter:
             self.mean = samples[len(samples) // 2] if samples else None
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.http", description=__doc__)
-    parser.add_argument("--url", nargs="*", help="a running service; started here by default")
+def add_shared(parser: argparse.ArgumentParser) -> None:
+    """What every benchmark that starts a service and loads it asks for."""
     parser.add_argument("--model-path", type=Path, help="its checkpoint; a random one by default")
     parser.add_argument("--model-name", default="benchmark", help="the name that requests use")
     parser.add_argument("--size", choices=("tiny", "full"), default="full", help="of the random checkpoint")
-    parser.add_argument("--mode", choices=("agg", "e_p"), default="agg")
     parser.add_argument("--frontends", type=int, default=1)
     parser.add_argument("--clients", type=int, default=2, help="client processes")
+    parser.add_argument("--warm", type=float, default=2.0, help="seconds before the window")
+    parser.add_argument("--seconds", type=float, default=10.0, help="the window")
+    parser.add_argument("--threads", type=int, default=8, help="preprocessing threads of a worker")
+    parser.add_argument("--tokens", type=int, default=16384, help="budget of a text batch")
+    parser.add_argument("--tiles", type=int, default=28, help="budget of a vision batch")
+    parser.add_argument("--cache-gb", type=float, default=4.0, help="cache of vision rows")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV, plot and logs")
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.http", description=__doc__)
+    parser.add_argument("--url", nargs="*", help="a running service; started here by default")
+    parser.add_argument("--mode", choices=("agg", "e_p"), default="agg")
     parser.add_argument(
         "--workloads",
         nargs="*",
@@ -147,13 +158,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 8, 16, 32, 48, 64, 128])
     parser.add_argument("--rate", type=float, nargs="*", help="open loop: requests a second")
-    parser.add_argument("--warm", type=float, default=2.0, help="seconds before the window")
-    parser.add_argument("--seconds", type=float, default=10.0, help="the window")
-    parser.add_argument("--threads", type=int, default=8, help="preprocessing threads of a worker")
-    parser.add_argument("--tokens", type=int, default=16384, help="budget of a text batch")
-    parser.add_argument("--tiles", type=int, default=28, help="budget of a vision batch")
-    parser.add_argument("--cache-gb", type=float, default=4.0, help="cache of vision rows")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV, plot and logs")
+    add_shared(parser)
     return parser.parse_args(argv)
 
 
@@ -177,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 tiles=options.tiles,
             )
         urls = tuple(options.url or ()) or stack.enter_context(
-            service(_deployment(options), options.out / "logs")
+            service(deployment(options), options.out / "logs")
         )
         for workload, loops in chosen:
             for loop in loops:
@@ -204,7 +209,7 @@ def _chosen(options: argparse.Namespace) -> list[tuple[HttpWorkload, list[float]
     return found
 
 
-def _deployment(options: argparse.Namespace) -> Deployment:
+def deployment(options: argparse.Namespace) -> Deployment:
     return Deployment(
         model_path=options.model_path,
         mode=options.mode,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection
+from random import random
 
 # How far a worker may be above the mean load before an image goes to the next in its ranking, and the
 # tokens that are always allowed: with little load the mean says nothing, and leaving a cache costs an
@@ -33,7 +34,8 @@ class Router:
 
     def pick_text(self, instances: Collection[int]) -> int:
         """``instances`` must not be empty, here and below."""
-        return min(instances, key=lambda instance: (self._tokens[instance], instance))
+        # Of equally loaded ones any: with little load the first would get everything.
+        return min(instances, key=lambda instance: (self._tokens[instance], random()))
 
     def pick_image(self, digest: bytes, instances: Collection[int]) -> int:
         bound = self._factor * sum(self._tokens[instance] for instance in instances) / len(instances)

@@ -1,0 +1,186 @@
+"""``python -m benchmarks.overhead``: what the service costs around engines that cost nothing.
+
+The first row calls the engines in process. Every other one goes through HTTP, one frontend and one worker of
+each kind; images are never seen before, 1 MiB of rows each. A hop is what a path takes beyond the one with
+a hop less: HTTP and the embed worker beyond the process, an encode worker beyond the aggregated one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks import http
+from benchmarks.bodies import HttpWorkload
+from benchmarks.free_family import MODEL_TYPE, FreeModel
+from benchmarks.service import Deployment, service
+from benchmarks.table import number, table, write_csv
+from tessera.engine.config import EngineConfig
+from tessera.engine.packing import PackedInput, pack
+from tessera.engine.torch_device import place
+from tessera.engine.torch_text import TorchTextEngine
+from tessera.engine.torch_vision import TorchVisionEngine
+from tessera.models.base import Role, Truncate
+
+HEADER = ("path", "input", "p50 ms alone", "ms per hop", "requests/s", "p50 ms under load")
+TEXT = HttpWorkload(name="text", tokens=32)
+IMAGE = HttpWorkload(name="image", size=(512, 512))
+_ROOT = Path(__file__).parent.parent
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parse(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows: list[tuple[str, ...]] = []
+    with _installed() as checkpoint:
+        options.model_path = checkpoint
+        base = {workload.name: _in_process(FreeModel(checkpoint), workload) for workload in (TEXT, IMAGE)}
+        rows += [
+            ("in process", name, number(seconds * 1e3), "-", number(1 / seconds), "-")
+            for name, seconds in base.items()
+        ]
+        fewer = _deployed(options, "aggregated", "agg", None, (TEXT, IMAGE), base, rows)
+        for transport in options.transports:
+            _deployed(options, f"encode + embed, {transport}", "e_p", transport, (IMAGE,), fewer, rows)
+    print(table(HEADER, rows))
+    write_csv(options.out / "overhead.csv", HEADER, rows)
+    return 0
+
+
+def _deployed(
+    options: argparse.Namespace,
+    name: str,
+    mode: str,
+    transport: str | None,
+    workloads: Sequence[HttpWorkload],
+    fewer: dict[str, float],
+    rows: list[tuple[str, ...]],
+) -> dict[str, float]:
+    device = "cuda" if transport == "cuda_ipc" else "cpu"
+    stage = {"device": device, "dtype": "bfloat16", "graph_cost": 0}
+    engine: dict[str, object] = {
+        "vision": {**stage, "max_batch_cost": 28, "max_queue_cost": 4096},
+        "text": {**stage, "max_batch_cost": 16384, "max_queue_cost": 4 << 20},
+        "threads": 1,
+    }
+    if transport is not None:
+        engine["transport"] = {"kind": transport}
+    flags = ("--multimodal-embedding-cache-capacity-gb", "0")
+    deployment = Deployment(model_path=options.model_path, mode=mode, engine=engine, worker_flags=flags)
+    medians: dict[str, float] = {}
+    with service(deployment, options.out / "logs") as urls:
+        for workload in workloads:
+            alone = http.measure(options, urls, workload, 1.0)
+            loaded = http.measure(options, urls, workload, float(options.concurrency))
+            if alone.errors or loaded.errors:
+                raise SystemExit(f"{name}, {workload.name}: {alone.errors} {loaded.errors}")
+            medians[workload.name] = statistics.median(alone.latencies)
+            rows.append(
+                (
+                    name,
+                    workload.name,
+                    number(medians[workload.name] * 1e3),
+                    number((medians[workload.name] - fewer[workload.name]) * 1e3),
+                    number(len(loaded.latencies) / options.seconds),
+                    number(statistics.median(loaded.latencies) * 1e3),
+                )
+            )
+            print("  ".join(rows[-1]), flush=True)
+    return medians
+
+
+def _in_process(model: FreeModel, workload: HttpWorkload) -> float:
+    """Seconds for one input: prompt, vision engine, text engine."""
+    config = EngineConfig(max_batch_cost=8192, max_queue_cost=8192, device="cpu", dtype="bfloat16")
+    placement = place(config)
+    text, vision = TorchTextEngine(model, config, placement), TorchVisionEngine(model, config, placement)
+    rows = np.empty((model.tokens_per_tile, model.hidden), np.float32)
+    run = _text_only(model, text) if workload.size is None else _with_image(model, text, vision, rows)
+    times = []
+    for _ in range(200):
+        started = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
+def _prompt(model: FreeModel, text: str, tiles: tuple[int, ...]) -> PackedInput:
+    prompt = model.prompt(text, tiles, role=Role.NONE, max_tokens=8192, truncate=Truncate.NONE, param="input")
+    return PackedInput(tokens=prompt.tokens)
+
+
+def _text_only(model: FreeModel, engine: TorchTextEngine) -> Callable[[], object]:
+    return lambda: engine.launch(pack([_prompt(model, "word " * 32, ())])).result()
+
+
+def _with_image(
+    model: FreeModel, text: TorchTextEngine, vision: TorchVisionEngine, rows: np.ndarray
+) -> Callable[[], object]:
+    import torch
+
+    out = torch.from_numpy(rows).to(torch.bfloat16)
+
+    def run() -> object:
+        vision.launch([model.preprocess(b"", param="input")], [out]).result()
+        plain = _prompt(model, "a page", (1,))
+        index = model.vision_index(plain.tokens)
+        packed = pack([PackedInput(tokens=plain.tokens, vision=(out,), vision_index=index)])
+        return text.launch(packed).result()
+
+    return run
+
+
+@contextmanager
+def _installed() -> Iterator[Path]:
+    """A checkpoint of the free family, which is installed for this process and those it starts."""
+    before = os.environ.get("PYTHONPATH")
+    with tempfile.TemporaryDirectory() as folder:
+        site = Path(folder) / "site"
+        metadata = site / "tessera_benchmark_free-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: tessera-benchmark-free\nVersion: 1.0\n"
+        )
+        (metadata / "entry_points.txt").write_text(
+            f"[tessera.models]\n{MODEL_TYPE} = benchmarks.free_family:FAMILY\n"
+        )
+        checkpoint = Path(folder) / "checkpoint"
+        checkpoint.mkdir()
+        (checkpoint / "config.json").write_text(json.dumps({"model_type": MODEL_TYPE}))
+        added = [str(site), str(_ROOT)]
+        os.environ["PYTHONPATH"] = os.pathsep.join(added + ([before] if before else []))
+        sys.path[:0] = added
+        try:
+            yield checkpoint
+        finally:
+            del sys.path[: len(added)]
+            os.environ.pop("PYTHONPATH")
+            if before is not None:
+                os.environ["PYTHONPATH"] = before
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser.add_argument(
+        "--transports", nargs="*", default=["inline", "shm", "nixl"], help="also cuda_ipc, with a card"
+    )
+    parser.add_argument("--concurrency", type=int, default=64, help="under load")
+    parser.add_argument("--clients", type=int, default=2, help="client processes")
+    parser.add_argument("--warm", type=float, default=1.0, help="seconds before the window")
+    parser.add_argument("--seconds", type=float, default=4.0, help="the window")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV and logs")
+    return parser.parse_args(argv, argparse.Namespace(rate=None, model_name="benchmark"))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
