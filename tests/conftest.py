@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,10 @@ from tests.references.llama_nemotron_vl import Reference
 
 # The machine's cores are shared with the processes that the tests start.
 torch.set_num_threads(1)
+
+# Ignored in what a shell starts in the background, and then in all that is started from there: no Ctrl-C
+# would reach a launch script.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

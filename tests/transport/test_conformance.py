@@ -166,7 +166,7 @@ async def test_a_late_reader_never_gets_another_images_rows(
 async def test_a_lease_that_ends_during_the_copy_spoils_it(
     case: Case, peer: Peer, make_inbox: MakeInbox
 ) -> None:
-    pair = await connect(peer, make_inbox, case, lease_seconds=0.1)
+    pair = await connect(peer, make_inbox, case, lease_seconds=1.0)
     transport = pair.inbox._transport(case.kind)
     handle = await pair.publish(1)
     copy = torch.empty(handle.shape)
