@@ -23,7 +23,7 @@ pytestmark = pytest.mark.e2e
 
 LIMITS = (
     "--max-body-mb 0.5 --max-inputs 8 --max-images 4 --max-tokens 400 --max-file-size-mb 0.1 "
-    "--max-image-pixels 1000000 --request-timeout-seconds 6"
+    "--max-image-pixels 1000000 --request-timeout-seconds 6 --worker-wait-seconds 0.5"
 )
 # Room for a handful of short texts; a batch holds one.
 ENGINE = """
