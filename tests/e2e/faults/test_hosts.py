@@ -26,7 +26,7 @@ pytestmark = pytest.mark.e2e
 
 FRONT, ENCODE, EMBED = 1, 2, 3
 DEADLINE = 5.0
-OUTAGE = 7.0
+OUTAGE = 14.0
 PORT, METRICS = 8000, 8081
 
 

@@ -19,8 +19,8 @@ from tests.e2e.service import Service, launch
 pytestmark = pytest.mark.e2e
 
 # A lease in etcd lasts ten seconds by default; a shorter one makes a shorter test.
-LEASE = 4
-OUTAGE = 7.0
+LEASE = 10
+OUTAGE = 14.0
 
 
 @contextmanager
