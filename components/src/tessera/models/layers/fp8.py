@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from tessera.models.layers.fp8_kernels import Quantised, quantise
 
@@ -16,6 +17,13 @@ class Fp8Weight:
         values, scales = quantise(weight.contiguous())
         self._values = values.t()
         self._scales = scales.t().contiguous()
+
+    @classmethod
+    def taken_from(cls, module: nn.Linear) -> Fp8Weight:
+        """The module's weight, which the module itself no longer holds."""
+        quantised = cls(module.weight)
+        module.weight = nn.Parameter(torch.empty(0, device=module.weight.device), requires_grad=False)
+        return quantised
 
     def product(self, rows: Quantised, bias: torch.Tensor | None = None) -> torch.Tensor:
         """bfloat16 ``[total, columns]``; ``bias`` is bfloat16."""

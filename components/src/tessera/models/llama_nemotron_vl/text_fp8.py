@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 
 from tessera.models.layers import fp8_kernels
 from tessera.models.layers.fp8 import Fp8Weight
@@ -38,10 +37,10 @@ class Fp8TextLayers:
 class _Fp8Layer:
     def __init__(self, layer: Layer) -> None:
         self._layer = layer
-        self._qkv = _take(layer.self_attn.qkv_proj)
-        self._out = _take(layer.self_attn.o_proj)
-        self._gate_up = _take(layer.mlp.gate_up_proj)
-        self._down = _take(layer.mlp.down_proj)
+        self._qkv = Fp8Weight.taken_from(layer.self_attn.qkv_proj)
+        self._out = Fp8Weight.taken_from(layer.self_attn.o_proj)
+        self._gate_up = Fp8Weight.taken_from(layer.mlp.gate_up_proj)
+        self._down = Fp8Weight.taken_from(layer.mlp.down_proj)
 
     def advance(self, hidden: torch.Tensor, pending: torch.Tensor | None, packing: Packing) -> torch.Tensor:
         """Add ``pending`` to ``hidden`` and return what is to be added next."""
@@ -54,9 +53,3 @@ class _Fp8Layer:
         both = self._gate_up.product(normed)
         gated = fp8_kernels.silu_gate(both) if mlp.is_silu else fp8_kernels.quantise(mlp.activate(both))
         return self._down.product(gated)
-
-
-def _take(module: nn.Linear) -> Fp8Weight:
-    quantised = Fp8Weight(module.weight)
-    module.weight = nn.Parameter(torch.empty(0, device=module.weight.device), requires_grad=False)
-    return quantised

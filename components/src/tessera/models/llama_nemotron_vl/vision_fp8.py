@@ -39,11 +39,11 @@ class _Fp8Layer:
     def __init__(self, layer: Layer) -> None:
         self._layer = layer
         self._qkv_bias = layer.self_attn.qkv_proj.bias
-        self._qkv = _take(layer.self_attn.qkv_proj)
-        self._out = _take(layer.self_attn.out_proj)
+        self._qkv = Fp8Weight.taken_from(layer.self_attn.qkv_proj)
+        self._out = Fp8Weight.taken_from(layer.self_attn.out_proj)
         self._fc1_bias = layer.mlp.fc1.bias
-        self._fc1 = _take(layer.mlp.fc1)
-        self._fc2 = _take(layer.mlp.fc2)
+        self._fc1 = Fp8Weight.taken_from(layer.mlp.fc1)
+        self._fc2 = Fp8Weight.taken_from(layer.mlp.fc2)
 
     def advance(
         self, hidden: torch.Tensor, pending: torch.Tensor | None, offsets: torch.Tensor, patches: int
@@ -62,9 +62,3 @@ def _norm(
     hidden: torch.Tensor, pending: torch.Tensor | None, offset: torch.Tensor, norm: nn.LayerNorm
 ) -> fp8_kernels.Quantised:
     return fp8_kernels.add_layer_norm(hidden, pending, offset, norm.weight, norm.bias, norm.eps)
-
-
-def _take(module: nn.Linear) -> Fp8Weight:
-    quantised = Fp8Weight(module.weight)
-    module.weight = nn.Parameter(torch.empty(0, device=module.weight.device), requires_grad=False)
-    return quantised
