@@ -60,8 +60,10 @@ class Service:
             except OSError:
                 continue
             if b"tessera.worker" in arguments:
-                port = next(entry for entry in environ if entry.startswith(b"DYN_SYSTEM_PORT="))
-                found[frontends + int(port.partition(b"=")[2]) - first_port] = pid
+                # A process that begins or ends shows no environment for a moment.
+                port = next((entry for entry in environ if entry.startswith(b"DYN_SYSTEM_PORT=")), None)
+                if port is not None:
+                    found[frontends + int(port.partition(b"=")[2]) - first_port] = pid
             elif b"tessera.frontend" in arguments:
                 found[int(arguments[arguments.index(b"--port") + 1]) - http_port] = pid
         return found
