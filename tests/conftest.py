@@ -22,6 +22,12 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What waits for an environment of its own runs last: it is installed beside the other tests."""
+    items.sort(key=lambda item: item.get_closest_marker("installs") is not None)
+
+
 @pytest.fixture(scope="session")
 def photos() -> dict[str, bytes]:
     """Two real photographs, 640x427 JPEG each."""
