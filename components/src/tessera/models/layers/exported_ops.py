@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 import triton
 from torch.library import triton_op, wrap_triton
@@ -41,7 +39,6 @@ def packed_attention(
         shared * width,
         shared * width,
         heads * width,
-        width**-0.5 * math.log2(math.e),
         sequences,
         GROUP=group,
         WIDTH=width,
