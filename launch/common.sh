@@ -21,6 +21,9 @@ export ALLOWED_LOCAL_MEDIA_PATH=${ALLOWED_LOCAL_MEDIA_PATH:-}
 # The page to try the service on, at /: on or off.
 export FRONTEND_PAGE=${FRONTEND_PAGE:-on}
 export MAX_FILE_SIZE_MB=${MAX_FILE_SIZE_MB:-50}
+# text or json, and debug, info, warning or error.
+export LOG_FORMAT=${LOG_FORMAT:-text}
+export LOG_LEVEL=${LOG_LEVEL:-info}
 export READY_TIMEOUT_SECONDS=${READY_TIMEOUT_SECONDS:-600}
 # A child that has not drained by then is killed; above the children's own --drain-seconds.
 export STOP_TIMEOUT_SECONDS=${STOP_TIMEOUT_SECONDS:-60}
@@ -36,7 +39,16 @@ PAUSING=()
 OWN_STORE=
 MPS_FOLDER=
 
-say() { printf '%s\n' "tessera: $*" >&2; }
+say() {
+    if [[ $LOG_FORMAT != json ]]; then
+        printf '%s\n' "tessera: $*" >&2
+        return
+    fi
+    # Nothing else in these messages needs escaping.
+    local message=${*//\\/\\\\}
+    printf '{"time":"%s","level":"INFO","target":"launch","role":"launch","pid":%d,"message":"tessera: %s"}\n' \
+        "$(date -u +%FT%T.%6NZ)" $$ "${message//\"/\\\"}" >&2
+}
 
 # Ends every child by its pid and waits for it; a second Ctrl-C does not leave any behind.
 cleanup() {
@@ -118,7 +130,8 @@ start() {
 
 shared_flags() {
     printf '%s\n' --model-path "$MODEL_PATH" --served-model-name "$SERVED_MODEL_NAME" --namespace "$DYN_NAMESPACE" \
-        --discovery-backend "$DYN_DISCOVERY_BACKEND" --request-plane "$DYN_REQUEST_PLANE"
+        --discovery-backend "$DYN_DISCOVERY_BACKEND" --request-plane "$DYN_REQUEST_PLANE" \
+        --log-format "$LOG_FORMAT" --log-level "$LOG_LEVEL"
 }
 
 # start_frontends EMBED ENCODE: the numbers of workers that will be started, so that a missing one shows.
@@ -181,6 +194,10 @@ wait_ready() {
     }
     if ((FRONTENDS == 0)); then
         say "ready: ${NAMES[*]}"
+        return
+    fi
+    if [[ $LOG_FORMAT == json ]]; then
+        say "ready at ${urls[*]}, model $SERVED_MODEL_NAME"
         return
     fi
     say "ready at ${urls[*]}, model $SERVED_MODEL_NAME. Try:"

@@ -9,6 +9,7 @@ import pytest
 
 from tessera.engine.base import Finished
 from tessera.errors import EngineFailed, InvalidInput, Overloaded, Unavailable
+from tessera.logs import RequestLine, serving
 from tests.batching.conftest import MakeBatcher
 from tests.batching.engines import AsyncEngine, HeldEngine, until
 from tests.batching.test_batches import busy
@@ -40,6 +41,23 @@ async def test_a_poisonous_entry_fails_alone(make_batcher: MakeBatcher) -> None:
     ]
     # The engine goes on.
     assert (await batcher.submit(9, 1)).value == -9
+
+
+async def test_the_log_names_the_requests_whose_batch_failed(
+    make_batcher: MakeBatcher, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = HeldEngine(poison={5})
+    batcher = make_batcher(engine.launch)
+    first = await busy(batcher, engine)
+    futures = []
+    for payload in (5, 6):
+        with serving(RequestLine(f"request-{payload}")):
+            futures.append(batcher.submit(payload, 1))
+    engine.gate.set()
+    await asyncio.gather(first, *futures, return_exceptions=True)
+    halved, failed = (vars(record)["fields"] for record in caplog.records)
+    assert halved == {"request_ids": "request-5,request-6"}
+    assert failed == {"request_id": "request-5"}
 
 
 async def test_an_error_of_the_tree_keeps_its_class(make_batcher: MakeBatcher) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -158,3 +160,23 @@ def test_no_key_is_in_the_log(service: Service) -> None:
     log = service.log.read_text()
     assert "0123456789abcdef" not in log
     assert b"Traceback" not in service.log.read_bytes()
+
+
+def test_the_log_is_readable_and_holds_no_key(service: Service, as_key: Open) -> None:
+    client = as_key("open")
+    answer = client.post("/v1/embeddings", json={"input": "x"}, headers={"x-request-id": "read-me"})
+    assert answer.status_code == 200
+    deadline = time.monotonic() + 20
+    while (written := service.log.read_text()).count(" request_id=read-me ") < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    lines = [line for line in written.splitlines() if "read-me" in line]
+    start = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} "
+    for role, message in (
+        ("frontend", r"tessera\.frontend\.access: POST /v1/embeddings 200 request_id=read-me .* key=open "),
+        ("agg", r"tessera\.worker\.access: embed ok request_id=read-me "),
+    ):
+        assert len([line for line in lines if re.match(rf"{start}{role}\[\d+\] INFO {message}", line)]) == 1
+    assert len(lines) == 2
+    assert not any(key(name) in written for name in (*NAMES, "environment"))
+    assert "dynamo_runtime" not in "".join(line for line in written.splitlines() if " INFO " in line)

@@ -77,6 +77,6 @@ def _wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
 @contextmanager
 def disaggregated(checkpoint: Path, folder: Path) -> Iterator[Disaggregated]:
     store = folder / "discovery"
-    environment = {"TESSERA_API_KEYS": f"{KEY} shared", "DYN_FILE_KV": str(store)}
+    environment = {"TESSERA_API_KEYS": f"{KEY} shared", "DYN_FILE_KV": str(store), "LOG_FORMAT": "json"}
     with launch("e_p.sh", checkpoint, folder / "log", workers=2, environment=environment) as running:
         yield Disaggregated(running, checkpoint, store)

@@ -137,6 +137,10 @@ class Timings(Message, frozen=True, kw_only=True):
             embed_ms=max(self.embed_ms, other.embed_ms),
         )
 
+    def spent(self) -> dict[str, float]:
+        """The stages that took any time, for a log line."""
+        return {name: round(ms, 1) for name in self.__struct_fields__ if (ms := getattr(self, name))}
+
 
 class EmbedReply(Message, frozen=True, kw_only=True):
     """``vectors`` is float32 ``[items, hidden]``; a failed item's row is zeros and its failure is listed.

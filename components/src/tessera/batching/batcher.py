@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from tessera.admission import Budget
-from tessera.batching.entry import Entry, Outcome, P, R
+from tessera.batching.entry import Entry, Outcome, P, R, requests_of
 from tessera.batching.pace import Pace
 from tessera.batching.queue import FairQueue
 from tessera.batching.slot import Cost, Slot
 from tessera.errors import EngineDead, EngineFailed, Overloaded, TesseraError, Unavailable
+from tessera.logs import current_line
 
 log = logging.getLogger(__name__)
 
@@ -159,8 +160,16 @@ class Batcher(Generic[P, R]):
         """
         if not admitted or self._closed or self._dead is not None:
             self.check(size, client)
+        line = current_line()
         entry: Entry[P, R] = Entry(
-            payload, size, client, priority, self._loop.create_future(), time.perf_counter(), abandoned
+            payload,
+            size,
+            client,
+            priority,
+            self._loop.create_future(),
+            time.perf_counter(),
+            abandoned,
+            line.request_id if line is not None else "",
         )
         entry.future.add_done_callback(lambda future: self._drop(entry) if future.cancelled() else None)
         self._waiting.take(client, size)
@@ -267,11 +276,17 @@ class Batcher(Generic[P, R]):
                 else EngineFailed(f"the {self.name} engine failed: {error}")
             )
             if failure is not error:
-                log.error("%s engine: %s: %s", self.name, type(error).__name__, error)
+                log.error(
+                    "%s engine: %s: %s", self.name, type(error).__name__, error, extra=requests_of(entries)
+                )
             self._loop.call_soon_threadsafe(self._fail, entries, failure)
             return
         # One entry must not fail the batch it rode in: halve until it stands alone.
-        log.warning("%s engine: a batch of %d failed (%s); trying halves", self.name, len(entries), error)
+        log.warning(
+            "%s engine: a batch of %d failed (%s); trying halves",
+            *(self.name, len(entries), error),
+            extra=requests_of(entries),
+        )
         middle = len(entries) // 2
         for half in (entries[:middle], entries[middle:]):
             alive, dead = _part(half)

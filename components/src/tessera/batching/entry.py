@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 P = TypeVar("P")
 R = TypeVar("R")
+
+_MOST_NAMED = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +29,7 @@ class Entry(Generic[P, R]):
     ``left_queue`` says that it holds no place in the queue any more. ``dropped`` is set by the event loop and
     read by the engine thread. ``abandoned`` is called once, on the event loop, when the future was
     cancelled and the engine will not touch the payload any more: only then may memory that the payload names
-    be used for something else.
+    be used for something else. ``request_id`` is for the log, empty where none is known.
     """
 
     payload: P
@@ -37,5 +39,14 @@ class Entry(Generic[P, R]):
     future: asyncio.Future[Outcome[R]]
     enqueued: float
     abandoned: Callable[[], None]
+    request_id: str = ""
     left_queue: bool = field(default=False)
     dropped: bool = field(default=False)
+
+
+def requests_of(entries: Sequence[Entry[P, R]]) -> dict[str, dict[str, str]]:
+    """What a log record about them says of their requests (``extra``)."""
+    ids = list(dict.fromkeys(entry.request_id for entry in entries if entry.request_id))
+    if len(ids) == 1:
+        return {"fields": {"request_id": ids[0]}}
+    return {"fields": {"request_ids": ",".join(ids[:_MOST_NAMED])}} if ids else {}

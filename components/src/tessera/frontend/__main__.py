@@ -31,7 +31,7 @@ from tessera.frontend.rate_limit import RateLimiter
 from tessera.frontend.result_cache import ResultCache
 from tessera.frontend.router import Router
 from tessera.frontend.status import StatusBoard, origin
-from tessera.logs import log_as
+from tessera.logs import LogFormat, log_as, log_settings
 from tessera.models import Model, open_model
 from tessera.rpc import Check, Client, Peers, Runtime, set_environment_defaults
 
@@ -174,8 +174,9 @@ def _media_policy(config: FrontendConfig) -> MediaPolicy:
 
 
 def main() -> int:
-    set_environment_defaults()
-    log_as("frontend")
+    settings = log_settings()
+    set_environment_defaults(json_log=settings.format is LogFormat.JSON)
+    log_as("frontend", settings)
     try:
         uvloop.run(serve(parse(api_keys=os.environ.pop(API_KEYS_VARIABLE, None))))
     except TesseraError as error:

@@ -12,6 +12,7 @@ from tessera.config import FrontendConfig, Limits
 from tessera.errors import ConfigError
 from tessera.flags import add_model_arguments, add_rpc_arguments, rpc_config
 from tessera.frontend.auth import read_keys
+from tessera.logs import add_log_arguments
 
 API_KEYS_VARIABLE = "TESSERA_API_KEYS"
 
@@ -51,6 +52,7 @@ def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> 
     parser.add_argument("--expect-embed", type=int, default=0, help="embed workers that were started")
     parser.add_argument("--expect-encode", type=int, default=0, help="encode workers that were started")
     add_rpc_arguments(parser)
+    add_log_arguments(parser)
     parsed = parser.parse_args(argv)
     local = parsed.allowed_local_media_path
     if local is not None and not local.is_dir():

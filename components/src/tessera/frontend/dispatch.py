@@ -18,6 +18,7 @@ from tessera.frontend.deadline import Deadline
 from tessera.frontend.lent_rows import RowLender
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.router import Router
+from tessera.logs import count as count_on_line
 from tessera.rpc import Peers, RetryBudget
 
 log = logging.getLogger(__name__)
@@ -131,7 +132,8 @@ class Dispatcher:
                 self._metrics.retries_denied.inc()
                 break
             self._metrics.retries.inc(len(indices))
-            log.info("%s: %d items are sent again: %s", request_id, len(indices), answer.errors[indices[0]])
+            count_on_line("retried_inputs", len(indices))
+            log.debug("%d items are sent again: %s", len(indices), answer.errors[indices[0]])
             try:
                 calls = await self._plan(items, indices, avoid=gone, deadline=deadline)
             except TesseraError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +28,7 @@ from tessera.frontend.shapes import Json, read_json
 from tessera.frontend.shapes.tei import parse_tei_tokenize, write_tei_tokens
 from tessera.frontend.shapes.tokenize import wants_token_texts
 from tessera.frontend.shapes.values import json_object
+from tessera.logs import RequestLine, note
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,8 @@ class Endpoint:
         translated = translate(await self._body(http), self._request_limits, (self._model,))
         request = translated.request
         self._check_model(request)
-        request_id = _request_id(http, request)
+        request_id = _identify(http, request)
+        note(inputs=len(request.inputs), images=sum(len(entry.images) for entry in request.inputs))
         key = getattr(http.state, "key_name", Authenticator.ANONYMOUS)
         work = self._pipeline.run(
             request,
@@ -76,6 +77,12 @@ class Endpoint:
             charge=partial(self._charge, http, key),
         )
         embedded = await until_disconnect(http, work)
+        note(
+            tokens=embedded.usage.total_tokens,
+            cached_tokens=embedded.usage.cached_tokens,
+            failed_inputs=len(embedded.errors) or None,
+            **embedded.timings.spent(),
+        )
         result = Result(embedded=embedded, model=self._model, request_id=request_id, created=int(time.time()))
         with self._metrics.format_seconds.time():
             body = translated.write(result)
@@ -97,6 +104,7 @@ class Endpoint:
         key = getattr(http.state, "key_name", Authenticator.ANONYMOUS)
         spelled = wants_token_texts(body)
         request = translate(body, self._request_limits, (self._model,))
+        _identify(http, request)
         self._check_model(request)
         prompts, _ = await until_disconnect(
             http, self._pipeline.prompts(request, deadline=deadline, client=client_of(key))
@@ -118,6 +126,7 @@ class Endpoint:
         )
 
     def _charge(self, http: Request, key: str, tokens: int, tiles: int) -> None:
+        note(tokens=tokens, tiles=tiles)
         ticket: Ticket = http.state.ticket
         ticket.charge(tokens, tiles)
         self._limiter.charge(key, tokens)
@@ -139,8 +148,12 @@ class Endpoint:
             )
 
 
-def _request_id(http: Request, request: EmbeddingsRequest) -> str:
-    return request.request_id or getattr(http.state, "request_id", None) or uuid.uuid4().hex
+def _identify(http: Request, request: EmbeddingsRequest) -> str:
+    """The request's id: its body may give another one than its head."""
+    line: RequestLine = http.state.line
+    if request.request_id is not None:
+        line.request_id = request.request_id
+    return line.request_id
 
 
 def _timings(timings: wire.Timings) -> dict[str, str]:

@@ -47,8 +47,12 @@ class Usage:
     image_tokens: int = 0
     cached_tokens: int = 0
 
+    @property
+    def total_tokens(self) -> int:
+        return self.text_tokens + self.image_tokens
+
     def as_json(self) -> dict[str, Any]:
-        total = self.text_tokens + self.image_tokens
+        total = self.total_tokens
         details = {
             "text_tokens": self.text_tokens,
             "image_tokens": self.image_tokens,

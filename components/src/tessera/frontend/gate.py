@@ -1,8 +1,8 @@
-"""What every HTTP request passes first and last: its id, its API key, the counters, the last resort."""
+"""What every HTTP request passes first and last: its id, its API key, the counters, its log line, the last
+resort."""
 
 from __future__ import annotations
 
-import logging
 import re
 import time
 import uuid
@@ -11,14 +11,14 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tessera.errors import RateLimited, TesseraError
+from tessera.frontend.access_log import AccessLog
 from tessera.frontend.admission import Admission
 from tessera.frontend.auth import Authenticator, client_of
 from tessera.frontend.error_shapes import failure_response
 from tessera.frontend.failures import Failure, render, render_status
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.rate_limit import RateLimiter
-
-log = logging.getLogger(__name__)
+from tessera.logs import RequestLine, serving
 
 OPEN_PATHS = frozenset(("/health", "/live", "/v1/health/ready", "/v1/health/live"))
 """Answered without an API key, because balancers and kubelets have none."""
@@ -46,24 +46,30 @@ class Gate:
         self._admission = admission
         self._metrics = metrics
         self._open_paths = open_paths
+        self._log = AccessLog(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        line = RequestLine(_request_id(scope))
+        scope.setdefault("state", {})["line"] = line
+        with serving(line):
+            await self._answer(scope, receive, send, line)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, line: RequestLine) -> None:
         started = time.perf_counter()
-        request_id = _request_id(scope)
         status = 0
+        unexpected: Exception | None = None
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).setdefault("x-request-id", request_id)
+                MutableHeaders(scope=message).setdefault("x-request-id", line.request_id)
             await send(message)
 
-        state = scope.setdefault("state", {})
-        state["request_id"] = request_id
+        state = scope["state"]
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
@@ -73,19 +79,21 @@ class Gate:
             else:
                 await self._app(scope, receive, sending)
         except Exception as error:
-            log.exception("%s: %s %r failed", request_id, scope["method"], scope["path"])
+            unexpected = error
             if status:
                 raise
             state["failure"] = failure = render(error)
             await failure_response(failure, scope["path"])(scope, receive, sending)
         finally:
-            if (ticket := scope["state"].pop("ticket", None)) is not None:
+            if (ticket := state.pop("ticket", None)) is not None:
                 ticket.close()
             route = getattr(scope.get("route"), "path", "other")
+            seconds = time.perf_counter() - started
             self._metrics.requests.labels(route, str(status)).inc()
-            self._metrics.latency.labels(route).observe(time.perf_counter() - started)
+            self._metrics.latency.labels(route).observe(seconds)
             if "failure" in state:
                 self._metrics.errors.labels(route, state["failure"].error["code"]).inc()
+            self._log.write(scope, line, status=status, seconds=seconds, error=unexpected)
 
     def _refusal(self, scope: Scope) -> Failure | None:
         if scope["path"] in self._open_paths:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from tessera.frontend.access_log import write_refused_head
 from tessera.frontend.failures import Failure, render_status
 
 # For files, workers and fetches, beside the clients' connections.
@@ -158,12 +159,16 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self.transport.abort()
             return
+        request_id = uuid.uuid4().hex
+        if self._head_bytes or failure.status != 408:
+            # A connection on which nothing came was no request.
+            write_refused_head(request_id, failure)
         body = failure.body
         lines = [
             STATUS_LINE[failure.status],
             *(f"{name}: {value}\r\n".encode("latin-1") for name, value in failure.headers.items()),
             f"content-length: {len(body)}\r\n".encode(),
-            f"x-request-id: {uuid.uuid4().hex}\r\n".encode(),
+            f"x-request-id: {request_id}\r\n".encode(),
             b"connection: close\r\n\r\n",
             body,
         ]

@@ -30,6 +30,8 @@ class HttpServer(uvicorn.Server):
                 port=port,
                 http=partial(GuardedProtocol, limits=limits),  # type: ignore[arg-type]
                 ws="none",
+                # Its own configuration would write lines of another form, past ours.
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 timeout_graceful_shutdown=int(drain_seconds),

@@ -34,11 +34,14 @@ _ENVIRONMENT_DEFAULTS = {
 }
 
 
-def set_environment_defaults() -> None:
+def set_environment_defaults(*, json_log: bool = False) -> None:
     """Give Dynamo's own settings the defaults that fit one machine; what is set already stays.
 
-    Call it in ``main``, before the first ``Runtime``: Dynamo reads them once.
+    ``json_log`` makes its lines JSON objects. Call it in ``main``, before the first ``Runtime``: Dynamo reads
+    them once.
     """
+    if json_log:
+        os.environ.setdefault("DYN_LOGGING_JSONL", "1")
     for name, value in _ENVIRONMENT_DEFAULTS.items():
         os.environ.setdefault(name, value)
     if not sys.stderr.isatty():

@@ -9,6 +9,8 @@ from typing import Any
 
 from tessera import wire
 from tessera.errors import RequestCancelled, TesseraError, Unavailable
+from tessera.logs import serving
+from tessera.rpc.call_log import CallLog
 from tessera.rpc.runtime import Runtime
 
 log = logging.getLogger(__name__)
@@ -33,6 +35,7 @@ class Server:
         self._served: asyncio.Future[Any] | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._stopping = False
+        self._log = CallLog(address)
         self.address = address
 
     @property
@@ -88,12 +91,14 @@ class Server:
             log.warning(
                 "%s: %d calls were still running after %.0f s", self.address, len(self._running), timeout
             )
+        self._log.flush()
 
     async def closed(self) -> None:
         """Wait for the runtime to let go of the endpoint, after its ``shutdown``.
 
         It reports back to this event loop, which must not be gone by then.
         """
+        self._log.flush()
         if self._served is not None:
             await asyncio.wait({self._served}, timeout=5.0)
 
@@ -150,10 +155,30 @@ class Server:
         return task.result()
 
     async def _run(self, message: wire.Request) -> wire.Reply:
+        if not isinstance(message, wire.EmbedRequest | wire.EncodeRequest):
+            try:
+                return await self._handler(message)
+            except TesseraError as error:
+                return wire.Failure.of(error)
+            except Exception as error:
+                log.exception("%s: %s failed", self.address, type(message).__name__)
+                return _internal(error)
+        part = self._log.begin(message)
         try:
-            return await self._handler(message)
+            with serving(part.line):
+                reply = await self._handler(message)
         except TesseraError as error:
+            self._log.end(part, message, error)
             return wire.Failure.of(error)
         except Exception as error:
-            log.exception("%s: %s failed", self.address, type(message).__name__)
-            return wire.Failure.of(TesseraError(f"internal error: {type(error).__name__}"))
+            self._log.end(part, message, error)
+            return _internal(error)
+        except BaseException as error:
+            self._log.end(part, message, error)
+            raise
+        self._log.end(part, message, reply)
+        return reply
+
+
+def _internal(error: Exception) -> wire.Failure:
+    return wire.Failure.of(TesseraError(f"internal error: {type(error).__name__}"))

@@ -17,7 +17,7 @@ import uvloop
 from tessera import wire
 from tessera.config import WorkerConfig
 from tessera.errors import EngineDead, TesseraError
-from tessera.logs import log_as
+from tessera.logs import LogFormat, log_as, log_settings
 from tessera.rpc import Runtime, Server, set_environment_defaults
 from tessera.worker.arguments import parse
 from tessera.worker.metrics import WorkerMetrics
@@ -118,12 +118,13 @@ async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None
 
 
 def main() -> int:
-    set_environment_defaults()
+    settings = log_settings()
+    set_environment_defaults(json_log=settings.format is LogFormat.JSON)
     # The name of the role follows once it is known.
-    log_as("worker")
+    log_as("worker", settings)
     try:
         config = parse()
-        log_as(config.mode.value)
+        log_as(config.mode.value, settings)
         torch.set_num_threads(config.stages.threads or torch.get_num_threads())
         uvloop.run(serve(config))
     except EngineDead as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tessera.config import Mode, WorkerConfig, load_stages
 from tessera.errors import ConfigError
 from tessera.flags import add_model_arguments, add_rpc_arguments, rpc_config
+from tessera.logs import add_log_arguments
 
 
 def parse(argv: Sequence[str] | None = None) -> WorkerConfig:
@@ -43,6 +44,7 @@ def parse(argv: Sequence[str] | None = None) -> WorkerConfig:
         help="how long after the last encode worker went away images wait for another",
     )
     add_rpc_arguments(parser)
+    add_log_arguments(parser)
     parsed = parser.parse_args(argv)
     if not 0 <= parsed.multimodal_embedding_cache_capacity_gb < math.inf:
         raise ConfigError("--multimodal-embedding-cache-capacity-gb must be a number that is not negative")

@@ -15,6 +15,7 @@ import msgspec
 
 from tessera import wire
 from tessera.errors import DeadlineExceeded, HandOffError, ProtocolError, TesseraError, Unavailable
+from tessera.logs import count
 from tessera.rpc import Check, Client, Peers, RetryBudget
 from tessera.transport.inbox import Inbox
 from tessera.worker.metrics import WorkerMetrics
@@ -101,7 +102,8 @@ class RemoteVision:
                 if unavailable > _UNAVAILABLE_RETRIES or not self._may_retry():
                     raise
                 self._metrics.encode_retries.inc()
-                log.info("%s: encode worker %x: %s; trying another", request_id, instance, error)
+                count("encode_retries")
+                log.debug("encode worker %x: %s; trying another", instance, error)
             except HandOffError as error:
                 self._metrics.encode_calls.labels("hand_off").inc()
                 tried.add(instance)
@@ -111,7 +113,8 @@ class RemoteVision:
                         f"the vision rows could not be fetched: {error}", param=image.param
                     ) from error
                 self._metrics.encode_retries.inc()
-                log.info("%s: hand-off from %x: %s; asking again", request_id, instance, error)
+                count("encode_retries")
+                log.debug("hand-off from %x: %s; asking again", instance, error)
             except TesseraError as error:
                 self._metrics.encode_calls.labels(error.code).inc()
                 raise

@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tessera import wire
@@ -120,7 +122,9 @@ class VisionStage:
     async def preprocess(self, image: wire.Image) -> tuple[UInt8Array, float]:
         """uint8 ``[tiles, 3, height, width]`` and the milliseconds it took, off the event loop."""
         started = time.perf_counter()
-        tiles = await asyncio.get_running_loop().run_in_executor(self._threads, self._decode, image)
+        # What is logged there is about this request, too.
+        decode = partial(copy_context().run, self._decode, image)
+        tiles = await asyncio.get_running_loop().run_in_executor(self._threads, decode)
         elapsed = (time.perf_counter() - started) * 1e3
         self._metrics.preprocessed(elapsed)
         return tiles, elapsed

@@ -1,0 +1,155 @@
+"""The line that a worker writes about each request that it has a part in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import dataclass, field
+
+from tessera import wire
+from tessera.errors import Overloaded, RequestCancelled, RequestError, TesseraError
+from tessera.logs import RequestLine
+from tessera.logs.request_line import Value
+
+log = logging.getLogger("tessera.worker.access")
+
+# The calls of one request reach a worker within moments of one another.
+_LINGER_SECONDS = 1.0
+# A client may give all its requests one id and never pause.
+_MOST_SECONDS = 60.0
+
+Work = wire.EmbedRequest | wire.EncodeRequest
+
+
+@dataclass(slots=True, eq=False)
+class Part:
+    """What this instance has done for one request so far; times are of the monotonic clock."""
+
+    line: RequestLine
+    call: str
+    began: float
+    ended: float = 0.0
+    ended_at: float = 0.0
+    calls: int = 0
+    running: int = 0
+    sums: dict[str, int] = field(default_factory=dict)
+    timings: wire.Timings = field(default_factory=wire.Timings)
+    failure: wire.Failure | None = None
+    fault: bool = False
+    timer: asyncio.TimerHandle | None = None
+
+
+class CallLog:
+    """One line for each request, however many calls bring its inputs or images here.
+
+    It is written, with the time at which the last of them was answered, once no more have come for
+    ``linger`` seconds. Belongs to one event loop.
+    """
+
+    def __init__(self, address: str, *, linger: float = _LINGER_SECONDS) -> None:
+        self._address = address
+        self._linger = linger
+        self._newest: dict[str, Part] = {}
+        self._waiting: set[Part] = set()
+
+    def begin(self, message: Work) -> Part:
+        now = time.monotonic()
+        part = self._newest.get(message.request_id)
+        if part is None or now - part.began > _MOST_SECONDS:
+            call = "embed" if isinstance(message, wire.EmbedRequest) else "encode"
+            part = Part(RequestLine(message.request_id), call, now)
+            self._newest[message.request_id] = part
+        if part.timer is not None:
+            part.timer.cancel()
+            part.timer = None
+            self._waiting.discard(part)
+        part.calls += 1
+        part.running += 1
+        return part
+
+    def end(self, part: Part, message: Work, outcome: wire.Reply | BaseException) -> None:
+        """``outcome`` is the reply, or what was raised instead."""
+        part.running -= 1
+        part.ended, part.ended_at = time.monotonic(), time.time()
+        _account(part, message, outcome)
+        if isinstance(outcome, Exception) and not isinstance(outcome, TesseraError):
+            # At once: its traceback keeps alive whatever the call had in hand.
+            self._write(part, outcome)
+        elif not part.running:
+            part.timer = asyncio.get_running_loop().call_later(self._linger, self._write, part)
+            self._waiting.add(part)
+
+    def flush(self) -> None:
+        """Write at once what has ended."""
+        for part in list(self._waiting):
+            self._write(part)
+
+    def _write(self, part: Part, unexpected: Exception | None = None) -> None:
+        if part.timer is not None:
+            part.timer.cancel()
+        self._waiting.discard(part)
+        if self._newest.get(part.line.request_id) is part:
+            del self._newest[part.line.request_id]
+        level = logging.ERROR if part.fault else logging.INFO
+        if not log.isEnabledFor(level):
+            return
+        outcome = "ok" if part.failure is None else part.failure.code
+        fields: dict[str, Value] = {
+            "request_id": part.line.request_id,
+            "call": part.call,
+            "endpoint": self._address,
+            "outcome": outcome,
+            "duration_ms": round((part.ended - part.began) * 1e3, 1),
+            "calls": part.calls,
+            **part.sums,
+            **part.line.fields,
+            **part.timings.spent(),
+        }
+        if part.failure is not None and part.fault:
+            fields["error"] = part.failure.message
+        trace = None
+        if unexpected is not None:
+            trace = (type(unexpected), unexpected, unexpected.__traceback__)
+        words = (part.call, outcome)
+        record = log.makeRecord(log.name, level, __file__, 0, "%s %s", words, trace, extra={"fields": fields})
+        record.created = part.ended_at
+        record.msecs = part.ended_at % 1 * 1e3
+        log.handle(record)
+
+
+def _account(part: Part, message: Work, outcome: wire.Reply | BaseException) -> None:
+    def add(**numbers: int) -> None:
+        for name, number in numbers.items():
+            part.sums[name] = part.sums.get(name, 0) + number
+
+    if isinstance(message, wire.EmbedRequest):
+        images = sum(len(item.images) for item in message.items)
+        add(
+            inputs=len(message.items),
+            tokens=sum(len(item.tokens) // 4 for item in message.items),
+            images=images,
+        )
+    else:
+        add(images=1, tiles=message.image.tiles)
+    if isinstance(outcome, wire.EmbedReply):
+        add(cached_tokens=sum(outcome.cached_tokens))
+        if outcome.failures:
+            add(failed_inputs=len(outcome.failures))
+            for failure in outcome.failures.values():
+                _blame(part, failure.error())
+    if isinstance(outcome, wire.EmbedReply | wire.EncodeReply):
+        part.timings = part.timings.merge(outcome.timings)
+    elif isinstance(outcome, TesseraError):
+        _blame(part, outcome)
+    elif isinstance(outcome, Exception):
+        _blame(part, TesseraError(f"{type(outcome).__name__}: {outcome}"))
+    elif isinstance(outcome, BaseException):
+        _blame(part, RequestCancelled("the caller went away"))
+
+
+def _blame(part: Part, error: TesseraError) -> None:
+    # Clients would be told 500 or above for it.
+    fault = not isinstance(error, RequestError | Overloaded | RequestCancelled)
+    if part.failure is None or (fault and not part.fault):
+        part.failure, part.fault = wire.Failure.of(error), fault

@@ -1,0 +1,162 @@
+"""One line for each request that a worker has a part in, however many calls it comes in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from tessera import wire
+from tessera.errors import EngineFailed, InvalidInput, Overloaded, TesseraError
+from tessera.logs import count, note
+from tessera.logs.formatters import JsonFormatter
+from tessera.rpc import call_log
+from tessera.rpc.call_log import CallLog
+from tests.rpc.conftest import INFO, Deployment, echo, echoed, until
+
+Lines = list[dict[str, Any]]
+
+
+class _Written(logging.Handler):
+    """What a process would have written, line by line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFormatter(JsonFormatter("embed"))
+        self.lines: Lines = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(json.loads(self.format(record)))
+
+
+@pytest.fixture
+def lines() -> Iterator[Lines]:
+    handler, log = _Written(), logging.getLogger("tessera")
+    before = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    yield handler.lines
+    log.removeHandler(handler)
+    log.setLevel(before)
+
+
+def named(request_id: str) -> wire.EmbedRequest:
+    return msgspec.structs.replace(echo(8), request_id=request_id)
+
+
+async def test_many_calls_of_one_request_are_one_line(deployment: Deployment, lines: Lines) -> None:
+    async def handler(message: wire.Request) -> wire.Reply:
+        if isinstance(message, wire.Describe):
+            return INFO
+        assert isinstance(message, wire.EmbedRequest)
+        note(route="shm")
+        count("encode_retries")
+        logging.getLogger("tessera.inside").warning("something happened")
+        await asyncio.sleep(0.01)
+        timings = wire.Timings(queue_ms=2.0, embed_ms=3.0)
+        return msgspec.structs.replace(echoed(message), cached_tokens=(1,), timings=timings)
+
+    server = await deployment.serve(handler)
+    client = await deployment.client()
+    await client.call(server.instance, wire.Describe(), timeout=10)
+    calls = [client.call(server.instance, named("many"), timeout=10) for _ in range(3)]
+    await asyncio.gather(*calls, client.call(server.instance, named("one"), timeout=10))
+    await client.call(server.instance, named("many"), timeout=10)
+    await until(lambda: sum("call" in line for line in lines) == 2)
+    inside = [line for line in lines if line["target"] == "tessera.inside"]
+    assert sorted(line["request_id"] for line in inside) == ["many"] * 4 + ["one"]
+    (many,) = (line for line in lines if line["request_id"] == "many" and "call" in line)
+    assert many["level"] == "INFO" and many["outcome"] == "ok" and many["endpoint"] == deployment.address
+    assert (many["calls"], many["inputs"], many["tokens"], many["cached_tokens"]) == (4, 4, 8, 4)
+    assert (many["queue_ms"], many["embed_ms"], many["route"], many["encode_retries"]) == (2.0, 3.0, "shm", 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "level", "outcome"),
+    [
+        (lambda: InvalidInput("a secret text"), "INFO", "invalid_input"),
+        (lambda: Overloaded("full"), "INFO", "overloaded"),
+        (lambda: EngineFailed("out of memory"), "ERROR", "engine_failed"),
+        (lambda: ZeroDivisionError("a bug"), "ERROR", "internal_error"),
+    ],
+    ids=["the caller's", "full", "ours", "nobody foresaw it"],
+)
+async def test_who_is_to_blame_gives_the_level(
+    deployment: Deployment, lines: Lines, make: Callable[[], Exception], level: str, outcome: str
+) -> None:
+    async def handler(message: wire.Request) -> wire.Reply:
+        raise make()
+
+    server = await deployment.serve(handler)
+    client = await deployment.client()
+    with pytest.raises(TesseraError):
+        await client.call(server.instance, named("failing"), timeout=10)
+    await until(lambda: lines)
+    (line,) = lines
+    assert (line["level"], line["outcome"], line["request_id"]) == (level, outcome, "failing")
+    # What is said of a caller's mistake quotes the caller.
+    assert ("error" in line) == (level == "ERROR")
+    assert ("ZeroDivisionError" in line.get("exception", "")) == (outcome == "internal_error")
+
+
+async def test_a_failed_input_is_counted_and_a_fault_goes_before_a_mistake(
+    deployment: Deployment, lines: Lines
+) -> None:
+    failures = {0: wire.Failure.of(InvalidInput("no")), 1: wire.Failure.of(EngineFailed("broken"))}
+
+    async def handler(message: wire.Request) -> wire.Reply:
+        return msgspec.structs.replace(echoed(message), failures=failures)
+
+    server = await deployment.serve(handler)
+    client = await deployment.client()
+    await client.call(server.instance, named("partial"), timeout=10)
+    await until(lambda: lines)
+    (line,) = lines
+    assert (line["failed_inputs"], line["outcome"], line["level"]) == (2, "engine_failed", "ERROR")
+
+
+async def test_a_caller_that_went_away_leaves_a_line(deployment: Deployment, lines: Lines) -> None:
+    async def handler(message: wire.Request) -> wire.Reply:
+        await asyncio.sleep(600)
+        raise AssertionError
+
+    server = await deployment.serve(handler)
+    client = await deployment.client()
+    call = asyncio.ensure_future(client.call(server.instance, named("gone"), timeout=30))
+    await until(lambda: server.in_flight == 1)
+    call.cancel()
+    await until(lambda: lines)
+    (line,) = lines
+    assert (line["outcome"], line["level"], line["request_id"]) == ("cancelled", "INFO", "gone")
+
+
+async def test_stopping_writes_what_has_ended(deployment: Deployment, lines: Lines) -> None:
+    async def handler(message: wire.Request) -> wire.Reply:
+        return echoed(message)
+
+    server = await deployment.serve(handler)
+    client = await deployment.client()
+    await client.call(server.instance, named("last"), timeout=10)
+    await server.stop(timeout=0.0)
+    assert [line["request_id"] for line in lines] == ["last"]
+
+
+async def test_an_id_that_never_rests_is_written_now_and_then(
+    lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(call_log, "_MOST_SECONDS", 0.05)
+    made = CallLog("endpoint", linger=10.0)
+    message = named("constant")
+    first = made.begin(message)
+    await asyncio.sleep(0.1)
+    second = made.begin(message)
+    assert second is not first
+    made.end(first, message, echoed(message))
+    made.end(second, message, echoed(message))
+    made.flush()
+    assert [line["calls"] for line in lines] == [1, 1]
