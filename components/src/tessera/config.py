@@ -87,7 +87,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """One worker process.
 
     ``encode_endpoint`` is where an embed worker finds encode workers. ``cache_bytes`` bounds the CPU cache of
-    vision rows. ``images`` false makes an embed worker that serves text alone.
+    vision rows. ``images`` false makes an embed worker that serves text alone. ``traces`` names exporters.
     """
 
     model_path: Path
@@ -101,6 +101,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_image_pixels: int = 100_000_000
     drain_seconds: float = 30.0
     encode_wait_seconds: float = 30.0
+    traces: tuple[str, ...] = ()
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -134,7 +135,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
 class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One frontend process. Without ``api_keys`` it answers everybody; rates of 0 are unlimited.
 
-    ``page`` puts the page to try the service on at ``/``.
+    ``page`` puts the page to try the service on at ``/``. ``traces`` names the exporters of traces.
     """
 
     model_path: Path
@@ -160,6 +161,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tokens_per_minute: float = 0.0
     result_cache_bytes: int = 0
     page: bool = True
+    traces: tuple[str, ...] = ()
 
 
 def convert(kind: type[T], value: object, source: str) -> T:

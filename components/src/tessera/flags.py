@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from tessera.rpc.runtime import RpcConfig
@@ -20,6 +22,26 @@ def add_rpc_arguments(parser: argparse.ArgumentParser) -> None:
         help="where instances are listed",
     )
     group.add_argument("--request-plane", default=defaults.request_plane, choices=("tcp", "nats"))
+
+
+def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--traces",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="export OpenTelemetry traces, as OTEL_* variables say; on where OTEL_TRACES_EXPORTER is set",
+    )
+
+
+def trace_exporters(
+    parsed: argparse.Namespace, environment: Mapping[str, str] = os.environ
+) -> tuple[str, ...]:
+    """The exporters that traces go to, by the flag and OpenTelemetry's own variables; none: no traces."""
+    if parsed.traces is False or environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return ()
+    named = environment.get("OTEL_TRACES_EXPORTER", "").split(",")
+    names = tuple(dict.fromkeys(name.strip() for name in named if name.strip() not in ("", "none")))
+    return names or (("otlp",) if parsed.traces else ())
 
 
 def rpc_config(parsed: argparse.Namespace) -> RpcConfig:

@@ -16,7 +16,7 @@ import msgspec
 
 from tessera.errors import ProtocolError, TesseraError, from_code
 
-VERSION: Final = 3
+VERSION: Final = 4
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -109,7 +109,8 @@ class EmbedRequest(Message, frozen=True, kw_only=True):
     """Items to embed, with the milliseconds left until the client's deadline.
 
     ``priority`` is the client's, a smaller one is more urgent. ``client`` names the API key, empty where
-    there are none: clients share a worker fairly.
+    there are none: clients share a worker fairly. ``trace`` is the caller's span as headers of the W3C's
+    Trace Context (or of what ``OTEL_PROPAGATORS`` says), empty where traces are off.
     """
 
     request_id: str
@@ -117,6 +118,7 @@ class EmbedRequest(Message, frozen=True, kw_only=True):
     timeout_ms: int
     priority: int = 0
     client: str = ""
+    trace: dict[str, str] = {}
 
 
 class Timings(Message, frozen=True, kw_only=True):
@@ -170,7 +172,7 @@ class ReaderInfo(Message, frozen=True, kw_only=True):
 
 
 class EncodeRequest(Message, frozen=True, kw_only=True):
-    """One image to encode for the reader; ``priority`` and ``client`` as in ``EmbedRequest``.
+    """One image to encode for the reader; ``priority``, ``client`` and ``trace`` as in ``EmbedRequest``.
 
     ``call`` is the reader's own name for this call, by which it can say later that it has gone (``Forget``).
     """
@@ -182,6 +184,7 @@ class EncodeRequest(Message, frozen=True, kw_only=True):
     priority: int = 0
     client: str = ""
     call: str = ""
+    trace: dict[str, str] = {}
 
 
 class Forget(Message, frozen=True, kw_only=True):

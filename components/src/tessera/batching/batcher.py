@@ -16,7 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from tessera import tracing
 from tessera.admission import Budget
+from tessera.batching import traces
 from tessera.batching.entry import Entry, Outcome, P, R, requests_of
 from tessera.batching.pace import Pace
 from tessera.batching.queue import FairQueue
@@ -65,7 +67,8 @@ class Batcher(Generic[P, R]):
     ``budget`` bounds what a batch costs, ``max_queued`` the size that may wait and ``max_wait`` the seconds
     that it would take to work it off; ``depth`` batches may be launched and unfinished at a time. Called on
     the event loop: ``observe`` after each batch, ``dropped`` for each entry that was cancelled before it
-    ran, ``died`` when the engine has raised ``EngineDead``, after which nothing is run any more.
+    ran, ``died`` when the engine has raised ``EngineDead``, after which nothing is run any more. ``describe``
+    gives a batch's attributes in traces, and is called only for batches that leave one.
     """
 
     def __init__(
@@ -81,6 +84,7 @@ class Batcher(Generic[P, R]):
         observe: Callable[[BatchStats], None] = lambda _: None,
         dropped: Callable[[], None] = lambda: None,
         died: Callable[[EngineDead], None] = lambda _: None,
+        describe: traces.Describe[P] = lambda _: {},
     ) -> None:
         self.name = name
         self._launch = launch
@@ -92,6 +96,7 @@ class Batcher(Generic[P, R]):
         self._observe = observe
         self._dropped = dropped
         self._died = died
+        self._describe = describe
         self._loop = asyncio.get_running_loop()
         self._queue: FairQueue[P, R] = FairQueue()
         self._waiting = Budget(lambda: self.limit)
@@ -171,6 +176,7 @@ class Batcher(Generic[P, R]):
             abandoned,
             line.request_id if line is not None else "",
         )
+        entry.asked = tracing.here()
         entry.future.add_done_callback(lambda future: self._drop(entry) if future.cancelled() else None)
         self._waiting.take(client, size)
         self._empty.clear()
@@ -228,7 +234,7 @@ class Batcher(Generic[P, R]):
                 return
             if taken:
                 alive, dead = _part(taken)
-                self._loop.call_soon_threadsafe(self._taken, alive, dead)
+                self._loop.call_soon_threadsafe(self._taken, alive, dead, time.perf_counter())
                 if alive:
                     self._start(alive, launched)
             if launched and (full or launched[0].running.done() or taken is None):
@@ -243,7 +249,7 @@ class Batcher(Generic[P, R]):
                 raise EngineDead(self._dead.message)
             running = self._launch([entry.payload for entry in entries])
         except Exception as error:
-            self._failed(entries, error)
+            self._failed(entries, error, started)
             return
         launched.append(_InFlight(entries, running, started))
 
@@ -255,13 +261,18 @@ class Batcher(Generic[P, R]):
                     f"the {self.name} engine gave {len(values)} results for {len(batch.entries)} entries"
                 )
         except Exception as error:
-            self._failed(batch.entries, error)
+            self._failed(batch.entries, error, batch.started)
             return
         self._loop.call_soon_threadsafe(
             self._deliver, batch.entries, values, batch.started, time.perf_counter()
         )
 
-    def _failed(self, entries: list[Entry[P, R]], error: Exception) -> None:
+    def _failed(self, entries: list[Entry[P, R]], error: Exception, started: float) -> None:
+        if tracing.recording():
+            ended = time.perf_counter()
+            self._loop.call_soon_threadsafe(
+                traces.ran, self.name, entries, started, ended, self._describe, error
+            )
         if isinstance(error, EngineDead):
             if self._dead is None:
                 self._dead = error
@@ -300,11 +311,12 @@ class Batcher(Generic[P, R]):
 
     # What follows runs on the event loop again.
 
-    def _taken(self, alive: list[Entry[P, R]], dead: list[Entry[P, R]]) -> None:
+    def _taken(self, alive: list[Entry[P, R]], dead: list[Entry[P, R]], at: float) -> None:
         for entry in alive:
             self._waiting.give(entry.client, entry.size)
         self._give_up(dead)
         self._feed()
+        traces.waited(self.name, alive, at)
 
     def _deliver(self, entries: list[Entry[P, R]], values: Sequence[R], started: float, ended: float) -> None:
         run_ms = (ended - started) * 1e3
@@ -320,6 +332,7 @@ class Batcher(Generic[P, R]):
         full = 2 * self._cost(len(entries), size, longest) >= self._batch
         self._pace.ran(size if full else 0, started, ended)
         self._observe(BatchStats(len(entries), size, run_ms))
+        traces.ran(self.name, entries, started, ended, self._describe)
 
     def _fail(self, entries: list[Entry[P, R]], error: TesseraError) -> None:
         for entry in entries:

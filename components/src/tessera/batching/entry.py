@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from tessera.tracing import Reference
+
 P = TypeVar("P")
 R = TypeVar("R")
 
@@ -29,7 +31,8 @@ class Entry(Generic[P, R]):
     ``left_queue`` says that it holds no place in the queue any more. ``dropped`` is set by the event loop and
     read by the engine thread. ``abandoned`` is called once, on the event loop, when the future was
     cancelled and the engine will not touch the payload any more: only then may memory that the payload names
-    be used for something else. ``request_id`` is for the log, empty where none is known.
+    be used for something else. ``request_id`` is for the log, empty where none is known; ``asked`` is the
+    span that the work is for, where there is one that is kept.
     """
 
     payload: P
@@ -42,6 +45,7 @@ class Entry(Generic[P, R]):
     request_id: str = ""
     left_queue: bool = field(default=False)
     dropped: bool = field(default=False)
+    asked: Reference | None = field(default=None)
 
 
 def requests_of(entries: Sequence[Entry[P, R]]) -> dict[str, dict[str, str]]:

@@ -11,7 +11,7 @@ import uuid
 
 import uvloop
 
-from tessera import wire
+from tessera import tracing, wire
 from tessera.config import FrontendConfig
 from tessera.errors import TesseraError
 from tessera.frontend.admission import Admission, Capacity
@@ -46,6 +46,7 @@ _UNKNOWN_CAPACITY = 65_536
 
 async def serve(config: FrontendConfig) -> None:
     """Run one frontend until SIGTERM or SIGINT."""
+    tracing.start("frontend", config.traces)
     model = open_model(config.model_path)
     metrics = FrontendMetrics()
     metrics.describe(config.served_model_name)
@@ -182,6 +183,8 @@ def main() -> int:
     except TesseraError as error:
         log.error("%s", error)
         return 1
+    finally:
+        tracing.stop()
     return 0
 
 

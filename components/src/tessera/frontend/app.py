@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tessera import __version__
+from tessera import __version__, tracing
 from tessera.errors import RequestCancelled, TesseraError
 from tessera.frontend.admission import Admission
 from tessera.frontend.auth import Authenticator
@@ -23,6 +23,7 @@ from tessera.frontend.page import Page
 from tessera.frontend.rate_limit import RateLimiter
 from tessera.frontend.routes import cohere, docs, health, openai, page, status, tei, tokenize, voyage
 from tessera.frontend.status import StatusBoard
+from tessera.frontend.traced import Traced
 from tessera.rpc import Peers
 
 _DESCRIPTION = "Text and images in, vectors out; every common client's requests."
@@ -53,6 +54,9 @@ def make_app(
     app.add_middleware(
         Gate, keys=keys, limiter=limiter, admission=admission, metrics=metrics, open_paths=open_paths
     )
+    if tracing.recording():
+        # Outside the gate, so that what it refuses is seen.
+        app.add_middleware(Traced)
     app.include_router(openai.routes(endpoint, model, max_tokens))
     app.include_router(cohere.routes(endpoint))
     app.include_router(voyage.routes(endpoint))

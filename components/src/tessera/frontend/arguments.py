@@ -10,7 +10,13 @@ from urllib.parse import urlsplit
 
 from tessera.config import FrontendConfig, Limits
 from tessera.errors import ConfigError
-from tessera.flags import add_model_arguments, add_rpc_arguments, rpc_config
+from tessera.flags import (
+    add_model_arguments,
+    add_rpc_arguments,
+    add_trace_arguments,
+    rpc_config,
+    trace_exporters,
+)
 from tessera.frontend.auth import read_keys
 from tessera.logs import add_log_arguments
 
@@ -51,6 +57,7 @@ def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> 
     )
     parser.add_argument("--expect-embed", type=int, default=0, help="embed workers that were started")
     parser.add_argument("--expect-encode", type=int, default=0, help="encode workers that were started")
+    add_trace_arguments(parser)
     add_rpc_arguments(parser)
     add_log_arguments(parser)
     parsed = parser.parse_args(argv)
@@ -94,6 +101,7 @@ def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> 
         tokens_per_minute=parsed.tokens_per_minute,
         result_cache_bytes=int(parsed.result_cache_mb * _MIB),
         page=parsed.page,
+        traces=trace_exporters(parsed),
     )
 
 

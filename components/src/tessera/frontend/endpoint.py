@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tessera import wire
+from tessera import tracing, wire
 from tessera.config import Limits
 from tessera.errors import ModelNotFound
 from tessera.frontend.admission import Ticket
@@ -63,7 +63,9 @@ class Endpoint:
     async def embed(self, http: Request, translate: Translate) -> Response:
         """The answer in the form that ``translate`` knows; errors are raised, for the route's own shape."""
         deadline = Deadline.after(self._limits.timeout_seconds)
-        translated = translate(await self._body(http), self._request_limits, (self._model,))
+        raw = await self._body(http)
+        with tracing.span("parse"):
+            translated = translate(read_json(raw), self._request_limits, (self._model,))
         request = translated.request
         self._check_model(request)
         request_id = _identify(http, request)
@@ -84,7 +86,7 @@ class Endpoint:
             **embedded.timings.spent(),
         )
         result = Result(embedded=embedded, model=self._model, request_id=request_id, created=int(time.time()))
-        with self._metrics.format_seconds.time():
+        with self._metrics.format_seconds.time(), tracing.span("format"):
             body = translated.write(result)
         headers = body.headers | {"x-request-id": request_id}
         if http.headers.get("x-tessera-timings") is not None:
@@ -94,7 +96,7 @@ class Endpoint:
     async def tokenize(self, http: Request, translate: Callable[..., EmbeddingsRequest]) -> Response:
         """The tokens that the same inputs would be embedded as."""
         deadline = Deadline.after(self._limits.timeout_seconds)
-        body = json_object(await self._body(http))
+        body = json_object(read_json(await self._body(http)))
         if "inputs" in body:
             # Errors from here on in TEI's shape, too.
             http.state.answer_as = "/embed"
@@ -131,9 +133,13 @@ class Endpoint:
         ticket.charge(tokens, tiles)
         self._limiter.charge(key, tokens)
 
-    async def _body(self, http: Request) -> Json:
-        raw = await read_body(http, limit=self._limits.max_body_bytes, timeout=self._limits.timeout_seconds)
-        return read_json(raw)
+    async def _body(self, http: Request) -> bytes:
+        with tracing.span("read body") as span:
+            raw = await read_body(
+                http, limit=self._limits.max_body_bytes, timeout=self._limits.timeout_seconds
+            )
+            span.set({"http.request.body.size": len(raw)})
+        return raw
 
     @property
     def _request_limits(self) -> RequestLimits:

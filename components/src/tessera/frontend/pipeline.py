@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 
-from tessera import wire
+from tessera import tracing, wire
 from tessera.config import Limits
 from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.deadline import Deadline
@@ -62,10 +63,14 @@ class Pipeline:
         """Each input as tokens and as images, or its error; the first error is raised unless ``partial``."""
         self._check(request)
         started = time.perf_counter()
-        visions = await self._vision.read(request.inputs, deadline, partial=request.partial, client=client)
+        images = sum(len(entry.images) for entry in request.inputs)
+        with tracing.span("media", {"tessera.images": images}) if images else nullcontext():
+            visions = await self._vision.read(
+                request.inputs, deadline, partial=request.partial, client=client
+            )
         if any(visions):
             self._metrics.media_seconds.observe(time.perf_counter() - started)
-        with self._metrics.prompt_seconds.time():
+        with self._metrics.prompt_seconds.time(), tracing.span("prompt", {"tessera.inputs": len(visions)}):
             prompts = await self._prompter.build(request, visions)
         if not request.partial:
             for made in prompts:
@@ -102,7 +107,8 @@ class Pipeline:
             tokens = sum(len(prompt.tokens) for prompt, _ in good.values())
             charge(tokens, sum(vision.tiles for _, visions in good.values() for vision in visions))
             items = [_item(request.inputs[index], *made) for index, made in good.items()]
-            with self._metrics.dispatch_seconds.time():
+            attributes = {"tessera.items": len(items), "tessera.tokens": tokens}
+            with self._metrics.dispatch_seconds.time(), tracing.span("dispatch", attributes):
                 answer = await self._embedder.embed(
                     items, request_id=request_id, priority=request.priority, client=client, deadline=deadline
                 )

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from tessera import wire
+from tessera import tracing, wire
 from tessera.cache import SingleFlight
 from tessera.errors import DeadlineExceeded, RequestError, TesseraError, Unavailable
 from tessera.frontend.deadline import Deadline
@@ -93,6 +93,7 @@ class ResultCache:
                 answer.vectors[index], answer.norms[index] = entry.vector, entry.norm
                 answer.cached_tokens[index] = self._image_tokens(items[index])
         self._metrics.result_cache.labels("hit").inc(len(items) - len(missing))
+        tracing.annotate({"tessera.result_cache.hits": len(items) - len(missing)})
         if missing:
             batch = _Batch(self._dispatcher, request_id, priority, client, self._flight_seconds)
             calls = [self._compute(keys[index], items[index], batch, deadline) for index in missing]

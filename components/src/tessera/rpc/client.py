@@ -14,6 +14,7 @@ from tessera.errors import (
     Unavailable,
 )
 from tessera.rpc.runtime import Runtime
+from tessera.rpc.traces import calling
 
 
 class Client:
@@ -44,6 +45,10 @@ class Client:
         """
         if timeout <= 0:
             raise DeadlineExceeded("the deadline had passed before the call was made")
+        with calling(self.address, instance, message) as sent:
+            return await self._call(instance, sent, timeout)
+
+    async def _call(self, instance: int, message: wire.Request, timeout: float) -> wire.Reply:
         try:
             async with asyncio.timeout(timeout):
                 reply = await self._exchange(instance, wire.encode(message))

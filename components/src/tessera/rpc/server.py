@@ -12,6 +12,7 @@ from tessera.errors import RequestCancelled, TesseraError, Unavailable
 from tessera.logs import serving
 from tessera.rpc.call_log import CallLog
 from tessera.rpc.runtime import Runtime
+from tessera.rpc.traces import answering
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +166,7 @@ class Server:
                 return _internal(error)
         part = self._log.begin(message)
         try:
-            with serving(part.line):
+            with serving(part.line), answering(self.address, message):
                 reply = await self._handler(message)
         except TesseraError as error:
             self._log.end(part, message, error)

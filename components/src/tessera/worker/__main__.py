@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import uvloop
 
-from tessera import wire
+from tessera import tracing, wire
 from tessera.config import WorkerConfig
 from tessera.errors import EngineDead, TesseraError
 from tessera.logs import LogFormat, log_as, log_settings
@@ -47,6 +47,7 @@ async def serve(config: WorkerConfig) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    tracing.start(config.mode.value, config.traces)
     runtime = Runtime(config.rpc)
     metrics = WorkerMetrics()
     metrics.describe(config.mode.value, config.served_model_name)
@@ -129,12 +130,15 @@ def main() -> int:
         uvloop.run(serve(config))
     except EngineDead as error:
         log.error("%s", error)
+        tracing.stop(_LAST_WORDS_SECONDS)
         logging.shutdown()
         # Threads and libraries that hold on to a broken device may never let go of it.
         os._exit(DEAD)
     except TesseraError as error:
         log.error("%s", error)
         return 1
+    finally:
+        tracing.stop()
     return 0
 
 

@@ -9,7 +9,13 @@ from pathlib import Path
 
 from tessera.config import Mode, WorkerConfig, load_stages
 from tessera.errors import ConfigError
-from tessera.flags import add_model_arguments, add_rpc_arguments, rpc_config
+from tessera.flags import (
+    add_model_arguments,
+    add_rpc_arguments,
+    add_trace_arguments,
+    rpc_config,
+    trace_exporters,
+)
 from tessera.logs import add_log_arguments
 
 
@@ -43,6 +49,7 @@ def parse(argv: Sequence[str] | None = None) -> WorkerConfig:
         default=30.0,
         help="how long after the last encode worker went away images wait for another",
     )
+    add_trace_arguments(parser)
     add_rpc_arguments(parser)
     add_log_arguments(parser)
     parsed = parser.parse_args(argv)
@@ -65,4 +72,5 @@ def parse(argv: Sequence[str] | None = None) -> WorkerConfig:
         max_image_pixels=parsed.max_image_pixels,
         drain_seconds=parsed.drain_seconds,
         encode_wait_seconds=parsed.encode_wait_seconds,
+        traces=trace_exporters(parsed),
     )

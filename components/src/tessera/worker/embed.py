@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
-from tessera import wire
+from tessera import tracing, wire
 from tessera.batching import Batcher, Outcome
 from tessera.cache import EmbeddingCache, SingleFlight
 from tessera.engine import Launched, TextEngine, TextVectors
@@ -83,6 +83,7 @@ class EmbedService:
             observe=metrics.batch("text"),
             dropped=metrics.dropped("text"),
             died=died,
+            describe=_describe,
         )
         self._batch_cost = config.max_batch_cost
         metrics.watch_queue(
@@ -239,12 +240,20 @@ class EmbedService:
 
     async def _rows(self, job: _Job, image: wire.Image | wire.Embeddings) -> tuple[EncodedImage, bool]:
         """One image's rows, and whether they came from the cache."""
+        with tracing.span("vision rows", {"tessera.input": image.param}) as span:
+            return await self._look_up(job, image, span)
+
+    async def _look_up(
+        self, job: _Job, image: wire.Image | wire.Embeddings, span: tracing.Span
+    ) -> tuple[EncodedImage, bool]:
         if isinstance(image, wire.Embeddings):
+            span.set({"tessera.cache": "precomputed", "tessera.transfer.route": image.handle.kind})
             return EncodedImage(await self._precomputed.fetch(image), wire.Timings()), False
         if self._vision is None:
             raise InvalidInput("this deployment serves text only", param=image.param)
         key = image.digest + self._salt
         cached = self._cache.get(key)
+        span.set({"tessera.cache": "miss" if cached is None else "hit", "tessera.tiles": image.tiles})
         if cached is not None:
             return self._checked(EncodedImage(cached, wire.Timings()), image), True
         if not image.data:
@@ -258,6 +267,10 @@ class EmbedService:
                 raise
             # The flight may have been another request's, whose name for the image says nothing here.
             raise type(error)(error.message, param=image.param, retry_after=error.retry_after) from error
+        if encoded.asked is not None and encoded.asked != tracing.here():
+            # Another request's flight, or another input's of this one.
+            span.set({"tessera.cache": "joined"})
+            span.link(encoded.asked)
         return self._checked(encoded, image), False
 
     async def _fly(self, key: bytes, job: _Job, image: wire.Image) -> EncodedImage:
@@ -279,7 +292,7 @@ class EmbedService:
         )
         self._checked(encoded, image)
         self._fill.put(key, encoded.rows)
-        return encoded
+        return replace(encoded, asked=tracing.here())
 
     def _checked(self, encoded: EncodedImage, image: wire.Image) -> EncodedImage:
         expected = (image.tiles * self._model.tokens_per_tile, self._model.hidden)
@@ -327,6 +340,13 @@ class _Embedded:
 
 
 _Pending = asyncio.Future[_Embedded] | asyncio.Future[Outcome[Vector]]
+
+
+def _describe(inputs: Sequence[PackedInput]) -> tracing.Attributes:
+    return {
+        "tessera.batch.tokens": sum(len(entry.tokens) for entry in inputs),
+        "tessera.batch.rows": sum(len(rows) for entry in inputs for rows in entry.vision),
+    }
 
 
 def _error(settled: _Pending) -> TesseraError | None:

@@ -7,7 +7,7 @@ import logging
 
 import msgspec
 
-from tessera import wire
+from tessera import tracing, wire
 from tessera.errors import DeadlineExceeded, ProtocolError, RequestCancelled, TesseraError
 from tessera.transport.outbox import Outbox
 from tessera.worker.metrics import WorkerMetrics
@@ -61,7 +61,8 @@ class EncodeService:
         tiles, preprocess_ms = await self._stage.preprocess(request.image)
         # Shorter than the request's own time, so that a full slab is reported as such.
         wait = _SLOT_SHARE * request.timeout_ms / 1e3
-        slot = await self._outbox.acquire(self._stage.rows(tiles), timeout=wait)
+        with tracing.span("slab"):
+            slot = await self._outbox.acquire(self._stage.rows(tiles), timeout=wait)
         try:
             outcome = await self._stage.encode(
                 tiles,
@@ -79,7 +80,9 @@ class EncodeService:
         try:
             if self._published.is_forgotten(request.call):
                 raise RequestCancelled("the reader has gone")
-            handle = await self._outbox.publish(slot, request.reader)
+            with tracing.span("publish") as span:
+                handle = await self._outbox.publish(slot, request.reader)
+                span.set({"tessera.transfer.route": handle.kind})
         except BaseException:
             slot.free()
             raise

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from tessera import wire
+from tessera import tracing, wire
 from tessera.errors import DeadlineExceeded, HandOffError, ProtocolError, TesseraError, Unavailable
 from tessera.logs import count
 from tessera.rpc import Check, Client, Peers, RetryBudget
@@ -188,8 +188,10 @@ class RemoteVision:
         handle = reply.handle
         started = time.perf_counter()
         try:
-            async with asyncio.timeout(deadline - time.monotonic()):
-                rows = await self._inbox.fetch(handle, self._device)
+            with tracing.span("transfer", {"tessera.transfer.route": handle.kind}) as span:
+                async with asyncio.timeout(deadline - time.monotonic()):
+                    rows = await self._inbox.fetch(handle, self._device)
+                span.set({"tessera.transfer.bytes": rows.nbytes})
         except TimeoutError as error:
             raise DeadlineExceeded("the vision rows did not arrive in time") from error
         except HandOffError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from tessera import wire
+from tessera import tracing, wire
 
 if TYPE_CHECKING:
     import torch
@@ -13,10 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """Rows ``[tiles * tokens_per_tile, hidden]`` that nobody will write to again, and what they cost."""
+    """Rows ``[tiles * tokens_per_tile, hidden]`` that nobody will write to again, and what they cost.
+
+    ``asked`` is the span that they were made for, for those who share them.
+    """
 
     rows: torch.Tensor
     timings: wire.Timings
+    asked: tracing.Reference | None = None
 
 
 class VisionSource(Protocol):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tessera import wire
+from tessera import tracing, wire
 from tessera.admission import Budget
 from tessera.batching import Batcher, Outcome
 from tessera.engine import Launched, VisionEngine
@@ -81,6 +81,7 @@ class VisionStage:
             observe=metrics.batch("vision"),
             dropped=metrics.dropped("vision"),
             died=died,
+            describe=self._describe,
         )
         self._admitted = Budget(lambda: self._batcher.limit)
         metrics.watch_queue(
@@ -124,7 +125,9 @@ class VisionStage:
         started = time.perf_counter()
         # What is logged there is about this request, too.
         decode = partial(copy_context().run, self._decode, image)
-        tiles = await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+        attributes = {"tessera.image.bytes": len(image.data), "tessera.tiles": image.tiles}
+        with tracing.span("preprocess", attributes):
+            tiles = await asyncio.get_running_loop().run_in_executor(self._threads, decode)
         elapsed = (time.perf_counter() - started) * 1e3
         self._metrics.preprocessed(elapsed)
         return tiles, elapsed
@@ -167,6 +170,10 @@ class VisionStage:
         self._threads.shutdown(wait=False, cancel_futures=True)
         # Behind what is being decoded now, which cannot be called off.
         await asyncio.to_thread(self._decoder.close)
+
+    def _describe(self, work: Sequence[_Work]) -> tracing.Attributes:
+        tiles = sum(len(entry.tiles) for entry in work)
+        return {"tessera.batch.tiles": tiles, "tessera.batch.rows": tiles * self._model.tokens_per_tile}
 
     def _decode(self, image: wire.Image) -> UInt8Array:
         tiles = self._decoder.tiles(image.data, param=image.param)

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 import httpcore
 import httpx
 
+from tessera import tracing
 from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge
 from tessera.frontend.deadline import Deadline
 from tessera.frontend.media.budget import MediaBudget
@@ -95,7 +96,10 @@ class Fetcher:
                 raise _failed(target, param, f"may not be fetched: {why}")
             if (why := self._policy.host_refusal(target.host)) is not None:
                 raise _failed(target, param, f"may not be fetched: its address is {why}")
-            answer = await self._once(target, param, budget)
+            # Neither path nor query, which may be secret; and the host is not told whom it works for.
+            where = {"http.request.method": "GET", "url.scheme": target.scheme, "server.address": target.host}
+            with tracing.span("GET", where, tracing.Kind.CLIENT):
+                answer = await self._once(target, param, budget)
             if isinstance(answer, bytes):
                 return answer
             target = _redirected(target, answer, param)
@@ -112,6 +116,7 @@ class Fetcher:
             async with self._pool.stream(
                 "GET", url, headers=headers, extensions={"timeout": timeout}
             ) as answer:
+                tracing.annotate({"http.response.status_code": answer.status})
                 return await self._read(answer, target, param, budget)
         except AddressRefused as error:
             raise _failed(target, param, f"may not be fetched: {error}") from None
