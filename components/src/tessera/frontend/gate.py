@@ -10,6 +10,7 @@ import uuid
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tessera import tracing
 from tessera.errors import RateLimited, TesseraError
 from tessera.frontend.access_log import AccessLog
 from tessera.frontend.admission import Admission
@@ -18,7 +19,7 @@ from tessera.frontend.error_shapes import failure_response
 from tessera.frontend.failures import Failure, render, render_status
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.rate_limit import RateLimiter
-from tessera.logs import RequestLine, serving
+from tessera.logs import RequestLine, note, serving
 
 OPEN_PATHS = frozenset(("/health", "/live", "/v1/health/ready", "/v1/health/live"))
 """Answered without an API key, because balancers and kubelets have none."""
@@ -55,6 +56,7 @@ class Gate:
         line = RequestLine(_request_id(scope))
         scope.setdefault("state", {})["line"] = line
         with serving(line):
+            note(trace_id=tracing.trace_id() or None)
             await self._answer(scope, receive, send, line)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, line: RequestLine) -> None:

@@ -7,9 +7,9 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from tessera import wire
+from tessera import tracing, wire
 from tessera.errors import RequestCancelled, TesseraError, Unavailable
-from tessera.logs import serving
+from tessera.logs import note, serving
 from tessera.rpc.call_log import CallLog
 from tessera.rpc.runtime import Runtime
 from tessera.rpc.traces import answering
@@ -167,6 +167,7 @@ class Server:
         part = self._log.begin(message)
         try:
             with serving(part.line), answering(self.address, message):
+                note(trace_id=tracing.trace_id() or None)
                 reply = await self._handler(message)
         except TesseraError as error:
             self._log.end(part, message, error)

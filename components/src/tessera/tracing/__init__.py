@@ -25,6 +25,7 @@ __all__ = [
     "span",
     "start",
     "stop",
+    "trace_id",
 ]
 
 _tracer: Tracer = NullTracer()
@@ -90,6 +91,11 @@ def carrier() -> dict[str, str]:
 def here() -> Reference | None:
     """As ``Tracer.here``."""
     return _tracer.here()
+
+
+def trace_id() -> str:
+    """As ``Tracer.trace_id``."""
+    return _tracer.trace_id()
 
 
 def annotate(attributes: Attributes) -> None:

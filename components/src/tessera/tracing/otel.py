@@ -142,6 +142,10 @@ class OtelTracer:
     def here(self) -> Reference | None:
         return _reference(trace.get_current_span())
 
+    def trace_id(self) -> str:
+        context = trace.get_current_span().get_span_context()
+        return f"{context.trace_id:032x}" if context.trace_flags.sampled else ""
+
     def annotate(self, attributes: Attributes) -> None:
         trace.get_current_span().set_attributes(attributes)
 

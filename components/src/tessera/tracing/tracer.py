@@ -85,6 +85,10 @@ class Tracer(Protocol):
         """The span under way, or None when it is not kept."""
         ...
 
+    def trace_id(self) -> str:
+        """The trace under way in lower-case hex, empty when it is not kept."""
+        ...
+
     def annotate(self, attributes: Attributes) -> None:
         """Add to the span under way."""
         ...
@@ -154,6 +158,9 @@ class NullTracer:
 
     def here(self) -> Reference | None:
         return None
+
+    def trace_id(self) -> str:
+        return ""
 
     def annotate(self, attributes: Attributes) -> None:
         pass
