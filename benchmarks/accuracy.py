@@ -15,12 +15,20 @@ from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 LENGTHS = (1, 7, 32, 33, 128, 260, 600, 1024)
 
 
-def text_cosine(model: LlamaNemotronVL, engine: TorchTextEngine) -> float:
-    """The worst cosine of a vector, each sequence alone and all of them packed together."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+def text_cosine(model: LlamaNemotronVL, engine: TorchTextEngine, placement: Placement) -> float:
+    """The worst cosine of a vector, each sequence alone and all of them packed together.
+
+    The last holds an image's rows, which are random here.
+    """
+    device = placement.device
     random = np.random.default_rng(0)
     words = model.vocab_size // 2
     inputs = [PackedInput(tokens=random.integers(0, words, length, dtype=np.int32)) for length in LENGTHS]
+    rows = torch.from_numpy(random.standard_normal((model.tokens_per_tile, model.hidden), np.float32))
+    rows = rows.to(device, placement.torch_dtype)
+    index = np.arange(3, 3 + len(rows), dtype=np.int32)
+    tokens = random.integers(0, words, len(rows) + 9, dtype=np.int32)
+    inputs.append(PackedInput(tokens=tokens, vision=(rows,), vision_index=index))
     packed = pack(inputs)
     module = model.load_text(dtype="float32", device=device)
     with torch.inference_mode():
@@ -29,8 +37,8 @@ def text_cosine(model: LlamaNemotronVL, engine: TorchTextEngine) -> float:
             torch.from_numpy(packed.positions).to(device),
             torch.from_numpy(packed.cu_seqlens).to(device),
             packed.lengths,
-            torch.empty(0, model.hidden, device=device),
-            torch.empty(0, dtype=torch.int32, device=device),
+            rows.float(),
+            torch.from_numpy(packed.vision_index).to(device),
         ).cpu()
     together = torch.from_numpy(engine.launch(packed).result().vectors)
     alone = torch.from_numpy(np.concatenate([engine.launch(pack([one])).result().vectors for one in inputs]))

@@ -1,8 +1,10 @@
 """``python -m benchmarks.aoti``: AOTInductor engines on this machine, from the build to their speed.
 
-Writes a random checkpoint unless one is given, builds the vision and the text engine of ``--config`` each in
-a process of its own, and runs ``benchmarks.engine`` once with torch's engines and once with the built ones,
-in fresh processes. Ready is what that process printed for loading and warming both engines.
+Writes a random checkpoint unless one is given. ``build`` compiles the vision and the text engine of
+``--config`` at the same time, each in a process of its own. ``check`` loads them in a fresh process and
+compares them with float32; ``measure`` runs ``benchmarks.engine`` in fresh processes, once with torch's
+engines and once with the built ones. Ready is the time from the start of such a process to its warm engines,
+imports included.
 """
 
 from __future__ import annotations
@@ -10,20 +12,27 @@ from __future__ import annotations
 import argparse
 import csv
 import os
-import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 import yaml
 
-from benchmarks.table import table
+from benchmarks.table import table, write_csv
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ROOT / "engine_configs" / "llama_nemotron_vl" / "aoti_h100.yaml"
+STAGES = ("vision", "text")
+STEPS = ("build", "check", "measure")
+HEADER = ("workload", "torch, per s", "aoti, per s", "aoti / torch")
+# The last line that benchmarks.engine prints before its engines can serve.
+_READY = "vision warm-up:"
+# As much of a compiler's message as says what is wrong.
+_MESSAGE_LINES = 60
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,92 +40,119 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model-path", type=Path, help="a checkpoint; a random one by default")
     parser.add_argument("--size", choices=("tiny", "full"), default="full", help="of the random one")
     parser.add_argument("--config", type=Path, default=CONFIG)
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="to build")
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each row")
-    parser.add_argument("--out", type=Path, help="keeps checkpoint, engines and figures there")
+    parser.add_argument("--out", type=Path, help="keeps checkpoint, engines, logs and figures there")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        _run(options, options.out or Path(folder))
+        run = _Run(options, options.out or Path(folder))
+        for step in STEPS:
+            if step in options.steps:
+                getattr(run, step)()
     return 0
 
 
-def _run(options: argparse.Namespace, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    model = options.model_path or folder / "model"
-    if not model.exists():
-        _python(
-            *("tessera.models.llama_nemotron_vl.random_checkpoint", "--out", str(model)),
-            *("--size", options.size, "--dtype", "bfloat16" if options.size == "full" else "float32"),
+class _Run:
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._options = options
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._model: Path = options.model_path or folder / "model"
+        if not self._model.exists():
+            dtype = "bfloat16" if options.size == "full" else "float32"
+            maker = "tessera.models.llama_nemotron_vl.random_checkpoint"
+            _python(maker, "--out", str(self._model), "--size", options.size, "--dtype", dtype)
+
+    def build(self) -> None:
+        """Raises ``SystemExit`` when a build failed, after both have ended."""
+        started, builders = time.perf_counter(), {}
+        for stage in self._options.stages:
+            if (self._folder / stage).exists():
+                continue
+            with self._log(stage).open("w") as log:
+                builders[stage] = _start(
+                    *("tessera.commands.engine", "build", "--model-path", str(self._model)),
+                    *("--config", str(self._options.config), "--stage", stage),
+                    *("--out", str(self._folder / stage)),
+                    stdout=log,
+                )
+        failed = []
+        while builders:
+            for stage in [stage for stage, builder in builders.items() if builder.poll() is not None]:
+                taken = time.perf_counter() - started
+                if builders.pop(stage).returncode:
+                    failed.append(stage)
+                said = "".join(self._log(stage).read_text().splitlines(True)[:_MESSAGE_LINES])
+                print(f"{said}{stage}: ended after {taken:.1f} s", flush=True)
+            time.sleep(0.2)
+        if failed:
+            raise SystemExit(f"could not build {' and '.join(failed)}")
+
+    def check(self) -> None:
+        print(f"ready after {self._engines('aoti', '--no-rates'):.1f} s", flush=True)
+
+    def measure(self) -> None:
+        rows: dict[str, dict[str, str]] = {}
+        ready: dict[str, float] = {}
+        for kind in ("torch", "aoti"):
+            out = self._folder / kind
+            arguments = ("--seconds", str(self._options.seconds), "--out", str(out), "--no-check")
+            ready[kind] = self._engines(kind, *arguments)
+            with (out / "engine.csv").open() as file:
+                rows[kind] = {row["workload"]: row["per s"] for row in csv.DictReader(file)}
+        compared = [
+            (name, mine, rows["aoti"].get(name, ""), _ratio(rows["aoti"].get(name), mine))
+            for name, mine in rows["torch"].items()
+        ]
+        compared.append(("seconds to ready", f"{ready['torch']:.1f}", f"{ready['aoti']:.1f}", ""))
+        write_csv(self._folder / "aoti.csv", HEADER, compared)
+        print("\n" + table(HEADER, compared))
+
+    def _engines(self, kind: str, *arguments: str) -> float:
+        """Run ``benchmarks.engine``; seconds until its engines were ready."""
+        return _python(
+            *("benchmarks.engine", "--model-path", str(self._model), "--size", self._options.size),
+            *("--config", str(self._config(kind)), *arguments),
         )
-    for stage in ("vision", "text"):
-        out = folder / stage
-        if out.exists():
-            continue
-        started = time.perf_counter()
-        _python(
-            *(
-                "tessera.commands.engine",
-                "build",
-                "--model-path",
-                str(model),
-                "--config",
-                str(options.config),
-            ),
-            *("--stage", stage, "--out", str(out)),
-        )
-        print(f"built {stage} in {time.perf_counter() - started:.1f} s", flush=True)
-    rows, ready = {}, {}
-    for kind in ("torch", "aoti"):
-        config = _config(options.config, folder, kind)
-        said = _python(
-            *(
-                "benchmarks.engine",
-                "--model-path",
-                str(model),
-                "--config",
-                str(config),
-                "--size",
-                options.size,
-            ),
-            *("--seconds", str(options.seconds), "--out", str(folder / kind)),
-        )
-        ready[kind] = sum(float(found) for found in re.findall(r"(?:engine|warm-up): ([\d.]+) s", said))
-        with (folder / kind / "engine.csv").open() as file:
-            rows[kind] = {row["workload"]: row["per s"] for row in csv.DictReader(file)}
-    compared = [
-        (name, mine, rows["aoti"].get(name, ""), _ratio(rows["aoti"].get(name), mine))
-        for name, mine in rows["torch"].items()
-    ]
-    compared.append(("seconds to ready", f"{ready['torch']:.1f}", f"{ready['aoti']:.1f}", ""))
-    print("\n" + table(("workload", "torch, per s", "aoti, per s", "aoti / torch"), compared))
+
+    def _config(self, kind: str) -> Path:
+        """The engine config with both stages run by ``kind``."""
+        stages = yaml.safe_load(self._options.config.read_text())
+        for stage in STAGES:
+            stages[stage] |= {"engine": kind, "path": str(self._folder / stage)}
+        written = self._folder / f"{kind}.yaml"
+        written.write_text(yaml.safe_dump(stages))
+        return written
+
+    def _log(self, stage: str) -> Path:
+        return self._folder / f"build-{stage}.log"
 
 
-def _config(path: Path, folder: Path, kind: str) -> Path:
-    """The engine config with both stages run by ``kind``."""
-    stages = yaml.safe_load(path.read_text())
-    for stage in ("vision", "text"):
-        stages[stage] |= {"engine": kind, "path": str(folder / stage)}
-    written = folder / f"{kind}.yaml"
-    written.write_text(yaml.safe_dump(stages))
-    return written
-
-
-def _python(module: str, *arguments: str) -> str:
-    """Run a module in a process of its own; its output is shown and returned."""
+def _start(module: str, *arguments: str, stdout: int | IO[str]) -> subprocess.Popen[str]:
     paths = [str(ROOT), str(ROOT / "components" / "src"), os.environ.get("PYTHONPATH", "")]
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
-        stdout=subprocess.PIPE,
+        stdout=stdout,
+        stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def _python(module: str, *arguments: str) -> float:
+    """Run a module in a process of its own and show its output; seconds until it said that it was ready."""
+    started = time.perf_counter()
+    process = _start(module, *arguments, stdout=subprocess.PIPE)
     assert process.stdout is not None
-    said = []
+    ready = 0.0
     for line in process.stdout:
         print(line, end="", flush=True)
-        said.append(line)
+        if line.startswith(_READY):
+            ready = time.perf_counter() - started
     if process.wait():
         raise SystemExit(f"{module} ended with status {process.returncode}")
-    return "".join(said)
+    return ready
 
 
 def _ratio(one: str | None, other: str) -> str:
