@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -73,6 +76,31 @@ def test_both_engines_agree_with_torch_in_mixed_company(engines: Path, model: Ll
     assert worst_cosine(rows, torch_rows) >= 0.99999
     assert worst_cosine(found.vectors, expected.vectors) >= 0.99999
     np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-4)
+
+
+_SERVE = """
+import pip, sys
+from pathlib import Path
+import torch
+from tessera.engine.aoti_package import AotiPackage
+from tessera.engine.building.spec import Stage
+from tessera.engine.torch_device import Placement
+from tessera.models import open_model
+model = open_model(Path(sys.argv[1]))
+package = AotiPackage(model, Path(sys.argv[2]), Stage.VISION, Placement(device="cpu", dtype="float32"))
+(rows,) = package(torch.zeros(1, *model.tile_shape, dtype=torch.uint8))
+assert rows.isfinite().all()
+"""
+
+
+def test_serving_needs_no_compiler(engines: Path, checkpoint: Path) -> None:
+    """Nor setuptools, which cannot be imported where pip was."""
+    subprocess.run(
+        [sys.executable, "-W", "error", "-c", _SERVE, str(checkpoint), str(engines / "vision")],
+        env=os.environ | {"PATH": ""},
+        check=True,
+        timeout=300,
+    )
 
 
 def worst_cosine(found: np.ndarray, expected: np.ndarray) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from pathlib import Path
 
 import torch
@@ -46,9 +45,12 @@ class AotiPackage:
         self._directory = directory
         self._weights = self._load_weights(model, placement)
         index = (torch.device(placement.device).index or 0) if placement.is_cuda else -1
-        # Without the events between calls, which a CUDA graph cannot record; one thread drives the engine.
-        self._program = torch._inductor.aoti_load_package(
-            str(directory / PACKAGE), run_single_threaded=True, device_index=index
+        # Run by a single thread: without the events between calls, which a CUDA graph cannot record. Not by
+        # aoti_load_package: only to warn of another CPU, which is refused above, that compiles programs for
+        # each kind of vector instructions, seconds of a start, and brings in setuptools, which dies where pip
+        # was imported before.
+        self._program = torch._C._aoti.AOTIModelPackageLoader(
+            str(directory / PACKAGE), "model", True, 1, index
         )
         names = self._program.get_constant_fqns()
         if missing := sorted(set(names) - self._weights.keys()):
@@ -57,7 +59,7 @@ class AotiPackage:
             )
         self._weights = {name: self._weights[name] for name in names}
         # The program uses the tensors where they lie, for as long as this object keeps them.
-        self._program.load_constants(self._weights, check_full_update=True, user_managed=True)
+        self._program.load_constants(self._weights, False, True, user_managed=True)
 
     def _load_weights(self, model: Model, placement: Placement) -> dict[str, torch.Tensor]:
         module = (
@@ -82,12 +84,8 @@ class AotiPackage:
                 f" but {what} is {size}"
             )
 
-    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        # torch's own bookkeeping of arguments warns of its deprecated internals.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            found = self._program(*inputs)
-        return (found,) if isinstance(found, torch.Tensor) else tuple(found)
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        return self._program.boxed_run(list(inputs))
 
 
 def open_package(model: Model, config: EngineConfig, placement: Placement, stage: Stage) -> AotiPackage:
