@@ -29,7 +29,7 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class Gate:
-    """ASGI middleware; sets ``request_id``, ``key_name`` and ``ticket`` in the request's state."""
+    """ASGI middleware; sets ``line``, ``key_name`` and ``ticket`` in the request's state."""
 
     def __init__(
         self,

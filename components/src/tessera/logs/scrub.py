@@ -22,14 +22,18 @@ _URL = re.compile(
 _CREDENTIALS = re.compile(r"\b(bearer|basic)\s+[^\s'\",;]+", re.IGNORECASE)
 _KEY = re.compile(r"\b((?:x-)?api[-_]?key[\"']?\s*[:=]\s*[\"']?)[^\s'\",;]+", re.IGNORECASE)
 
+# Whatever any of these could match; most texts are short and plain, and there are several in a line.
+_SUSPECT = re.compile(r"data:|://|bearer|basic|key|[A-Za-z0-9+/=_-]{161}", re.IGNORECASE)
+
 
 def scrub(text: str) -> str:
     """The text without data URLs, credentials, long encoded words, and queries and fragments of URLs."""
     if len(text) > MOST_CHARACTERS:
         text = f"{text[:MOST_CHARACTERS]}… ({len(text) - MOST_CHARACTERS} characters more)"
-    if ":" in text:
-        text = _DATA_URL.sub("data:…", text)
-        text = _URL.sub(r"\1\2", text)
+    if not _SUSPECT.search(text):
+        return text
+    text = _DATA_URL.sub("data:…", text)
+    text = _URL.sub(r"\1\2", text)
     text = _KEY.sub(r"\1…", text)
     text = _CREDENTIALS.sub(r"\1 …", text)
     return _LONG.sub(lambda match: f"…({len(match[0])} characters)", text)
