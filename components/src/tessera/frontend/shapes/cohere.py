@@ -27,15 +27,16 @@ from tessera.frontend.shapes.messages import read_message
 from tessera.frontend.shapes.parts import image_at
 from tessera.frontend.shapes.scope import Scope
 from tessera.frontend.shapes.values import (
+    INT32,
     Json,
     JsonObject,
     choice,
     expected,
     integer,
-    json_object,
     non_empty_list,
+    optional_positive,
     optional_string,
-    reject_unknown,
+    request_body,
     string,
 )
 from tessera.models.base import Role, Truncate
@@ -62,7 +63,6 @@ FIELDS: Final = (
     *("model", "input_type", *_CONTENTS, "max_tokens", "output_dimension", "embedding_types"),
     *("truncate", "priority"),
 )
-_INT32: Final = 2**31 - 1
 
 SCHEMA: Final[Schema] = body_of(
     "CohereEmbedRequest",
@@ -72,7 +72,7 @@ SCHEMA: Final[Schema] = body_of(
     texts=list_of(STRING),
     images=list_of(STRING),
     inputs=list_of(object_of(("content",), content={"anyOf": [STRING, PARTS]})),
-    max_tokens={"type": "integer", "minimum": 1, "maximum": _INT32},
+    max_tokens={"type": "integer", "minimum": 1, "maximum": INT32},
     output_dimension=WIDTH,
     embedding_types=list_of({"type": "string", "enum": list(TYPES)}),
     truncate=values_of(Truncate),
@@ -90,26 +90,19 @@ class CohereRequest:
 
 
 def parse_cohere(value: Json, limits: RequestLimits, models: Collection[str]) -> CohereRequest:
-    body = json_object(value)
-    reject_unknown(body, FIELDS, "")
+    body = request_body(value, FIELDS)
     scope = Scope(role=_role(body), limits=limits)
     inputs, texts = _inputs(body, scope)
     types = _types(body)
-    dimensions, max_tokens, priority = (
-        body.get(name) for name in ("output_dimension", "max_tokens", "priority")
-    )
+    priority = body.get("priority")
     packed = [TYPES[name] for name in types if TYPES[name] in (EmbedDtype.BINARY, EmbedDtype.UBINARY)]
     request = EmbeddingsRequest(
         inputs=inputs,
         model=optional_string(body, "model"),
         # The one type that asks something of the width, so that it is checked before the work.
         dtype=packed[0] if packed else EmbedDtype.FLOAT32,
-        dimensions=None
-        if dimensions is None
-        else integer(dimensions, "output_dimension", low=1, high=_INT32, what="a positive integer"),
-        max_tokens=None
-        if max_tokens is None
-        else integer(max_tokens, "max_tokens", low=1, high=_INT32, what="a positive integer"),
+        dimensions=optional_positive(body, "output_dimension"),
+        max_tokens=optional_positive(body, "max_tokens"),
         truncate=Truncate.END
         if body.get("truncate") is None
         else choice(body["truncate"], "truncate", Truncate),

@@ -32,7 +32,7 @@ from tessera.frontend.shapes.options import FIELDS, INPUT_FIELDS, read_options
 from tessera.frontend.shapes.parts import read_parts
 from tessera.frontend.shapes.roles import split_model
 from tessera.frontend.shapes.scope import Modality, Scope, check_modality
-from tessera.frontend.shapes.values import Json, expected, json_object, reject_unknown
+from tessera.frontend.shapes.values import Json, expected, request_body
 
 Unit = tuple[Json, str]
 """The value that becomes one input, and its path."""
@@ -55,8 +55,7 @@ def parse_embeddings(
     checked here.
     """
     limits = limits or RequestLimits()
-    body = json_object(body)
-    reject_unknown(body, FIELDS, "")
+    body = request_body(body, FIELDS)
     options = read_options(body)
     model, role = (None, None) if options.model is None else split_model(options.model, models)
     scope = Scope(role=options.role or role, limits=limits)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from tessera.frontend.inputs import Input
 from tessera.frontend.shapes.scope import Scope
-from tessera.frontend.shapes.values import Json, expected
+from tessera.frontend.shapes.values import INT32, Json, expected
 from tessera.models.base import Role
-
-_LAST_ID = 2**31 - 1
 
 
 def read_tokens(value: list[Json], param: str, scope: Scope) -> Input:
@@ -18,7 +16,7 @@ def read_tokens(value: list[Json], param: str, scope: Scope) -> Input:
     tokens = []
     for index, token in enumerate(value):
         # ``type(...) is`` because a JSON ``true`` is an ``int`` to ``isinstance``.
-        if type(token) is not int or not 0 <= token <= _LAST_ID:
+        if type(token) is not int or not 0 <= token <= INT32:
             raise expected(f"{param}[{index}]", "a token id, an integer of at least 0", token)
         tokens.append(token)
     if len(tokens) > scope.limits.characters:

@@ -16,6 +16,7 @@ from tessera.frontend.inputs import EmbedDtype, EncodingFormat
 from tessera.frontend.shapes.roles import INPUT_TYPES, TASKS, named_role
 from tessera.frontend.shapes.scope import Modality
 from tessera.frontend.shapes.values import (
+    INT32,
     Json,
     JsonObject,
     boolean,
@@ -23,7 +24,9 @@ from tessera.frontend.shapes.values import (
     describe,
     expected,
     integer,
+    optional_boolean,
     optional_string,
+    positive,
     string,
 )
 from tessera.models.base import Role, Truncate
@@ -59,7 +62,7 @@ _DIMENSIONS: Final = ("dimensions", "output_dimension")
 _TRUNCATE: Final = ("truncate", "truncation")
 _REQUEST_ID: Final = ("request_id", "rid")
 _VISIBLE: Final = re.compile(r"[\x21-\x7e]{1,128}")
-_INT32, _INT64 = 2**31 - 1, 2**63 - 1
+_INT64 = 2**63 - 1
 
 INPUT_FIELDS: Final = ("input", "messages")
 FIELDS: Final = frozenset(
@@ -103,7 +106,7 @@ def read_options(body: JsonObject) -> Options:
     dtype, dtype_path = _one_of(body, _DTYPE)
     dimensions, dimensions_path = _one_of(body, _DIMENSIONS)
     encoding = body.get("encoding_format")
-    partial, priority = body.get("partial"), body.get("priority")
+    priority = body.get("priority")
     return Options(
         model=optional_string(body, "model"),
         role=_role(body),
@@ -112,13 +115,11 @@ def read_options(body: JsonObject) -> Options:
         if encoding is None
         else choice(encoding, "encoding_format", EncodingFormat),
         dtype=EmbedDtype.FLOAT32 if dtype is None else choice(dtype, dtype_path, EmbedDtype, _DTYPE_ALIASES),
-        dimensions=None
-        if dimensions is None
-        else integer(dimensions, dimensions_path, low=1, high=_INT32, what="a positive integer"),
+        dimensions=None if dimensions is None else positive(dimensions, dimensions_path),
         normalize=True if normalize is None else boolean(normalize, path),
         truncate=truncate,
         max_tokens=max_tokens,
-        partial=False if partial is None else boolean(partial, "partial"),
+        partial=optional_boolean(body, "partial", default=False),
         user=optional_string(body, "user"),
         priority=0
         if priority is None
@@ -194,7 +195,7 @@ def _truncation(body: JsonObject) -> tuple[Truncate, int | None]:
         raise InvalidInput(f"truncation_side: contradicts truncate: {chosen.value}", param="truncation_side")
     if tokens is None:
         return chosen or Truncate.NONE, None
-    limit = integer(tokens, "truncate_prompt_tokens", low=-1, high=_INT32, what="-1 or a positive integer")
+    limit = integer(tokens, "truncate_prompt_tokens", low=-1, high=INT32, what="-1 or a positive integer")
     if limit == 0:
         raise expected("truncate_prompt_tokens", "-1 or a positive integer", tokens)
     if chosen is Truncate.NONE:

@@ -20,9 +20,9 @@ from tessera.frontend.shapes.values import (
     JsonObject,
     boolean,
     expected,
-    integer,
-    json_object,
-    reject_unknown,
+    optional_boolean,
+    optional_positive,
+    request_body,
     string,
 )
 from tessera.models.base import Piece, Role, Truncate
@@ -50,8 +50,7 @@ SCHEMA: Final[Schema] = body_of(
 
 
 def parse_tei(value: Json, limits: RequestLimits, models: Collection[str]) -> EmbeddingsRequest:
-    body = json_object(value)
-    reject_unknown(body, FIELDS, "")
+    body = request_body(value, FIELDS)
     scope = Scope(role=named_role(body.get("prompt_name"), "prompt_name", PROMPTS), limits=limits)
     given = _given(body, limits)
     if isinstance(given, list) and isinstance(given[0], str | list):
@@ -59,13 +58,10 @@ def parse_tei(value: Json, limits: RequestLimits, models: Collection[str]) -> Em
         inputs = tuple(_read(entry, f"inputs[{index}]", scope) for index, entry in enumerate(values))
     else:
         inputs = (_read(given, "inputs", scope),)
-    normalize, dimensions = body.get("normalize"), body.get("dimensions")
     return EmbeddingsRequest(
         inputs=inputs,
-        dimensions=None
-        if dimensions is None
-        else integer(dimensions, "dimensions", low=1, high=2**31 - 1, what="a positive integer"),
-        normalize=True if normalize is None else boolean(normalize, "normalize"),
+        dimensions=optional_positive(body, "dimensions"),
+        normalize=optional_boolean(body, "normalize", default=True),
         truncate=_truncate(body.get("truncate"), body.get("truncation_direction")),
     )
 
@@ -82,11 +78,9 @@ def _given(body: JsonObject, limits: RequestLimits) -> Json:
     return given
 
 
-def parse_tei_tokenize(
-    body: JsonObject, limits: RequestLimits
-) -> tuple[tuple[tuple[str, str], ...], Role, bool]:
+def parse_tei_tokenize(value: Json, limits: RequestLimits) -> tuple[tuple[tuple[str, str], ...], Role, bool]:
     """TEI's ``/tokenize``: texts with their paths, the role, and whether special tokens are wanted."""
-    reject_unknown(body, TOKENIZE_FIELDS, "")
+    body = request_body(value, TOKENIZE_FIELDS)
     role = named_role(body.get("prompt_name"), "prompt_name", PROMPTS)
     scope = Scope(role=role, limits=limits)
     given = _given(body, limits)
@@ -95,8 +89,7 @@ def parse_tei_tokenize(
     texts = tuple(
         (scope.text(string(value, path), path), path) for value, path in zip(values, paths, strict=True)
     )
-    special = body.get("add_special_tokens")
-    return texts, role or Role.NONE, special is None or boolean(special, "add_special_tokens")
+    return texts, role or Role.NONE, optional_boolean(body, "add_special_tokens", default=True)
 
 
 def write_tei_tokens(texts: Sequence[Sequence[Piece]], *, special: bool) -> list[list[dict[str, Json]]]:

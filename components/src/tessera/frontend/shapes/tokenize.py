@@ -11,7 +11,7 @@ from tessera.frontend.shapes.embeddings import parse_embeddings
 from tessera.frontend.shapes.json_schema import BOOLEAN, STRING, Schema, list_of
 from tessera.frontend.shapes.schema import EMBEDDINGS_SCHEMA
 from tessera.frontend.shapes.tei import PROMPTS
-from tessera.frontend.shapes.values import Json, JsonObject, boolean, json_object, string
+from tessera.frontend.shapes.values import Json, JsonObject, json_object, optional_boolean, string
 
 SCHEMA: Final[Schema] = {
     **EMBEDDINGS_SCHEMA,
@@ -32,8 +32,7 @@ _OWN: Final = ("prompt", "return_token_strs")
 
 def wants_token_texts(body: JsonObject) -> bool:
     """vLLM's ``return_token_strs``."""
-    wanted = body.get("return_token_strs")
-    return wanted is not None and boolean(wanted, "return_token_strs")
+    return optional_boolean(body, "return_token_strs", default=False)
 
 
 def parse_tokenize(value: Json, limits: RequestLimits, models: Collection[str]) -> EmbeddingsRequest:

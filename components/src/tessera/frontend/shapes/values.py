@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import StrEnum
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from tessera.errors import InvalidInput
 
+INT32: Final = 2**31 - 1
 _CLIP = 80
 _Enum = TypeVar("_Enum", bound=StrEnum)
 
@@ -72,6 +73,13 @@ def json_object(value: Json) -> JsonObject:
     return value
 
 
+def request_body(value: Json, known: Collection[str]) -> JsonObject:
+    """The body itself, with no key but the known ones: how every wire form's translation begins."""
+    body = json_object(value)
+    reject_unknown(body, known, "")
+    return body
+
+
 def non_empty_list(value: Json, param: str, *, most: int) -> list[Json]:
     if not isinstance(value, list) or not value:
         raise expected(param, "a non-empty list", value)
@@ -88,6 +96,18 @@ def optional_string(body: JsonObject, name: str) -> str | None:
     return value
 
 
+def optional_positive(body: JsonObject, name: str) -> int | None:
+    """A field that is null or absent, or holds a positive integer of 32 bits."""
+    value = body.get(name)
+    return None if value is None else positive(value, name)
+
+
+def optional_boolean(body: JsonObject, name: str, *, default: bool) -> bool:
+    """A field that holds true or false, and the default where it is null or absent."""
+    value = body.get(name)
+    return default if value is None else boolean(value, name)
+
+
 def string(value: Json, param: str, what: str = "a string") -> str:
     if not isinstance(value, str):
         raise expected(param, what, value)
@@ -98,6 +118,10 @@ def integer(value: Json, param: str, *, low: int, high: int, what: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise expected(param, what, value)
     return value
+
+
+def positive(value: Json, param: str) -> int:
+    return integer(value, param, low=1, high=INT32, what="a positive integer")
 
 
 def boolean(value: Json, param: str) -> bool:

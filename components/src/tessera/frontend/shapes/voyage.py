@@ -27,14 +27,13 @@ from tessera.frontend.shapes.scope import Scope
 from tessera.frontend.shapes.values import (
     Json,
     JsonObject,
-    boolean,
     choice,
     expected,
-    integer,
-    json_object,
     non_empty_list,
+    optional_boolean,
+    optional_positive,
     optional_string,
-    reject_unknown,
+    request_body,
 )
 from tessera.models.base import Role, Truncate
 
@@ -60,25 +59,21 @@ SCHEMA: Final[Schema] = body_of(
 
 
 def parse_voyage(value: Json, limits: RequestLimits, models: Collection[str]) -> EmbeddingsRequest:
-    body = json_object(value)
-    reject_unknown(body, FIELDS, "")
+    body = request_body(value, FIELDS)
     scope = Scope(role=named_role(body.get("input_type"), "input_type", INPUT_TYPES), limits=limits)
     inputs = []
     for index, entry in enumerate(non_empty_list(body.get("inputs"), "inputs", most=limits.inputs)):
         path = f"inputs[{index}]"
         inputs.append(read_message(entry, path, scope, owner=path, bare=True))
-    truncation, dimensions, dtype = (
-        body.get(name) for name in ("truncation", "output_dimension", "output_dtype")
-    )
+    truncated = optional_boolean(body, "truncation", default=True)
+    dtype = body.get("output_dtype")
     return EmbeddingsRequest(
         inputs=tuple(inputs),
         model=optional_string(body, "model"),
         encoding_format=_encoding(body),
         dtype=EmbedDtype.FLOAT32 if dtype is None else _dtype(dtype),
-        dimensions=None
-        if dimensions is None
-        else integer(dimensions, "output_dimension", low=1, high=2**31 - 1, what="a positive integer"),
-        truncate=Truncate.END if truncation is None or boolean(truncation, "truncation") else Truncate.NONE,
+        dimensions=optional_positive(body, "output_dimension"),
+        truncate=Truncate.END if truncated else Truncate.NONE,
     )
 
 
