@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +17,22 @@ from training.network import Sequences
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """``sides`` int64 are each side's rows among the sequences, the same place in two sides being a pair."""
+    """``sides`` int64 are each side's rows among the sequences, the same place in two sides being a pair.
+
+    ``owners`` int64 ``[words]`` is the image that each query for words was made from, and ``fits`` bool
+    ``[words, images]`` where an image has all of its words.
+    """
 
     tiles: torch.Tensor
     sequences: Sequences
     sides: dict[str, torch.Tensor]
+    owners: torch.Tensor
+    fits: torch.Tensor
 
 
-def join(parts: list[tuple[Chunk, Prompts]], device: torch.device, placeholder: int) -> Batch:
+def join(parts: Sequence[tuple[Chunk, Prompts]], device: torch.device, placeholder: int) -> Batch:
     """One batch of several chunks' pictures and prompts, every side across all of them."""
-    ids = torch.cat([prompts.ids for _, prompts in parts])
+    ids = torch.from_numpy(np.concatenate([prompts.ids for _, prompts in parts]))
     lengths = [length for _, prompts in parts for length in prompts.lengths]
     bounds = np.cumsum([0, *lengths], dtype=np.int32)
     positions = np.arange(len(ids), dtype=np.int32) - np.repeat(bounds[:-1], lengths)
@@ -34,7 +40,7 @@ def join(parts: list[tuple[Chunk, Prompts]], device: torch.device, placeholder: 
     sides: dict[str, list[torch.Tensor]] = {side: [] for side in SIDES}
     first_tile = first_sequence = 0
     for chunk, prompts in parts:
-        tiles.append(prompts.tiles + first_tile)
+        tiles.append(torch.from_numpy(prompts.tiles + first_tile))
         first_tile += len(chunk.tiles)
         for side in SIDES:
             sides[side].append(torch.arange(prompts.sizes[side]) + first_sequence)
@@ -54,7 +60,24 @@ def join(parts: list[tuple[Chunk, Prompts]], device: torch.device, placeholder: 
             placeholders=moved(torch.nonzero(ids == placeholder).flatten()),
         ),
         sides={side: moved(torch.cat(rows)) for side, rows in sides.items()},
+        owners=moved(owners_of(parts)),
+        fits=fits_of(parts, device),
     )
+
+
+def owners_of(parts: Sequence[tuple[Chunk, Prompts]]) -> torch.Tensor:
+    """Int64 ``[words]``: which of all the chunks' images each query for words was made from."""
+    first = np.cumsum([0, *(prompts.sizes["images"] for _, prompts in parts)])
+    owners = [prompts.owners + start for (_, prompts), start in zip(parts, first[:-1], strict=True)]
+    return torch.from_numpy(np.concatenate(owners))
+
+
+def fits_of(parts: Sequence[tuple[Chunk, Prompts]], device: torch.device) -> torch.Tensor:
+    """Bool ``[words, images]`` on the device: which images hold every word that a query asks for."""
+    asked = torch.from_numpy(np.concatenate([prompts.asked for _, prompts in parts])).to(device).float()
+    written = torch.from_numpy(np.concatenate([chunk.written for chunk, _ in parts])).to(device).float()
+    # Counts of words are small whole numbers: the product is exact.
+    return asked @ written.T == asked.sum(1, keepdim=True)
 
 
 class _Numbers(Sampler[int]):
@@ -87,12 +110,14 @@ class Pool:
         device: torch.device,
         state: dict[str, Any] | None = None,
     ) -> None:
-        waiting: list[tuple[int, int]] = state["waiting"] if state else []
+        uses = chunks.recipe.uses
+        # A run may go on with fewer uses than it began with.
+        waiting = [(number, used) for number, used in state["waiting"] if used < uses] if state else []
         self._following: int = state["following"] if state else 0
         self._source = random.Random(chunks.recipe.seed)
         if state:
             self._source.setstate(state["source"])
-        self._uses, self._capacity, self._device = chunks.recipe.uses, capacity, device
+        self._uses, self._capacity, self._device = uses, capacity, device
         loader: DataLoader[Chunk] = DataLoader(
             chunks,
             batch_size=None,

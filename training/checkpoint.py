@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tessera.models.llama_nemotron_vl.random_spec import (
 )
 from tessera.models.llama_nemotron_vl.random_tokenizer import tokenizer_config_json, tokenizer_json
 from tessera.models.llama_nemotron_vl.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from training.files import replacing
 from training.network import Network
 from training.world.grammar import ask, describe
 from training.world.notes import add, sample_note, write
@@ -43,6 +45,14 @@ DEMO = CheckpointSpec(
     intermediate=640,
     base_vocab=1400,
     p_max_length=2048,
+)
+
+SETTINGS = (
+    CONFIG_FILE,
+    PROCESSOR_FILE,
+    TOKENIZER_FILE,
+    TOKENIZER_CONFIG_FILE,
+    SENTENCE_TRANSFORMERS_FILE,
 )
 
 _SENTENCES = 20_000
@@ -69,7 +79,15 @@ def write_settings(directory: Path, spec: CheckpointSpec = DEMO, *, dtype: str =
 def write_weights(directory: Path, network: Network, *, dtype: torch.dtype = torch.bfloat16) -> None:
     """``model.safetensors`` with the tensor names that the real checkpoint has."""
     tensors = {name: value.to(dtype).contiguous().cpu() for name, value in network.stored().items()}
-    save_file(tensors, directory / SINGLE_FILE, metadata={"format": "pt"})
+    with replacing(directory / SINGLE_FILE) as fresh:
+        save_file(tensors, fresh, metadata={"format": "pt"})
+
+
+def copy_settings(origin: Path, directory: Path) -> None:
+    """The files that ``write_settings`` makes, as they are in another checkpoint."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in SETTINGS:
+        shutil.copyfile(origin / name, directory / name)
 
 
 def _sentences() -> Iterator[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import Dataset
 
@@ -18,10 +19,14 @@ from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.llama_nemotron_vl.preprocess import cut
 from training.render.canvas import ANY, ONE_TILE, Canvases
 from training.render.picture import as_jpeg, draw
-from training.world.compositions import Composition, Page
-from training.world.grammar import ask, ask_words, describe
+from training.world.compositions import Composition, Page, written
+from training.world.grammar import ask, ask_for, describe, pick_words
 from training.world.notes import add, sample_note, write
-from training.world.sampling import neighbour, sample, sample_simple
+from training.world.sampling import SHARES, neighbour, sample, sample_simple, shares_with
+from training.world.words import WORDS
+
+Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 _NEIGHBOURS = 0.2
 """Share of a chunk's pictures that differ from another one in it in a single respect."""
@@ -30,7 +35,13 @@ _IMAGE_ROLES = ((Role.PASSAGE, Role.QUERY), (0.75, 0.25))
 _PARTIAL = 0.35
 """Share of the queries that tell only some of what the picture holds."""
 
-SIDES = ("images", "queries", "captions", "documents", "narrowed")
+_WORDS_A_QUERY = 3
+"""A page has one query for some of its words for each so many words on it: short queries for long pages are
+the hardest to answer, and cost next to nothing beside the picture."""
+
+SIDES = ("images", "queries", "captions", "documents", "narrowed", "words")
+
+_NUMBERS = {word: number for number, word in enumerate(WORDS)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,22 +50,31 @@ class Prompts:
 
     An image, its query and its caption share their place within their sides, and so do a document of
     image and note and the query narrowed down to it. ``tiles`` int64 are indices into the chunk's tiles.
+    The queries for some of a page's words, ``words``, have theirs in ``owners`` int64, the number of the
+    page's image among ``images``; ``asked`` bool ``[words, WORDS]`` is what each one asks for.
+
+    Arrays, since every tensor that a worker sends holds a file open for as long as it lives.
     """
 
-    ids: torch.Tensor
+    ids: Int32Array
     lengths: list[int]
-    tiles: torch.Tensor
+    tiles: Int64Array
     sizes: dict[str, int]
+    owners: Int64Array
+    asked: BoolArray
 
 
 @dataclass(slots=True, kw_only=True)
 class Chunk:
-    """``tiles`` uint8 ``[n, 3, size, size]`` of all pictures, and one set of prompts for each use."""
+    """``tiles`` uint8 ``[n, 3, size, size]`` of all pictures, and one set of prompts for each use.
+
+    ``written`` bool ``[pictures, WORDS]`` is what can be read on each picture.
+    """
 
     number: int
     tiles: torch.Tensor
     prompts: list[Prompts]
-    kinds: list[str]
+    written: BoolArray
     used: int = 0
 
     def pin_memory(self) -> Chunk:
@@ -68,7 +88,7 @@ class Recipe:
     """How chunks are made; ``settings`` is a directory with configuration and tokenizer.
 
     The ``simple`` first chunks hold pictures of one tile with few words: they cost a third of the others,
-    and reading begins sooner with them.
+    and reading begins sooner with them. ``pages`` is the share of pages among the pictures of the others.
     """
 
     settings: Path
@@ -77,6 +97,7 @@ class Recipe:
     uses: int = 3
     held_out: bool = False
     simple: int = 0
+    pages: float = SHARES["page"]
 
 
 @dataclass(frozen=True)
@@ -101,12 +122,14 @@ class Chunks(Dataset[Chunk]):
         starts = np.cumsum([0, *(len(cut_) for cut_ in tiles)])
         spans = [np.arange(start, stop) for start, stop in pairwise(starts)]
         if recipe.held_out:
-            prompts = [self._asked(compositions, spans, source, partial=partial) for partial in (0.0, 1.0)]
+            prompts = [self._asked(compositions, spans, source, partial=0.0)]
         else:
             prompts = [self._asked(compositions, spans, source, partial=_PARTIAL) for _ in range(recipe.uses)]
-        kinds = [type(composition).__name__.lower() for composition in compositions]
         return Chunk(
-            number=number, tiles=torch.from_numpy(np.concatenate(tiles)), prompts=prompts, kinds=kinds
+            number=number,
+            tiles=torch.from_numpy(np.concatenate(tiles)),
+            prompts=prompts,
+            written=_marked([written(composition) for composition in compositions]),
         )
 
     def _compositions(self, source: random.Random, simple: bool) -> list[Composition]:
@@ -115,7 +138,10 @@ class Chunks(Dataset[Chunk]):
         if simple:
             found = [sample_simple(source) for _ in range(recipe.size - near)]
         else:
-            found = [sample(source, held_out=recipe.held_out) for _ in range(recipe.size - near)]
+            shares = SHARES if recipe.held_out else shares_with(recipe.pages)
+            found = [
+                sample(source, held_out=recipe.held_out, shares=shares) for _ in range(recipe.size - near)
+            ]
         return found + [neighbour(composition, source) for composition in found[:near]]
 
     def _tiles(self, composition: Composition, source: random.Random, canvases: Canvases) -> UInt8Array:
@@ -155,6 +181,13 @@ class Chunks(Dataset[Chunk]):
         for image, note in combined:
             query = add(_query(compositions[image], source, partial), note, source)
             packed.add("narrowed", query, Role.QUERY)
+        for number, composition in enumerate(compositions):
+            if not isinstance(composition, Page):
+                continue
+            for _ in range(1 if held_out else -(-len(composition.words) // _WORDS_A_QUERY)):
+                picked = pick_words(composition, source)
+                role = Role.QUERY if held_out else _drawn(_ROLES, source)
+                packed.add_words(number, picked, ask_for(picked, source), role)
         return packed.finish()
 
 
@@ -166,6 +199,8 @@ class _Packing:
         self._ids: list[Int32Array] = []
         self._tiles: list[np.ndarray] = []
         self._sizes = dict.fromkeys(SIDES, 0)
+        self._owners: list[int] = []
+        self._asked: list[Sequence[str]] = []
 
     def add(self, side: str, text: str, role: Role, span: np.ndarray | None = None) -> None:
         counts = [] if span is None else [len(span)]
@@ -177,21 +212,34 @@ class _Packing:
         if span is not None:
             self._tiles.append(span)
 
+    def add_words(self, owner: int, picked: Sequence[str], query: str, role: Role) -> None:
+        self.add("words", query, role)
+        self._owners.append(owner)
+        self._asked.append(picked)
+
     def finish(self) -> Prompts:
         return Prompts(
-            ids=torch.from_numpy(np.concatenate(self._ids)),
+            ids=np.concatenate(self._ids),
             lengths=[len(ids) for ids in self._ids],
-            tiles=torch.from_numpy(np.concatenate(self._tiles)),
+            tiles=np.concatenate(self._tiles),
             sizes=self._sizes,
+            owners=np.array(self._owners, dtype=np.int64),
+            asked=_marked(self._asked),
         )
 
 
 def _query(composition: Composition, source: random.Random, partial: float) -> str:
     if source.random() >= partial:
         return describe(composition, source)
-    if isinstance(composition, Page):
-        return ask_words(composition, source)
     return ask(composition, source)
+
+
+def _marked(texts: Sequence[Collection[str]]) -> BoolArray:
+    """Bool ``[texts, WORDS]``, true where a text has the word."""
+    marks = np.zeros((len(texts), len(WORDS)), dtype=np.bool_)
+    for row, words in zip(marks, texts, strict=True):
+        row[[_NUMBERS[word] for word in words]] = True
+    return marks
 
 
 def _drawn(choices: tuple[tuple[Role, ...], tuple[float, ...]], source: random.Random) -> Role:

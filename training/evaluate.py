@@ -20,8 +20,8 @@ from PIL import Image
 
 from training.client import Client, Input, Vectors
 from training.render.picture import as_jpeg, as_png, draw, encode, half_size
-from training.world.compositions import Composition, Page, key
-from training.world.grammar import ask_words, describe
+from training.world.compositions import Composition, Page, key, written
+from training.world.grammar import ask_for, describe, pick_words
 from training.world.notes import Note, add, sample_note, write
 from training.world.sampling import sample
 
@@ -130,20 +130,20 @@ def recall(queries: Vectors, items: Vectors, own: np.ndarray, first: int) -> flo
 
 
 def word_queries(compositions: Sequence[Composition], source: random.Random) -> tuple[list[str], np.ndarray]:
-    """For each page a query for words that no other page has together, and the pages' numbers.
+    """For each page a query for words that no other picture has together, and the pages' numbers.
 
-    A page none of whose words set it apart has no such query and is left out.
+    Two to four words, drawn again up to ten times while they also stand on another page, chart or table:
+    each query has exactly one right answer. A page without such words is left out.
     """
-    held = {number: set(page.words) for number, page in enumerate(compositions) if isinstance(page, Page)}
+    held = [written(one) for one in compositions]
     queries, pages = [], []
     for number, page in enumerate(compositions):
         if not isinstance(page, Page):
             continue
         for _ in range(10):
-            query = ask_words(page, source)
-            asked = held[number] & set(query.lower().strip(".").replace(",", "").split())
-            if asked and sum(asked <= words for words in held.values()) == 1:
-                queries.append(query)
+            picked = pick_words(page, source)
+            if sum(words.issuperset(picked) for words in held) == 1:
+                queries.append(ask_for(picked, source))
                 pages.append(number)
                 break
     return queries, np.array(pages)

@@ -11,6 +11,8 @@ import matplotlib
 matplotlib.use("Agg")
 from matplotlib import pyplot
 
+from training.files import replacing
+
 LOG_FILE = "log.csv"
 PLOT_FILE = "loss.png"
 
@@ -28,12 +30,24 @@ class Report:
     narrowed: float
 
 
+def read_reports(directory: Path) -> list[Report]:
+    """What ``write_reports`` wrote there; nothing if there is no log."""
+    if not (directory / LOG_FILE).exists():
+        return []
+    with (directory / LOG_FILE).open(newline="", encoding="utf-8") as file:
+        rows = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    return [Report(step=int(row.pop("step")), **row) for row in rows]
+
+
 def write_reports(directory: Path, reports: list[Report]) -> None:
     """``log.csv`` and ``loss.png`` of the whole run so far."""
     if not reports:
         return
     rows = [asdict(report) for report in reports]
-    with (directory / LOG_FILE).open("w", newline="", encoding="utf-8") as file:
+    with (
+        replacing(directory / LOG_FILE) as fresh,
+        fresh.open("w", newline="", encoding="utf-8") as file,
+    ):
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: round(value, 5) for name, value in row.items()} for row in rows)
@@ -55,5 +69,6 @@ def write_reports(directory: Path, reports: list[Report]) -> None:
     right.set_ylim(0, 1)
     figure.legend(loc="center right", bbox_to_anchor=(0.9, 0.5), fontsize="small")
     figure.tight_layout()
-    figure.savefig(directory / PLOT_FILE)
+    with replacing(directory / PLOT_FILE) as fresh:
+        figure.savefig(fresh, format="png")
     pyplot.close(figure)

@@ -13,6 +13,7 @@ _WEIGHTS = {
     ("queries", "captions"): 0.25,
     ("narrowed", "documents"): 0.5,
 }
+_WORDS_WEIGHT = 1.0
 
 
 def info_nce(one: torch.Tensor, other: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -26,8 +27,41 @@ def info_nce(one: torch.Tensor, other: torch.Tensor, scale: torch.Tensor) -> tor
     return (cross_entropy(logits, own) + cross_entropy(logits.T, own)) / 2
 
 
-def total_loss(sides: Mapping[str, torch.Tensor], scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The weighted sum of all pairs of sides, and the loss between queries and images alone."""
+def words_nce(
+    queries: torch.Tensor,
+    images: torch.Tensor,
+    scale: torch.Tensor,
+    *,
+    owners: torch.Tensor,
+    fits: torch.Tensor,
+) -> torch.Tensor:
+    """``info_nce`` where several queries have the same image and may also fit others.
+
+    ``owners`` int64 ``[queries]`` is the image that each query was made from, and ``fits`` bool
+    ``[queries, images]`` where an image has all that the query asks for: it is neither wrong nor the one that
+    was meant, so it stays out of the sum, and so do other queries that fit the same image.
+    """
+    if not len(queries):
+        return torch.zeros_like(scale)
+    logits = scale * queries.float() @ images.float().T
+    places = torch.arange(len(queries), device=logits.device)
+    others = fits.clone()
+    others[places, owners] = False
+    to_images = cross_entropy(logits.masked_fill(others, -torch.inf), owners)
+    others = fits[:, owners].T.clone()
+    others[places, places] = False
+    to_queries = cross_entropy(logits[:, owners].T.masked_fill(others, -torch.inf), places)
+    return (to_images + to_queries) / 2
+
+
+def total_loss(
+    sides: Mapping[str, torch.Tensor], scale: torch.Tensor, *, owners: torch.Tensor, fits: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weighted sum over all pairs of sides, and the loss between queries and images alone.
+
+    ``owners`` and ``fits`` are those of the side ``words``, as ``words_nce`` takes them.
+    """
     losses = {pair: info_nce(sides[pair[0]], sides[pair[1]], scale) for pair in _WEIGHTS}
-    weighted = sum((_WEIGHTS[pair] * loss for pair, loss in losses.items()), start=torch.zeros_like(scale))
+    words = words_nce(sides["words"], sides["images"], scale, owners=owners, fits=fits)
+    weighted = sum((_WEIGHTS[pair] * loss for pair, loss in losses.items()), start=_WORDS_WEIGHT * words)
     return weighted, losses["queries", "images"].detach()

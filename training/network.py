@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,14 +42,17 @@ class Sequences:
 
 
 class Network(nn.Module):
-    """Both towers and the temperature; parameters are float32, the arithmetic whatever autocast says."""
+    """Both towers and the temperature; parameters are float32, the arithmetic whatever autocast says.
 
-    def __init__(self, config: ModelConfig) -> None:
+    ``temperature`` is where that begins: cosines are divided by it in the loss.
+    """
+
+    def __init__(self, config: ModelConfig, *, temperature: float = 0.07) -> None:
         super().__init__()
         self._config = config
         self.vision = VisionTower(config)
         self.text = TextTower(config.text)
-        self.log_scale = nn.Parameter(torch.tensor(math.log(1 / 0.07)))
+        self.log_scale = nn.Parameter(torch.tensor(math.log(1 / temperature)))
         self._initialise()
 
     @property
@@ -86,6 +89,12 @@ class Network(nn.Module):
                 if name.startswith(own):
                     found |= self._unfused(prefix + name.removeprefix(own), value)
         return found
+
+    @torch.no_grad()
+    def load_stored(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Take every weight from a checkpoint's tensors; ``KeyError`` names one that is missing."""
+        for name, part in self.stored().items():
+            part.copy_(tensors[name])
 
     def _unfused(self, name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
         if name.endswith("patch_embedding.weight"):

@@ -1,7 +1,8 @@
 """``python -m training.train --out DIR``: trains the demonstration checkpoint, or goes on where it stopped.
 
-In DIR: ``checkpoint/``, ready to serve, ``state.pt`` to resume from, ``log.csv`` and ``loss.png``. One H100
-is enough; a processor can run a few steps of it, to try the code.
+In DIR, written every minute: ``checkpoint/``, ready to serve, ``state.pt`` to resume from, ``log.csv`` and
+``loss.png``. SIGTERM ends a run after the step it is at, with all of that written. One H100 is enough; a
+processor can run a few steps of it, to try the code.
 """
 
 from __future__ import annotations
@@ -13,20 +14,27 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
+from tessera.models.llama_nemotron_vl.checkpoint import SINGLE_FILE
 from tessera.models.llama_nemotron_vl.config_reader import read_config
 from training.batches import Pool, join
-from training.checkpoint import write_settings, write_weights
+from training.checkpoint import copy_settings, write_settings, write_weights
 from training.chunks import Chunk, Chunks, Recipe
-from training.log import Report, write_reports
+from training.deadline import Deadline, process_age
+from training.files import replacing
+from training.log import Report, read_reports, write_reports
 from training.losses import total_loss
 from training.network import Network
-from training.validation import validate
+from training.validation import Recalls, validate
+from training.world.sampling import SHARES
 
 STATE_FILE = "state.pt"
 CHECKPOINT_FOLDER = "checkpoint"
@@ -42,7 +50,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=2000, help="length of the whole run")
     parser.add_argument(
-        "--minutes", type=float, help="end within this time all the same, with the learning rate brought down"
+        "--minutes",
+        type=float,
+        help="end this long after the process began, with the learning rate brought down by then",
+    )
+    parser.add_argument(
+        "--start",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="a new run begins with these weights and the log beside them, not with random ones",
+    )
+    parser.add_argument(
+        "--temperature", type=float, default=0.07, help="where a new run begins; the cosines' divisor"
     )
     parser.add_argument("--stop-after", type=int, metavar="STEP", help="stop there, to resume later")
     parser.add_argument("--chunk", type=int, default=128, help="pictures in a chunk")
@@ -50,10 +69,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--pool", type=int, default=64, help="chunks waiting on the device")
     parser.add_argument("--uses", type=int, default=3, help="how often a chunk is trained on")
     parser.add_argument("--simple-steps", type=int, default=1000, help="steps on pictures of one tile")
+    parser.add_argument(
+        "--pages", type=float, default=SHARES["page"], help="share of pages among the later pictures"
+    )
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--held-out", type=int, default=8, help="chunks to validate with")
     parser.add_argument("--report-every", type=int, default=100, metavar="STEPS")
+    parser.add_argument("--save-every", type=float, default=60.0, metavar="SECONDS")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=torch.cuda.is_available())
     return parser.parse_args(arguments)
 
@@ -61,34 +84,48 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 class Run:
     """One training run; everything that has to survive an interruption is in ``state``."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
+    def __init__(self, options: argparse.Namespace, deadline: Deadline) -> None:
+        self.options, self.deadline = options, deadline
         self.folder: Path = options.out / CHECKPOINT_FOLDER
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         torch.set_float32_matmul_precision("high")
         torch.manual_seed(options.seed)
         options.out.mkdir(parents=True, exist_ok=True)
         if not (self.folder / "config.json").exists():
-            write_settings(self.folder)
+            if options.start:
+                copy_settings(options.start, self.folder)
+            else:
+                write_settings(self.folder)
         config = read_config(self.folder)
         self.placeholder = config.prompt.image_token_id
-        self.network = Network(config).place(self.device)
-        self.optimizers = optimizers(self.network, options.rate)
+        self.network = Network(config, temperature=options.temperature)
+        self.step, self.spent = 0, 0.0
+        self._began = self._ticked = self._saved = time.monotonic()
+        self._validating = self._saving = 0.0
+        self.reports: list[Report] = []
         state: dict[str, Any] | None = None
         if (options.out / STATE_FILE).exists():
-            state = torch.load(options.out / STATE_FILE, map_location=self.device, weights_only=False)
+            state = torch.load(options.out / STATE_FILE, map_location="cpu", weights_only=False)
             self.network.load_state_dict(state["network"])
+            self.step, self.spent = state["step"], state["spent"]
+            self.reports = [Report(**report) for report in state["reports"]]
+        elif options.start:
+            self.network.load_stored(load_file(options.start / SINGLE_FILE))
+            self.reports = read_reports(options.start)
+            if self.reports:
+                self.step, self.spent = self.reports[-1].step, self.reports[-1].seconds
+        self.network.place(self.device)
+        self.optimizers = optimizers(self.network, options.rate)
+        if state:
             for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(saved)
-        self.step: int = state["step"] if state else 0
-        self.spent: float = state["spent"] if state else 0.0
-        self.reports = [Report(**report) for report in state["reports"]] if state else []
         recipe = Recipe(
             settings=self.folder,
             seed=options.seed,
             size=options.chunk,
             uses=options.uses,
             simple=options.simple_steps * options.chunks // options.uses,
+            pages=options.pages,
         )
         self.held_out = _made(
             Chunks(Recipe(settings=self.folder, seed=0, size=options.chunk, held_out=True)),
@@ -107,44 +144,56 @@ class Run:
                 layer.compile(dynamic=True)
 
     def run(self) -> None:
-        """Train to the last step, or to the one to stop after, and write everything."""
+        """Train to the last step, to the one to stop after, or for as long as allowed; write everything."""
         options = self.options
         last = min(options.steps, options.stop_after or options.steps)
-        losses: list[torch.Tensor] = []
-        started = time.monotonic() - self.spent
+        self.deadline.heed_signals()
+        tqdm.write(f"step {self.step}, {process_age():.0f} s after the start: {self._validate()}")
+        losses: list[float] = []
+        under_way: torch.Tensor | None = None
+        self._began = self._ticked = self._saved = time.monotonic()
         with tqdm(total=options.steps, initial=self.step, unit="step", mininterval=2) as bar:
-            while self.step < last and self._progress() < 1:
-                losses.append(self._advance())
-                self.spent = time.monotonic() - started
+            while self.step < last and self._progress() < 1 and not self.deadline.told:
+                launched = self._advance()
+                # Waiting for the step before keeps the device busy, and the clock honest.
+                if under_way is not None:
+                    losses.append(under_way.item())
+                under_way = launched
                 self.step += 1
+                self._tick()
                 bar.update()
-                ending = self.step == last or self._progress() >= 1
-                if self.step % options.report_every == 0 or ending:
-                    report = self._report(torch.stack(losses).mean().item())
+                if self.step % options.report_every == 0 and losses:
+                    self._report(fmean(losses), bar)
                     losses.clear()
-                    bar.set_postfix(loss=f"{report.loss:.3f}", recall=f"{report.text_to_image:.3f}")
-                    tqdm.write(f"step {report.step}, {report.seconds:.0f} s, {report}")
+                if time.monotonic() - self._saved >= options.save_every:
                     self.save()
+            if under_way is not None:
+                losses.append(under_way.item())
+            reported = self.reports[-1].step if self.reports else 0
+            if losses and self.step > reported and not self.deadline.told:
+                self._report(fmean(losses), bar)
         self.save()
 
     def save(self) -> None:
-        """Replace the state in one move, and write the checkpoint and the log beside it."""
+        """Replace the state, the checkpoint and the log, each in one move."""
+        began = time.monotonic()
         out: Path = self.options.out
-        fresh = out / f"{STATE_FILE}.new"
-        torch.save(
-            {
-                "network": self.network.state_dict(),
-                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-                "pool": self.pool.state,
-                "step": self.step,
-                "spent": self.spent,
-                "reports": [_plain(report) for report in self.reports],
-            },
-            fresh,
-        )
-        fresh.replace(out / STATE_FILE)
+        with replacing(out / STATE_FILE) as fresh:
+            torch.save(
+                {
+                    "network": self.network.state_dict(),
+                    "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                    "pool": self.pool.state,
+                    "step": self.step,
+                    "spent": self.spent,
+                    "reports": [_plain(report) for report in self.reports],
+                },
+                fresh,
+            )
         write_weights(self.folder, self.network)
         write_reports(out, self.reports)
+        self._saved = time.monotonic()
+        self._saving = self._saved - began
 
     def _advance(self) -> torch.Tensor:
         options = self.options
@@ -156,7 +205,7 @@ class Run:
         with self._precision():
             vectors = self.network(batch.tiles, batch.sequences)
         sides = {side: vectors[rows] for side, rows in batch.sides.items()}
-        loss, main = total_loss(sides, self.network.scale)
+        loss, main = total_loss(sides, self.network.scale, owners=batch.owners, fits=batch.fits)
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.network.parameters(), _CLIP)
         for optimizer in self.optimizers:
@@ -164,13 +213,30 @@ class Run:
         self.network.zero_grad(set_to_none=True)
         return main
 
-    def _report(self, loss: float) -> Report:
-        recalls = validate(self.network, self.held_out, self.device, self.placeholder, self._precision)
-        self.reports.append(Report(step=self.step, seconds=self.spent, loss=loss, **_plain(recalls)))
-        return self.reports[-1]
+    def _report(self, loss: float, bar: tqdm[Any]) -> None:
+        began = time.monotonic()
+        recalls = self._validate()
+        self._validating = time.monotonic() - began
+        report = Report(step=self.step, seconds=self.spent, loss=loss, **_plain(recalls))
+        self.reports.append(report)
+        bar.set_postfix(loss=f"{loss:.3f}", words=f"{recalls.words_to_page:.3f}")
+        tqdm.write(f"step {report.step}, {report.seconds:.0f} s, loss {loss:.4f}, {recalls}")
+
+    def _validate(self) -> Recalls:
+        return validate(self.network, self.held_out, self.device, self.placeholder, self._precision)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self.spent += now - self._ticked
+        self._ticked = now
 
     def _progress(self) -> float:
-        by_time: float = self.spent / 60 / self.options.minutes if self.options.minutes else 0.0
+        """How much of the run is over: of its steps, or of the time between its first step and its end."""
+        now = time.monotonic()
+        # What is still to come after the last step, with something to spare.
+        ending = 1.5 * (self._validating + self._saving) + 2.0
+        left = max(0.0, self.deadline.left - ending)
+        by_time = 1.0 if left == 0 else (now - self._began) / (now - self._began + left)
         by_steps: float = self.step / self.options.steps
         return max(by_steps, by_time)
 
@@ -202,10 +268,11 @@ def schedule(progress: float) -> float:
 
 
 def _made(chunks: Chunks, count: int, workers: int) -> list[Chunk]:
-    if count == 0:
-        return []
-    with torch.multiprocessing.get_context("fork").Pool(min(workers, count)) as processes:
-        return processes.map(chunks.__getitem__, range(count), chunksize=1)
+    # The loader keeps its processes to one thread each: more can hang in a process forked late.
+    loader: DataLoader[Chunk] = DataLoader(
+        chunks, batch_size=None, sampler=range(count), num_workers=min(workers, count)
+    )
+    return list(loader)
 
 
 def _plain(value: Any) -> dict[str, float]:
@@ -213,7 +280,8 @@ def _plain(value: Any) -> dict[str, float]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    Run(parse(arguments)).run()
+    options = parse(arguments)
+    Run(options, Deadline(options.minutes)).run()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from training.batches import join
+from training.batches import fits_of, join, owners_of
 from training.chunks import SIDES, Chunk
 from training.network import Network
 
@@ -37,30 +37,34 @@ def validate(
     placeholder: int,
     precision: Callable[[], AbstractContextManager[object]],
 ) -> Recalls:
-    """Recall at 1 among the pictures of ``chunks``: with full captions, and with words for pages."""
-    full = _vectors(network, chunks, 0, device, placeholder, precision)
-    partial = _vectors(network, chunks, 1, device, placeholder, precision)
-    pages = torch.tensor([kind == "page" for chunk in chunks for kind in chunk.kinds], device=device)
-    by_words = _first(partial["queries"], full["images"])
+    """Recall at 1 among the pictures of ``chunks``: with full captions, and with some words of each page.
+
+    Other pictures that also hold all the words asked for count neither for nor against a page.
+    """
+    found = _vectors(network, chunks, device, placeholder, precision)
+    parts = [(chunk, chunk.prompts[0]) for chunk in chunks]
+    owners, fits = owners_of(parts).to(device), fits_of(parts, device)
+    scores = found["words"] @ found["images"].T
+    own = torch.zeros_like(fits).scatter_(1, owners[:, None], True)
+    by_words = scores.masked_fill(fits & ~own, -torch.inf).argmax(1) == owners
     return Recalls(
-        text_to_image=_first(full["queries"], full["images"]).mean().item(),
-        image_to_text=_first(full["images"], full["captions"]).mean().item(),
-        words_to_page=by_words[pages].mean().item(),
-        narrowed=_first(full["narrowed"], full["documents"]).mean().item(),
+        text_to_image=_first(found["queries"], found["images"]),
+        image_to_text=_first(found["images"], found["captions"]),
+        words_to_page=by_words.float().mean().item(),
+        narrowed=_first(found["narrowed"], found["documents"]),
     )
 
 
 def _vectors(
     network: Network,
     chunks: Sequence[Chunk],
-    use: int,
     device: torch.device,
     placeholder: int,
     precision: Callable[[], AbstractContextManager[object]],
 ) -> dict[str, torch.Tensor]:
     found: dict[str, list[torch.Tensor]] = {side: [] for side in SIDES}
     for chunk in chunks:
-        batch = join([(chunk, chunk.prompts[use])], device, placeholder)
+        batch = join([(chunk, chunk.prompts[0])], device, placeholder)
         with precision():
             vectors = network(batch.tiles, batch.sequences)
         for side in SIDES:
@@ -68,7 +72,7 @@ def _vectors(
     return {side: torch.cat(vectors) for side, vectors in found.items()}
 
 
-def _first(queries: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
-    """1 for each query whose own item ranks first, else 0."""
+def _first(queries: torch.Tensor, items: torch.Tensor) -> float:
+    """Share of the queries whose own item ranks first."""
     scores = queries @ items.T
-    return (scores.argmax(1) == torch.arange(len(scores), device=scores.device)).float()
+    return (scores.argmax(1) == torch.arange(len(scores), device=scores.device)).float().mean().item()

@@ -9,10 +9,11 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image
+from training.evaluate import word_queries
 from training.render.picture import as_png, draw, encode
-from training.world.compositions import Composition, Page, Scene, is_held_out, key
+from training.world.compositions import Chart, Composition, Page, Scene, is_held_out, key, written
 from training.world.grammar import ask, ask_words, describe
-from training.world.sampling import SHARES, neighbour, sample
+from training.world.sampling import SHARES, neighbour, sample, shares_with
 from training.world.words import COLOURS, PLACES, SHAPES, WORDS
 
 
@@ -103,3 +104,26 @@ def test_pictures_differ_in_shape_and_are_never_blank(kind: str) -> None:
         with Image.open(BytesIO(encode(picture, source))) as read:
             assert read.size == picture.size
     assert len(shapes) == 3
+
+
+def test_a_query_for_words_has_one_right_answer() -> None:
+    """Among all pictures, charts and tables included; and almost every page has such a query."""
+    compositions = sampled(1000, held_out=True)
+    queries, pages = word_queries(compositions, random.Random(11))
+    for query, page in zip(queries, pages, strict=True):
+        asked = set(query.lower().strip(".").replace(",", "").split()) & set(WORDS)
+        assert 2 <= len(asked) <= 4
+        assert [number for number, one in enumerate(compositions) if asked <= written(one)] == [page]
+    assert len(queries) > 0.95 * sum(isinstance(one, Page) for one in compositions)
+    # Words that a page shares with a chart are no question about the page.
+    shared = Page((), (("anchor", "brook"),))
+    chart = Chart("bar", "red", ("lily", "brook"), ("anchor", "comet", "otter"), "anchor", "otter")
+    assert word_queries([shared, chart], random.Random(12))[0] == []
+
+
+def test_pages_become_as_frequent_as_asked_and_the_rest_stays_in_proportion() -> None:
+    shares = shares_with(0.6)
+    assert shares["page"] == 0.6
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["scene"] / shares["table"] == pytest.approx(SHARES["scene"] / SHARES["table"])
+    assert shares_with(SHARES["page"]) == pytest.approx(SHARES)

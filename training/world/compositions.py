@@ -77,6 +77,20 @@ Composition = Scene | Pair | Page | Chart | Table
 _HELD_OUT_SHARE = 8
 
 
+def written(composition: Composition) -> frozenset[str]:
+    """Every word that can be read on the picture, numbers aside."""
+    match composition:
+        case Page():
+            return frozenset(composition.words)
+        case Chart():
+            return frozenset((*composition.title, *composition.labels))
+        case Table():
+            names = (name for name, _ in composition.rows)
+            return frozenset((*composition.title, *composition.columns, *names))
+        case _:
+            return frozenset()
+
+
 def key(composition: Composition) -> str:
     """Equal for equal compositions and for no others, whatever the process."""
     return repr(composition)

@@ -83,10 +83,19 @@ def ask(composition: Composition, source: random.Random) -> str:
 
 def ask_words(page: Page, source: random.Random) -> str:
     """A query of two to four words that are written on ``page``, in reading order."""
+    return ask_for(pick_words(page, source), source)
+
+
+def pick_words(page: Page, source: random.Random) -> tuple[str, ...]:
+    """Two to four words of ``page``, wherever they stand, in reading order; fewer if it has no more."""
     words = page.words
     count = min(len(words), source.choice((2, 3, 3, 4)))
     chosen = sorted(source.sample(range(len(words)), count))
-    picked = [words[position] for position in chosen]
+    return tuple(words[position] for position in chosen)
+
+
+def ask_for(picked: Sequence[str], source: random.Random) -> str:
+    """A query for whatever has these words on it."""
     joined = " ".join(picked) if source.random() < 0.5 else _listed(picked)
     return _finished(source.choice(_WORD_QUERIES).format(joined), source)
 

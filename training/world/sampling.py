@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from training.world.compositions import (
@@ -34,9 +34,21 @@ SHARES = {"scene": 0.27, "pair": 0.13, "page": 0.36, "chart": 0.14, "table": 0.1
 """How often each kind of composition occurs."""
 
 
-def sample(source: random.Random, *, held_out: bool, kind: str | None = None) -> Composition:
-    """A composition of one side of the split; of any kind unless ``kind`` names one of ``SHARES``."""
-    chosen = kind or source.choices(tuple(SHARES), tuple(SHARES.values()))[0]
+def shares_with(pages: float) -> dict[str, float]:
+    """``SHARES`` with another share of pages, the other kinds keeping their proportions."""
+    rest = (1 - pages) / (1 - SHARES["page"])
+    return {kind: pages if kind == "page" else share * rest for kind, share in SHARES.items()}
+
+
+def sample(
+    source: random.Random,
+    *,
+    held_out: bool,
+    kind: str | None = None,
+    shares: Mapping[str, float] = SHARES,
+) -> Composition:
+    """A composition of one side of the split; of any kind, as often as ``shares`` has it, or of ``kind``."""
+    chosen = kind or source.choices(tuple(shares), tuple(shares.values()))[0]
     while True:
         found = _MAKERS[chosen](source)
         if is_held_out(found) == held_out:
