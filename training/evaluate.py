@@ -133,7 +133,8 @@ def word_queries(compositions: Sequence[Composition], source: random.Random) -> 
     """For each page a query for words that no other picture has together, and the pages' numbers.
 
     Two to four words, drawn again up to ten times while they also stand on another page, chart or table:
-    each query has exactly one right answer. A page without such words is left out.
+    each query has exactly one right answer. A page without such words is left out: among many, those
+    of a single word.
     """
     held = [written(one) for one in compositions]
     queries, pages = [], []
