@@ -147,7 +147,7 @@ def word_queries(compositions: Sequence[Composition], source: random.Random) -> 
                 queries.append(ask_for(picked, source))
                 pages.append(number)
                 break
-    return queries, np.array(pages)
+    return queries, np.array(pages, dtype=np.int64)
 
 
 def jpeg_70(data: bytes) -> bytes:
