@@ -101,7 +101,7 @@ class Run:
         self.network = Network(config, temperature=options.temperature)
         self.step, self.spent = 0, 0.0
         self._began = self._ticked = self._saved = time.monotonic()
-        self._validating = self._saving = 0.0
+        self._stepping = self._validating = self._saving = 0.0
         self.reports: list[Report] = []
         state: dict[str, Any] | None = None
         if (options.out / STATE_FILE).exists():
@@ -227,14 +227,15 @@ class Run:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        self.spent += now - self._ticked
+        self._stepping = now - self._ticked
+        self.spent += self._stepping
         self._ticked = now
 
     def _progress(self) -> float:
         """How much of the run is over: of its steps, or of the time between its first step and its end."""
         now = time.monotonic()
-        # What is still to come after the last step, with something to spare.
-        ending = 1.5 * (self._validating + self._saving) + 2.0
+        # One more step and what comes after the last one, with something to spare.
+        ending = 1.5 * (self._stepping + self._validating + self._saving) + 2.0
         left = max(0.0, self.deadline.left - ending)
         by_time = 1.0 if left == 0 else (now - self._began) / (now - self._began + left)
         by_steps: float = self.step / self.options.steps
