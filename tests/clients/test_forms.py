@@ -216,6 +216,47 @@ def test_accepted_and_inert(http: httpx.Client) -> None:
         np.testing.assert_allclose(vectors(http, input="x", **body), plain, atol=1e-6)
 
 
+def test_widths_that_the_checkpoint_offers(http: httpx.Client, url: str) -> None:
+    inputs = ["plain", {"text": "a flower", "image": url}]
+    whole = vectors(http, input=inputs, normalize=False)
+    cut = whole[:, :64]
+    unit = cut / np.linalg.norm(cut, axis=1, keepdims=True)
+    for field in ("dimensions", "output_dimension"):
+        np.testing.assert_allclose(vectors(http, input=inputs, **{field: 64}), unit, atol=1e-4)
+    as_pooled = vectors(http, input=inputs, dimensions=64, normalize=False)
+    np.testing.assert_allclose(as_pooled, cut, atol=2e-4 * np.linalg.norm(whole))
+    for path, body in (
+        ("/v2/embed", {"texts": ["plain"], "output_dimension": 64}),
+        (
+            "/v1/multimodalembeddings",
+            {"inputs": [{"content": [{"type": "text", "text": "plain"}]}], "output_dimension": 64},
+        ),
+        ("/embed", {"inputs": ["plain"], "dimensions": 64}),
+    ):
+        answer = http.post(path, json=body).json()
+        match path:
+            case "/v2/embed":
+                (row,) = answer["embeddings"]["float"]
+            case "/embed":
+                (row,) = answer
+            case _:
+                row = answer["data"][0]["embedding"]
+        np.testing.assert_allclose(row, unit[0], atol=1e-4, err_msg=path)
+
+
+def test_images_are_what_their_bytes_say(
+    service: ClosedService, http: httpx.Client, url: str, photos: dict[str, bytes], reference: Reference
+) -> None:
+    (service.media / "flower.png").write_bytes(photos["flower"])
+    (service.media / "page.jpg").write_bytes(b"<!doctype html><script>alert(1)</script>")
+    expected = reference.vector(None, [photos["flower"]], "passage")
+    named = url.replace("image/jpeg", "image/png"), url.replace("image/jpeg", "text/html")
+    for source in (*named, f"file://{service.media}/flower.png"):
+        assert cosine(vectors(http, input=[{"image": source}])[0], expected) >= 0.9999, source[:40]
+    refused = http.post("/v1/embeddings", json={"input": [{"image": f"file://{service.media}/page.jpg"}]})
+    assert refused.status_code == 415
+
+
 @pytest.mark.parametrize("field", ["normalize", "normalized", "use_activation"])
 def test_vectors_as_they_were_pooled(
     http: httpx.Client, reference: Reference, photos: dict[str, bytes], url: str, field: str

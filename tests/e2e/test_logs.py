@@ -86,8 +86,8 @@ def test_one_line_in_each_role_that_had_a_part(service: Disaggregated, ask: Ask)
 
 def test_text_leaves_no_line_at_the_encode_worker(service: Disaggregated, ask: Ask) -> None:
     request_id, _ = ask({"input": TEXT})
-    wait_about(service, request_id, "frontend", "embed")
     named, _ = ask({"input": TEXT, "request_id": "named-by-the-body"})
+    wait_about(service, request_id, "frontend", "embed")
     wait_about(service, "named-by-the-body", "frontend", "embed")
     assert about(service, named) == {}
 
@@ -122,6 +122,20 @@ def test_a_refusal_names_the_input_and_repeats_nothing(
     assert line["level"] == "INFO" and "error" not in line
 
 
+def test_a_client_that_hangs_up_leaves_one_line(service: Disaggregated) -> None:
+    headers = {"authorization": f"Bearer {service.key}", "x-request-id": "hung-up"}
+    body = {"input": [image_input(picture(7300 + index, 700)) for index in range(12)]}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{service.url}/v1/embeddings", json=body, headers=headers, timeout=httpx.Timeout(30, read=0.05)
+        )
+    deadline = time.monotonic() + 20
+    while not (found := about(service, "hung-up").get("frontend")):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert [(line["status"], line["code"], line["level"]) for line in found] == [(499, "cancelled", "INFO")]
+
+
 def test_an_unknown_key_and_route(service: Disaggregated, ask: Ask) -> None:
     request_id, _ = ask({"input": TEXT}, key="sk-somebody-elses-key")
     line = wait_about(service, request_id, "frontend")["frontend"]
@@ -132,11 +146,14 @@ def test_an_unknown_key_and_route(service: Disaggregated, ask: Ask) -> None:
 
 
 def test_ids_that_could_forge_lines_are_replaced(service: Disaggregated) -> None:
+    given = []
     for offered in ("x" * 129, "a b", "\u00e9"):
         headers = {"authorization": f"Bearer {service.key}", "x-request-id": offered.encode()}
         answer = httpx.post(f"{service.url}/v1/embeddings", json={"input": "x"}, headers=headers)
-        assert answer.headers["x-request-id"] != offered
-        wait_about(service, answer.headers["x-request-id"], "frontend", "embed")
+        given.append(answer.headers["x-request-id"])
+        assert given[-1] != offered
+    for request_id in given:
+        wait_about(service, request_id, "frontend", "embed")
 
 
 def test_polls_leave_no_line(service: Disaggregated) -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from tessera.errors import PayloadTooLarge, RequestCancelled, RequestTimeout
+from tessera.errors import PayloadTooLarge, RequestCancelled, RequestTimeout, UnsupportedMedia
 
 T = TypeVar("T")
 
@@ -16,8 +16,12 @@ T = TypeVar("T")
 async def read_body(request: Request, *, limit: int, timeout: float) -> bytes:
     """The whole body; ``limit`` in bytes, ``timeout`` in seconds.
 
-    The announced length is refused before a byte is read, and what really arrives is counted as well.
+    The announced length is refused before a byte is read, and what really arrives is counted as well. A
+    compressed body is refused: how large it would become is not known before it has.
     """
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.strip().lower() not in ("", "identity"):
+        raise UnsupportedMedia("the body must be sent as it is, without a Content-Encoding")
     announced = request.headers.get("content-length", "")
     if announced.isdigit() and int(announced) > limit:
         raise _too_large(limit)

@@ -17,6 +17,7 @@ from tessera.errors import DeadlineExceeded, RequestError, TesseraError, Unavail
 from tessera.frontend.deadline import Deadline
 from tessera.frontend.dispatch import Answer, Embedder
 from tessera.frontend.metrics import FrontendMetrics
+from tessera.logs import note
 
 Row = npt.NDArray[np.float32]
 
@@ -93,6 +94,7 @@ class ResultCache:
                 answer.vectors[index], answer.norms[index] = entry.vector, entry.norm
                 answer.cached_tokens[index] = self._image_tokens(items[index])
         self._metrics.result_cache.labels("hit").inc(len(items) - len(missing))
+        note(result_cache_hits=len(items) - len(missing))
         tracing.annotate({"tessera.result_cache.hits": len(items) - len(missing)})
         if missing:
             batch = _Batch(self._dispatcher, request_id, priority, client, self._flight_seconds)
