@@ -69,11 +69,16 @@ class Service:
         return found
 
     def wait_workers(self, embed: int, encode: int, timeout: float = 30.0) -> None:
-        """Wait until ``/health`` counts these workers."""
+        """Wait until ``/health`` counts these workers, of a frontend that may not be there yet either."""
         deadline = time.monotonic() + timeout
-        while (workers := self.health()["workers"]) != {"embed": embed, "encode": encode}:
+        workers: object = None
+        while workers != {"embed": embed, "encode": encode}:
             assert time.monotonic() < deadline, workers
             time.sleep(0.1)
+            try:
+                workers = self.health()["workers"]
+            except httpx.TransportError as error:
+                workers = repr(error)
 
 
 def _metric(url: str, name: str, labels: dict[str, str]) -> float:

@@ -19,7 +19,8 @@ TesseraError
 │   ├── Overloaded            a queue, slab or admission limit is full
 │   │   └── RateLimited       an API key has used up its rate
 │   ├── Unavailable           no worker that can serve is there, or it went away
-│   │   └── EngineDead        its engine can run nothing any more, and its process ends
+│   │   ├── EngineDead        its engine can run nothing any more, and its process ends
+│   │   └── DiscoveryLost     this process has lost its place in discovery for good, and ends
 │   ├── DeadlineExceeded      the request's time ran out
 │   ├── RequestCancelled      the caller went away
 │   └── EngineFailed          the engine raised; the input was accepted
@@ -127,6 +128,10 @@ class Unavailable(ServiceError):
 
 class EngineDead(Unavailable):
     code = "engine_dead"
+
+
+class DiscoveryLost(Unavailable):
+    code = "discovery_lost"
 
 
 class DeadlineExceeded(ServiceError):

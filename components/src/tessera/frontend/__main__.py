@@ -8,12 +8,13 @@ import os
 import signal
 import sys
 import uuid
+from collections.abc import Callable, Sequence
 
 import uvloop
 
 from tessera import tracing, wire
 from tessera.config import FrontendConfig
-from tessera.errors import TesseraError
+from tessera.errors import DiscoveryLost, TesseraError
 from tessera.frontend.admission import Admission, Capacity
 from tessera.frontend.app import make_app
 from tessera.frontend.arguments import API_KEYS_VARIABLE, parse
@@ -33,7 +34,15 @@ from tessera.frontend.router import Router
 from tessera.frontend.status import StatusBoard, origin
 from tessera.logs import LogFormat, log_as, log_settings
 from tessera.models import Model, open_model
-from tessera.rpc import Check, Client, Peers, Runtime, set_environment_defaults
+from tessera.rpc import (
+    FORGOTTEN,
+    Check,
+    Client,
+    Peers,
+    Runtime,
+    set_environment_defaults,
+    until_back,
+)
 
 # Of clients' own vision rows, lent to workers at a time; beyond it they go into the messages.
 _LENT_BYTES = 512 << 20
@@ -45,7 +54,7 @@ _UNKNOWN_CAPACITY = 65_536
 
 
 async def serve(config: FrontendConfig) -> None:
-    """Run one frontend until SIGTERM or SIGINT."""
+    """Run one frontend until SIGTERM or SIGINT; raises ``DiscoveryLost`` when it cannot hear of workers."""
     tracing.start("frontend", config.traces)
     model = open_model(config.model_path)
     metrics = FrontendMetrics()
@@ -110,11 +119,29 @@ async def serve(config: FrontendConfig) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop)
+    lost = asyncio.create_task(_leave_when_lost(runtime, (peers, encode_peers), stop))
     await server.serve()
     await media.close()
     await peers.close()
     await encode_peers.close()
+    lost.cancel()
+    await asyncio.gather(lost, return_exceptions=True)
     runtime.shutdown()
+    if not lost.cancelled():
+        raise lost.result()
+
+
+async def _leave_when_lost(
+    runtime: Runtime, peers: Sequence[Peers], stop: Callable[[], None]
+) -> DiscoveryLost:
+    """Stop when no worker can be heard of any more, but not before discovery answers: until then say 503."""
+    error = await runtime.lost()
+    log.critical("leaving as soon as discovery answers: %s", error)
+    for listed in peers:
+        listed.give_up()
+    await until_back(runtime.config.discovery_backend)
+    stop()
+    return error
 
 
 def _embedder(
@@ -180,6 +207,9 @@ def main() -> int:
     log_as("frontend", settings)
     try:
         uvloop.run(serve(parse(api_keys=os.environ.pop(API_KEYS_VARIABLE, None))))
+    except DiscoveryLost as error:
+        log.error("%s", error)
+        return FORGOTTEN
     except TesseraError as error:
         log.error("%s", error)
         return 1

@@ -1,12 +1,14 @@
 """The one place that knows Dynamo: serving an endpoint, calling an instance, watching discovery."""
 
 from tessera.rpc.client import Client
+from tessera.rpc.discovery import FORGOTTEN, until_back
 from tessera.rpc.peers import Check, Peers
 from tessera.rpc.retry_budget import RetryBudget
 from tessera.rpc.runtime import RpcConfig, Runtime, set_environment_defaults
 from tessera.rpc.server import Server
 
 __all__ = [
+    "FORGOTTEN",
     "Check",
     "Client",
     "Peers",
@@ -15,4 +17,5 @@ __all__ = [
     "Runtime",
     "Server",
     "set_environment_defaults",
+    "until_back",
 ]

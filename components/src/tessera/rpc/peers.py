@@ -52,6 +52,7 @@ class Peers:
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._refused: set[int] = set()
         self._changed = asyncio.Event()
+        self._hopeless = False
         self._last_ready = asyncio.get_running_loop().time()
         self._last_answer: dict[int, float] = {}
         self._pulses: set[asyncio.Task[None]] = set()
@@ -71,10 +72,17 @@ class Peers:
         absent = asyncio.get_running_loop().time() - self._last_ready
         return bool(self._ready) or await self.wait(min(patience - absent, timeout))
 
+    def give_up(self) -> None:
+        """Expect no instance any more: discovery will not tell of one."""
+        self._hopeless = True
+        self._changed.set()
+
     async def wait(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds for an instance; true when there is one."""
         deadline = asyncio.get_running_loop().time() + timeout
         while not self._ready:
+            if self._hopeless:
+                return False
             left = deadline - asyncio.get_running_loop().time()
             if left <= 0:
                 return False

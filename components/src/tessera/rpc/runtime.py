@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import msgspec
 
-from tessera.errors import ConfigError
+from tessera.errors import ConfigError, DiscoveryLost
+from tessera.rpc.discovery import until_wiped
 
 _ENVIRONMENT_DEFAULTS = {
     # The field filters silence lines for each call. They have to name a field: the runtime puts the bare
@@ -31,6 +33,9 @@ _ENVIRONMENT_DEFAULTS = {
     "DYN_SYSTEM_HOST": "127.0.0.1",
     # One page scan is larger than the runtime's 32 MiB; the frontend's own body limit comes first.
     "DYN_TCP_MAX_MESSAGE_SIZE": str(256 << 20),
+    # The runtime's ten seconds end every process of a service whose etcd is restarted. A dead worker stays
+    # listed for longer with this, but is found out by its silence and not by its lease.
+    "ETCD_LEASE_TTL": "30",
 }
 
 
@@ -91,6 +96,31 @@ class Runtime:
     def set_ready(self, ready: bool) -> None:
         """What ``/health`` on the runtime's system port answers."""
         self._runtime.set_health_status(ready)
+
+    async def lost(self) -> DiscoveryLost:
+        """Wait until discovery has lost this process for good; cancel it before ``shutdown``.
+
+        The runtime ends by itself when its lease in etcd has run out: it serves nothing, hears of no
+        instance, and registers nothing any more. A second one cannot take its place in this process, because
+        the first keeps its ports. With file discovery it goes deaf when the directory is removed.
+        """
+        ended = asyncio.ensure_future(self._ended())
+        wiped = asyncio.ensure_future(until_wiped()) if self.config.discovery_backend == "file" else None
+        try:
+            await asyncio.wait({ended, wiped} if wiped else {ended}, return_when=asyncio.FIRST_COMPLETED)
+            if wiped and wiped.done():
+                return DiscoveryLost(f"the discovery directory {wiped.result()} has been removed")
+            return DiscoveryLost("the lease in discovery has run out and cannot be renewed")
+        finally:
+            ended.cancel()
+            if wiped:
+                wiped.cancel()
+
+    async def _ended(self) -> None:
+        # Nobody serves this endpoint: waiting for an instance of it ends with the runtime alone, by an error.
+        endpoint = self.endpoint(self.address(f"nobody-{uuid.uuid4().hex}"))
+        with suppress(Exception):
+            await (await endpoint.client()).wait_for_instances()
 
     def shutdown(self) -> None:
         self._runtime.shutdown()

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[wire.Request], Awaitable[wire.Reply]]
 
+_UNREGISTER_SECONDS = 3.0
 _HEALTH_PROBE = {"probe": "tessera"}
 
 
@@ -73,10 +74,11 @@ class Server:
         if self._served is None:
             return
         try:
-            await self._endpoint.unregister_endpoint_instance()
+            async with asyncio.timeout(_UNREGISTER_SECONDS):
+                await self._endpoint.unregister_endpoint_instance()
         except Exception as error:
             # Discovery may be down; that is no reason to drop what is in flight.
-            log.warning("%s: cannot leave discovery: %s", self.address, error)
+            log.warning("%s: cannot leave discovery: %r", self.address, error)
         deadline = asyncio.get_running_loop().time() + timeout
         # Callers learn of the departure a moment later; an empty set just now proves nothing.
         quiet_since: float | None = None

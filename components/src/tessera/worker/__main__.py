@@ -16,9 +16,9 @@ import uvloop
 
 from tessera import tracing, wire
 from tessera.config import WorkerConfig
-from tessera.errors import EngineDead, TesseraError
+from tessera.errors import DiscoveryLost, EngineDead, TesseraError
 from tessera.logs import LogFormat, log_as, log_settings
-from tessera.rpc import Runtime, Server, set_environment_defaults
+from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
 from tessera.worker.arguments import parse
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.roles import COMPONENT, Builder, Service
@@ -34,9 +34,15 @@ DEAD = 70
 # What a worker whose engine has died allows its last errors to reach their callers.
 _LAST_WORDS_SECONDS = 2.0
 
+# What a worker that nobody finds any more allows the calls inside it, which came before that.
+_FORGOTTEN_SECONDS = 5.0
+
 
 async def serve(config: WorkerConfig) -> None:
-    """Run one worker until SIGTERM or SIGINT; raises ``EngineDead`` when its engine cannot go on."""
+    """Run one worker until SIGTERM or SIGINT.
+
+    Raises ``EngineDead`` when its engine cannot go on, ``DiscoveryLost`` when no caller can find it any more.
+    """
     dead: asyncio.Future[EngineDead] = asyncio.get_running_loop().create_future()
 
     def died(error: EngineDead) -> None:
@@ -78,22 +84,43 @@ async def serve(config: WorkerConfig) -> None:
             address,
         )
     watch = asyncio.create_task(_watch(service, config, died))
-    stopped = asyncio.ensure_future(stop.wait())
-    either: set[asyncio.Future[Any]] = {stopped, dead}
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    reason = await _ending(stop, dead, runtime)
     watch.cancel()
-    if not stopped.done():
-        stopped.cancel()
-        log.critical("leaving: %s", dead.result())
+    if isinstance(reason, EngineDead):
+        log.critical("leaving: %s", reason)
         await server.stop(timeout=_LAST_WORDS_SECONDS)
-        raise dead.result()
+        raise reason
+    patience = config.drain_seconds if reason is None else min(config.drain_seconds, _FORGOTTEN_SECONDS)
     log.info("draining")
-    await server.stop(timeout=config.drain_seconds)
-    await service.drain(config.drain_seconds)
+    await server.stop(timeout=patience)
+    if reason is not None:
+        await _unless(stop, until_back(config.rpc.discovery_backend))
+    await service.drain(patience)
     await service.close()
     runtime.shutdown()
     await server.closed()
     log.info("stopped")
+    if reason is not None and not stop.is_set():
+        raise reason
+
+
+async def _ending(
+    stop: asyncio.Event, dead: asyncio.Future[EngineDead], runtime: Runtime
+) -> EngineDead | DiscoveryLost | None:
+    """Wait until the worker cannot go on, and why; None when it was told to stop."""
+    stopped = asyncio.ensure_future(stop.wait())
+    lost = asyncio.ensure_future(runtime.lost())
+    either: set[asyncio.Future[Any]] = {stopped, dead, lost}
+    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+    if stopped.done():
+        lost.cancel()
+        return None
+    stopped.cancel()
+    if dead.done():
+        lost.cancel()
+        return dead.result()
+    log.critical("leaving as soon as discovery answers: %s", lost.result())
+    return lost.result()
 
 
 async def _watch(service: Service, config: WorkerConfig, died: Callable[[EngineDead], None]) -> None:
@@ -134,6 +161,9 @@ def main() -> int:
         logging.shutdown()
         # Threads and libraries that hold on to a broken device may never let go of it.
         os._exit(DEAD)
+    except DiscoveryLost as error:
+        log.error("%s", error)
+        return FORGOTTEN
     except TesseraError as error:
         log.error("%s", error)
         return 1

@@ -1,0 +1,84 @@
+"""What becomes of the store behind discovery, looked at without the runtime."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from pathlib import Path
+from urllib.parse import urlsplit
+
+FORGOTTEN = os.EX_TEMPFAIL
+"""What a process ends with that discovery has forgotten, for its supervisor to start a new one."""
+
+_DEFAULT_ETCD = "http://localhost:2379"
+_ETCD_PORT = 2379
+_POLL_SECONDS = 0.25
+_CONNECT_SECONDS = 1.0
+
+
+async def until_back(backend: str) -> None:
+    """Wait until a process that starts now would find discovery; at once for all but etcd.
+
+    A runtime that is made earlier waits for etcd too, but blocks its whole process meanwhile, signals and
+    all, and gives up after ``ETCD_STARTUP_CONNECT_TIMEOUT_SECONDS``.
+    """
+    if backend != "etcd":
+        return
+    servers = _servers(os.environ.get("ETCD_ENDPOINTS") or _DEFAULT_ETCD)
+    while True:
+        if any(await asyncio.gather(*(_accepts(host, port) for host, port in servers))):
+            return
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+async def until_wiped() -> Path:
+    """Wait until the directory of file discovery is removed; its path.
+
+    The runtime watches the directory that it has found and no later one of the same name.
+    """
+    root = Path(os.environ.get("DYN_FILE_KV") or Path(tempfile.gettempdir()) / "dynamo_store_kv")
+    folder = root / "v1" / "instances"
+    held = await _opened(folder)
+    try:
+        # The open descriptor keeps the inode from being used again for a later directory.
+        while not _removed(held):  # noqa: ASYNC110
+            await asyncio.sleep(_POLL_SECONDS)
+    finally:
+        os.close(held)
+    return folder
+
+
+async def _opened(folder: Path) -> int:
+    while True:
+        try:
+            return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+def _removed(descriptor: int) -> bool:
+    try:
+        return os.fstat(descriptor).st_nlink == 0
+    except OSError:
+        # Network file systems forget what has been removed.
+        return True
+
+
+def _servers(endpoints: str) -> list[tuple[str, int]]:
+    """Hosts and ports of a list like ``http://10.0.0.1:2379,10.0.0.2:2379``."""
+    found = []
+    for endpoint in endpoints.split(","):
+        url = urlsplit(endpoint.strip() if "//" in endpoint else f"//{endpoint.strip()}")
+        found.append((url.hostname or "localhost", url.port or _ETCD_PORT))
+    return found
+
+
+async def _accepts(host: str, port: int) -> bool:
+    try:
+        async with asyncio.timeout(_CONNECT_SECONDS):
+            _, writer = await asyncio.open_connection(host, port)
+    except OSError:
+        return False
+    writer.close()
+    return True
