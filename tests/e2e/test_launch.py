@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 
+from tessera.rpc import FORGOTTEN
 from tests.e2e.service import MODEL, ROOT, Service, free_ports, group_members, launch
 
 pytestmark = pytest.mark.e2e
@@ -143,24 +145,43 @@ def test_ctrl_c_before_it_is_ready(checkpoint: Path, scratch: Path) -> None:
     assert list(scratch.iterdir()) == []
 
 
-def test_a_killed_worker_is_started_again_and_a_frozen_one_ends_with_the_rest(
+def test_what_ends_is_started_again_and_a_frozen_worker_ends_with_the_rest(
     checkpoint: Path, scratch: Path
 ) -> None:
     with started(checkpoint, scratch, "agg.sh") as service:
         worker = service.pids()[1]
         os.kill(worker, signal.SIGKILL)
         # The dead one stays listed until its lease has run out; what matters is who answers.
-        deadline = time.monotonic() + 40
-        body = {"model": MODEL, "input": "again"}
-        while httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=30).status_code != 200:
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
+        answers_again(service)
         assert re.search(rf"agg worker 0 \(pid {worker}\) ended with status 137", service.log.read_text())
+        # The runtime goes deaf when the directory of file discovery is removed.
+        (store,) = scratch.iterdir()
+        shutil.rmtree(store)
+        wait_for(lambda: service.log.read_text().count(f"ended with status {FORGOTTEN}") == 2)
+        answers_again(service)
         new = next(pid for pid in service.pids() if "tessera.worker" in command(pid))
         os.kill(new, signal.SIGSTOP)
         os.killpg(service.script.pid, signal.SIGINT)
         assert service.script.wait(timeout=40) == 130
         assert group_members(service.script.pid) == []
+
+
+def answers_again(service: Service) -> None:
+    def answers() -> bool:
+        try:
+            body = {"model": MODEL, "input": "again"}
+            return httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=30).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    wait_for(answers)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 40
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_ctrl_c_while_a_worker_waits_to_be_started_again(checkpoint: Path, scratch: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,7 +11,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tessera.rpc import FORGOTTEN
 from tests.e2e.faults.conftest import EMBED, ENCODE, FRONTENDS, Deployment
 from tests.e2e.faults.traffic import Known, traffic
 from tests.e2e.service import MODEL, Service
@@ -218,19 +216,6 @@ async def test_workers_that_discovery_has_lost_return(deployment: Deployment, kn
     assert running.errors == []
     running.figures("every embed worker lost from discovery", first)
     await whole(deployment)
-
-
-async def test_a_removed_discovery_directory_is_made_anew(deployment: Deployment, known: list[Known]) -> None:
-    await whole(deployment)
-    before = deployment.service.pids_in_order(6)
-    shutil.rmtree(store_of(deployment.service))
-    for pid in before:
-        line = f"(pid {pid}) ended with status {FORGOTTEN}"
-        await until(lambda text=line: text in deployment.service.log.read_text(), what=line)
-    await whole(deployment)
-    async with traffic(deployment.urls, known) as running:
-        await asyncio.sleep(1.0)
-    assert running.errors == []
 
 
 async def test_a_missing_worker_shows(deployment: Deployment) -> None:
