@@ -15,6 +15,7 @@ from tessera.models.llama_nemotron_vl.random_checkpoint import write_checkpoint
 from tessera.models.llama_nemotron_vl.random_spec import TINY
 from tests.e2e.disaggregated import Disaggregated, disaggregated
 from tests.references.llama_nemotron_vl import Reference
+from tests.tracing.collector import Collector, collecting
 
 # The machine's cores are shared with the processes that the tests start.
 torch.set_num_threads(1)
@@ -51,7 +52,16 @@ def reference(checkpoint: Path) -> Reference:
 
 
 @pytest.fixture(scope="session")
-def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disaggregated]:
+def traces() -> Iterator[Collector]:
+    """Where the processes of ``service`` export their traces to."""
+    with collecting() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def service(
+    checkpoint: Path, traces: Collector, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Disaggregated]:
     """One for every test that only asks; it is closed with an API key."""
-    with disaggregated(checkpoint, tmp_path_factory.mktemp("service")) as running:
+    with disaggregated(checkpoint, tmp_path_factory.mktemp("service"), traces.environment()) as running:
         yield running

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,8 +75,14 @@ def _wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
 
 
 @contextmanager
-def disaggregated(checkpoint: Path, folder: Path) -> Iterator[Disaggregated]:
+def disaggregated(checkpoint: Path, folder: Path, settings: Mapping[str, str]) -> Iterator[Disaggregated]:
+    """``settings`` are added to the environment of all its processes."""
     store = folder / "discovery"
-    environment = {"TESSERA_API_KEYS": f"{KEY} shared", "DYN_FILE_KV": str(store), "LOG_FORMAT": "json"}
+    environment = {
+        "TESSERA_API_KEYS": f"{KEY} shared",
+        "DYN_FILE_KV": str(store),
+        "LOG_FORMAT": "json",
+        **settings,
+    }
     with launch("e_p.sh", checkpoint, folder / "log", workers=2, environment=environment) as running:
         yield Disaggregated(running, checkpoint, store)

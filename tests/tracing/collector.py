@@ -87,7 +87,8 @@ class Collector:
 
 
 @contextmanager
-def collecting() -> Iterator[Collector]:
+def collecting(port: int = 0) -> Iterator[Collector]:
+    """A collector on that port of loopback, on any free one by default."""
     collector: Collector
 
     class Handler(BaseHTTPRequestHandler):
@@ -107,7 +108,7 @@ def collecting() -> Iterator[Collector]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with ThreadingHTTPServer(("127.0.0.1", port), Handler) as server:
         collector = Collector(f"http://127.0.0.1:{server.server_address[1]}")
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

@@ -17,11 +17,16 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.trace import SpanContext
 
 from tessera import tracing
 from tessera.errors import ConfigError, InvalidInput
 from tessera.frontend.arguments import parse as parse_frontend
+from tessera.tracing.exporters import make_exporter
 from tessera.worker.arguments import parse as parse_worker
+from tests.e2e.service import free_ports
 from tests.tracing.collector import Collector, collecting
 
 CLIENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -120,6 +125,29 @@ def _first_span() -> bool:
     with tracing.span("first"):
         pass
     return True
+
+
+def test_an_outage_is_told_once_and_its_end_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
+    # Too short for a second attempt.
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
+    exporter = make_exporter("otlp")
+    spans = [ReadableSpan("one", context=SpanContext(1, 1, is_remote=False))] * 3
+    for _ in range(3):
+        assert exporter.export(spans) is not SpanExportResult.SUCCESS
+    with collecting(port) as collector:
+        assert exporter.export(spans) is SpanExportResult.SUCCESS
+    exporter.shutdown()
+    told = [record.getMessage() for record in caplog.records if record.name.startswith("tessera")]
+    assert told == [
+        "traces cannot be exported; spans are lost until they can",
+        "traces are exported again; 9 spans were lost",
+    ]
+    assert sum(record.name.startswith("opentelemetry") for record in caplog.records) == 1
+    assert len(collector.all()) == 3
 
 
 def test_grpc(monkeypatch: pytest.MonkeyPatch) -> None:

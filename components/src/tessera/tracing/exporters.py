@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 
-from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from tessera.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 _PROTOCOLS = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
@@ -27,7 +32,39 @@ def make_exporter(name: str) -> SpanExporter:
         exporter: SpanExporter = found[0].load()()
     except Exception as error:
         raise ConfigError(f"traces: the exporter {name!r} cannot be made: {error}") from error
-    return exporter
+    return _Watched(exporter)
+
+
+class _Watched(SpanExporter):
+    """Says once that an exporter fails, and once that it works again.
+
+    By itself it would tell of every attempt and every lost batch, for as long as a collector is down.
+    """
+
+    def __init__(self, exporter: SpanExporter) -> None:
+        self._exporter = exporter
+        self._lost = 0
+        self._own_log = logging.getLogger("opentelemetry.exporter")
+        self._own_log.setLevel(logging.ERROR)
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        if result is not SpanExportResult.SUCCESS:
+            if not self._lost:
+                log.warning("traces cannot be exported; spans are lost until they can")
+                self._own_log.setLevel(logging.CRITICAL)
+            self._lost += len(spans)
+        elif self._lost:
+            log.warning("traces are exported again; %d spans were lost", self._lost)
+            self._own_log.setLevel(logging.ERROR)
+            self._lost = 0
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        return self._exporter.force_flush(timeout_millis)
 
 
 def _entry_point(name: str) -> str:

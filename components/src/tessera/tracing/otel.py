@@ -168,8 +168,6 @@ def make_tracer(role: str, exporters: Sequence[str]) -> OtelTracer:
             provider.add_span_processor(BatchSpanProcessor(make_exporter(name)))
     except ValueError as error:
         raise ConfigError(f"traces: {error}") from error
-    # It warns of every attempt; that a batch was lost in the end is an error, and enough.
-    logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
     return OtelTracer(provider)
 
 
