@@ -80,7 +80,7 @@ def only(spans: list[Exported], name: str, kind: str = "internal") -> Exported:
 
 
 def test_a_miss_goes_through_every_process_and_a_hit_past_the_encoder(asker: Asker) -> None:
-    image = picture(7100)
+    image = picture(8100)
     value = image_input(image, TEXT)
     miss = asker.traced(value, path=f"/v1/embeddings?{QUERY}")
     assert tree(miss) == MISS

@@ -112,7 +112,7 @@ def main() -> None:
         head, _, rest = page.partition(f"<!-- {mark} -->\n")
         _, end, tail = rest.partition("<!-- end -->")
         page = f"{head}<!-- {mark} -->\n```\n{text}\n```\n{end}{tail}"
-    PAGE.write_text(re.sub(r"recorded on \d{4}-\d\d-\d\d", f"recorded on {datetime.now(UTC):%Y-%m-%d}", page))
+    PAGE.write_text(re.sub(r"(recorded on\s)\d{4}-\d\d-\d\d", rf"\g<1>{datetime.now(UTC):%Y-%m-%d}", page))
 
 
 if __name__ == "__main__":
