@@ -115,7 +115,8 @@ def test_the_clients_trace_is_kept(asker: Asker) -> None:
 def test_a_batch_links_to_the_requests_that_met_in_it(asker: Asker) -> None:
     batch, riders = asker.together(8)
     assert batch.parent == "" and batch.trace not in {one.trace for one in riders}
-    assert batch.attributes["tessera.batch.entries"] == len(riders) == len(batch.links)
+    # What kept the engine busy may be in it, too.
+    assert len(riders) <= len(batch.links) <= batch.attributes["tessera.batch.entries"]
     assert batch.attributes["tessera.batch.tokens"] > 0
     for one in riders:
         spans = asker.collector.trace(one.trace)
