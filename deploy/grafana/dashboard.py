@@ -57,7 +57,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Requests",
             "reqps",
-            (rate("tessera_requests_total", "route, status", where='route=~"/v.*|/embed"'),),
+            (rate("tessera_requests_total", "route, status", where='route=~"/v.*|/embed|dynamo"'),),
         ),
         Panel("Time to answer", "s", quantiles("tessera_request_seconds", "route")),
         Panel("Errors", "reqps", (rate("tessera_errors_total", "code"),)),

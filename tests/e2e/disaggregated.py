@@ -84,5 +84,9 @@ def disaggregated(checkpoint: Path, folder: Path, settings: Mapping[str, str]) -
         "LOG_FORMAT": "json",
         **settings,
     }
-    with launch("e_p.sh", checkpoint, folder / "log", workers=2, environment=environment) as running:
+    # Behind a stock frontend as well, for the tests of that.
+    arguments = ("--dynamo-model",)
+    with launch(
+        "e_p.sh", checkpoint, folder / "log", workers=2, arguments=arguments, environment=environment
+    ) as running:
         yield Disaggregated(running, checkpoint, store)

@@ -88,6 +88,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     ``encode_endpoint`` is where an embed worker finds encode workers. ``cache_bytes`` bounds the CPU cache of
     vision rows. ``images`` false makes an embed worker that serves text alone. ``traces`` names exporters.
+    ``dynamo_model`` makes one that embeds a model of Dynamo's own as well, for a stock ``dynamo.frontend``.
     """
 
     model_path: Path
@@ -101,6 +102,7 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_image_pixels: int = 100_000_000
     drain_seconds: float = 30.0
     encode_wait_seconds: float = 30.0
+    dynamo_model: bool = False
     traces: tuple[str, ...] = ()
 
 

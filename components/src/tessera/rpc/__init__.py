@@ -2,6 +2,7 @@
 
 from tessera.rpc.client import Client
 from tessera.rpc.discovery import FORGOTTEN, until_back
+from tessera.rpc.model_server import ModelServer
 from tessera.rpc.peers import Check, Peers
 from tessera.rpc.retry_budget import RetryBudget
 from tessera.rpc.runtime import RpcConfig, Runtime, set_environment_defaults
@@ -11,6 +12,7 @@ __all__ = [
     "FORGOTTEN",
     "Check",
     "Client",
+    "ModelServer",
     "Peers",
     "RetryBudget",
     "RpcConfig",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
 
 from tessera import tracing, wire
 from tessera.errors import RequestCancelled, TesseraError, Unavailable
@@ -16,9 +16,11 @@ from tessera.rpc.traces import answering
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 Handler = Callable[[wire.Request], Awaitable[wire.Reply]]
 
-_UNREGISTER_SECONDS = 3.0
+UNREGISTER_SECONDS = 3.0
 _HEALTH_PROBE = {"probe": "tessera"}
 
 
@@ -33,7 +35,7 @@ class Server:
         self._endpoint: Any = runtime.endpoint(address)
         self._handler = handler
         self._runtime = runtime
-        self._running: set[asyncio.Task[wire.Reply]] = set()
+        self._running: set[asyncio.Task[Any]] = set()
         self._served: asyncio.Future[Any] | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._stopping = False
@@ -61,6 +63,7 @@ class Server:
         )
         listing = await self._endpoint.client()
         await self._wait_listed(listing)
+        await self._announce()
         self._watchdog = asyncio.create_task(self._keep_listed(listing, check_every))
         self._runtime.set_ready(True)
 
@@ -74,7 +77,7 @@ class Server:
         if self._served is None:
             return
         try:
-            async with asyncio.timeout(_UNREGISTER_SECONDS):
+            async with asyncio.timeout(UNREGISTER_SECONDS):
                 await self._endpoint.unregister_endpoint_instance()
         except Exception as error:
             # Discovery may be down; that is no reason to drop what is in flight.
@@ -126,8 +129,12 @@ class Server:
                 )
                 try:
                     await self._endpoint.register_endpoint_instance()
+                    await self._announce()
                 except Exception as error:
                     log.error("%s: cannot register again: %s", self.address, error)
+
+    async def _announce(self) -> None:
+        """Tell discovery what it is to know besides the instance, whenever that has been registered."""
 
     async def _generate(self, request: object, context: Any) -> AsyncIterator[Any]:
         # The parameter names are the runtime's: it passes the context by keyword.
@@ -141,7 +148,14 @@ class Server:
             message = wire.decode_request(payload)
         except TesseraError as error:
             return wire.Failure.of(error)
-        task = asyncio.ensure_future(self._run(message))
+        try:
+            return await self._unless_gone(self.answer(message), context)
+        except RequestCancelled as error:
+            return wire.Failure.of(error)
+
+    async def _unless_gone(self, work: Coroutine[Any, Any, T], context: Any) -> T:
+        """The result of ``work``; raises ``RequestCancelled`` when its caller went away, which cancels it."""
+        task = asyncio.ensure_future(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         gone = asyncio.ensure_future(context.async_killed_or_stopped())
@@ -154,10 +168,11 @@ class Server:
             gone.cancel()
             task.cancel()
         if task.cancelled():
-            return wire.Failure.of(RequestCancelled("the caller went away"))
+            raise RequestCancelled("the caller went away")
         return task.result()
 
-    async def _run(self, message: wire.Request) -> wire.Reply:
+    async def answer(self, message: wire.Request) -> wire.Reply:
+        """What the handler says to a message, also to one of this process's own; errors are ``Failure``s."""
         if not isinstance(message, wire.EmbedRequest | wire.EncodeRequest):
             try:
                 return await self._handler(message)

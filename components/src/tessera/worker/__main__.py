@@ -20,6 +20,7 @@ from tessera.errors import DiscoveryLost, EngineDead, TesseraError
 from tessera.logs import LogFormat, log_as, log_settings
 from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
 from tessera.worker.arguments import parse
+from tessera.worker.dynamo_model import model_servers
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.roles import COMPONENT, Builder, Service
 
@@ -73,7 +74,9 @@ async def serve(config: WorkerConfig) -> None:
     server = Server(runtime, address, answer)
     server.expose_metrics(metrics.render)
     # Discovery may keep a worker waiting; a signal must not wait with it.
-    await _unless(stop, server.start())
+    servers = [server, *model_servers(runtime, config, service, server)]
+    for each in servers:
+        await _unless(stop, each.start())
     if not stop.is_set():
         log.info(
             "ready after %.1f s: %s worker %s serves %s at %s",
@@ -88,17 +91,17 @@ async def serve(config: WorkerConfig) -> None:
     watch.cancel()
     if isinstance(reason, EngineDead):
         log.critical("leaving: %s", reason)
-        await server.stop(timeout=_LAST_WORDS_SECONDS)
+        await asyncio.gather(*(each.stop(timeout=_LAST_WORDS_SECONDS) for each in servers))
         raise reason
     patience = config.drain_seconds if reason is None else min(config.drain_seconds, _FORGOTTEN_SECONDS)
     log.info("draining")
-    await server.stop(timeout=patience)
+    await asyncio.gather(*(each.stop(timeout=patience) for each in servers))
     if reason is not None:
         await _unless(stop, until_back(config.rpc.discovery_backend))
     await service.drain(patience)
     await service.close()
     runtime.shutdown()
-    await server.closed()
+    await asyncio.gather(*(each.closed() for each in servers))
     log.info("stopped")
     if reason is not None and not stop.is_set():
         raise reason

@@ -49,6 +49,11 @@ def parse(argv: Sequence[str] | None = None) -> WorkerConfig:
         default=30.0,
         help="how long after the last encode worker went away images wait for another",
     )
+    parser.add_argument(
+        "--dynamo-model",
+        action="store_true",
+        help="serve text and data URLs to an unmodified dynamo.frontend as well; it asks for no API keys",
+    )
     add_trace_arguments(parser)
     add_rpc_arguments(parser)
     add_log_arguments(parser)
@@ -59,6 +64,8 @@ def parse(argv: Sequence[str] | None = None) -> WorkerConfig:
         raise ConfigError("--max-image-pixels must be positive and --drain-seconds not negative")
     if not 0 <= parsed.encode_wait_seconds < math.inf:
         raise ConfigError("--encode-wait-seconds must not be negative")
+    if parsed.dynamo_model and parsed.disaggregation_mode == Mode.ENCODE.value:
+        raise ConfigError("--dynamo-model is for workers that embed")
     rpc = rpc_config(parsed)
     return WorkerConfig(
         model_path=parsed.model_path,
@@ -72,5 +79,6 @@ def parse(argv: Sequence[str] | None = None) -> WorkerConfig:
         max_image_pixels=parsed.max_image_pixels,
         drain_seconds=parsed.drain_seconds,
         encode_wait_seconds=parsed.encode_wait_seconds,
+        dynamo_model=parsed.dynamo_model,
         traces=trace_exporters(parsed),
     )

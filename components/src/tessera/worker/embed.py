@@ -92,6 +92,10 @@ class EmbedService:
         metrics.watch_in_flight("text", lambda: float(self._in_flight))
         metrics.watch_cache(cache.stats)
 
+    @property
+    def model(self) -> Model:
+        return self._model
+
     async def handle(self, request: wire.Request) -> wire.Reply:
         if isinstance(request, wire.Describe):
             tiles = self._vision.tiles if self._vision is not None else 0

@@ -1,0 +1,110 @@
+"""One request of Dynamo's frontend, from the body that it forwards to the body of the answer."""
+
+from __future__ import annotations
+
+import time
+from base64 import b64encode
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from tessera.config import Limits
+from tessera.dynamo_model.carried_media import CarriedMedia
+from tessera.dynamo_model.local_embedder import Ask, LocalEmbedder
+from tessera.errors import InvalidInput, ModelNotFound, Overloaded, TesseraError
+from tessera.frontend.deadline import Deadline
+from tessera.frontend.failures import render
+from tessera.frontend.formats import check_width, finish
+from tessera.frontend.inputs import EmbeddingsRequest, EmbedDtype, RequestLimits
+from tessera.frontend.media import MediaPolicy
+from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.pipeline import Pipeline
+from tessera.frontend.results import Embedded
+from tessera.frontend.shapes import parse_embeddings
+from tessera.frontend.shapes.roles import SUFFIXES
+from tessera.models.base import Model
+
+ROUTE: Final = "dynamo"
+"""What the metrics call this way in."""
+
+_ANNOTATIONS: Final = "nvext"
+"""The frontend's own extensions, which ask for nothing that an embedding has."""
+
+
+class DynamoModel:
+    """Answers embeddings requests with the worker's own engine.
+
+    The frontend passes on the model's name, the input (strings or token ids) and OpenAI's and vLLM's options;
+    it leaves out whatever says which side of a retrieval pair an input is on. So the model has a second and a
+    third name for that, as NIM's models have: ``names`` lists all three.
+    """
+
+    def __init__(self, model: Model, name: str, ask: Ask, limits: Limits) -> None:
+        self.names = (name, *(name + suffix for suffix in SUFFIXES))
+        self._name = name
+        self._limits = limits
+        self._metrics = FrontendMetrics()
+        self._in_flight = 0
+        policy = MediaPolicy(
+            max_bytes=limits.max_image_bytes,
+            max_request_bytes=limits.max_media_bytes,
+            max_pixels=limits.max_image_pixels,
+        )
+        self._pipeline = Pipeline(model, CarriedMedia(policy), LocalEmbedder(ask), limits, self._metrics)
+
+    def render_metrics(self) -> str:
+        return self._metrics.render().decode()
+
+    async def answer(self, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
+        """The answer's body; raises the first input's error."""
+        started, outcome = time.perf_counter(), "200"
+        try:
+            return await self._answer(body, request_id)
+        except Exception as error:
+            outcome = str(render(error).status)
+            code = error.code if isinstance(error, TesseraError) else TesseraError.code
+            self._metrics.errors.labels(ROUTE, code).inc()
+            raise
+        finally:
+            self._metrics.requests.labels(ROUTE, outcome).inc()
+            self._metrics.latency.labels(ROUTE).observe(time.perf_counter() - started)
+
+    async def _answer(self, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
+        if self._in_flight >= self._limits.max_in_flight:
+            raise Overloaded(f"{self._in_flight} requests are being answered already", retry_after=1.0)
+        self._in_flight += 1
+        try:
+            deadline = Deadline.after(self._limits.timeout_seconds)
+            request = self._read(body)
+            embedded = await self._pipeline.run(request, request_id=request_id, deadline=deadline)
+            return self._write(request, embedded)
+        finally:
+            self._in_flight -= 1
+
+    def _read(self, body: Mapping[str, Any]) -> EmbeddingsRequest:
+        fields = {name: value for name, value in body.items() if name != _ANNOTATIONS}
+        limits = RequestLimits(
+            inputs=self._limits.max_inputs, images_per_input=self._limits.max_images_per_input
+        )
+        request = parse_embeddings(fields, limits=limits, models=(self._name,))
+        if request.model not in (None, self._name):
+            raise ModelNotFound(f"the model {request.model!r} is not served here", param="model")
+        if request.dtype is not EmbedDtype.FLOAT32:
+            raise InvalidInput("embed_dtype: only float32 can be sent by this way", param="embed_dtype")
+        # There is no place in the answer for the error of one input beside the vectors of others.
+        return replace(request, partial=False)
+
+    def _write(self, request: EmbeddingsRequest, embedded: Embedded) -> dict[str, Any]:
+        # Always base64 of little-endian float32: the frontend makes numbers of it for clients that want them.
+        width = check_width(embedded.vectors.shape[1], request.dimensions, request.dtype)
+        rows = finish(embedded.vectors, width=width, normalize=request.normalize)
+        total = embedded.usage.total_tokens
+        return {
+            "object": "list",
+            "model": self._name,
+            "data": [
+                {"object": "embedding", "index": index, "embedding": b64encode(row).decode("ascii")}
+                for index, row in enumerate(rows)
+            ],
+            "usage": {"prompt_tokens": total, "total_tokens": total},
+        }

@@ -1,0 +1,37 @@
+"""The worker's further endpoints, as a model of Dynamo's own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from tessera.config import Limits, WorkerConfig
+from tessera.rpc import ModelServer, Runtime, Server
+from tessera.worker.embed import EmbedService
+
+log = logging.getLogger(__name__)
+
+
+def model_servers(
+    runtime: Runtime, config: WorkerConfig, service: object, server: Server
+) -> Sequence[ModelServer]:
+    """One for each name of the model, not started yet; none unless the configuration asks for them.
+
+    What comes in that way is answered through ``server``, so that it is logged, traced and drained like the
+    rest.
+    """
+    if not config.dynamo_model or not isinstance(service, EmbedService):
+        return ()
+    # The translation brings the frontend's package along, which no other worker needs.
+    from tessera.dynamo_model import DynamoModel
+
+    limits = Limits(max_image_pixels=config.max_image_pixels)
+    model = DynamoModel(service.model, config.served_model_name, server.answer, limits)
+    server.expose_metrics(model.render_metrics)
+    # Discovery lists one model at each endpoint.
+    addresses = [f"{config.rpc.namespace}.embed.model{index or ''}" for index in range(len(model.names))]
+    log.info("%s will be a model of Dynamo's own", ", ".join(model.names))
+    return [
+        ModelServer(runtime, address, name, model.answer)
+        for address, name in zip(addresses, model.names, strict=True)
+    ]

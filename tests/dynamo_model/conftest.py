@@ -1,0 +1,79 @@
+"""Dynamo's own frontend, unmodified, in front of the workers that other tests share.
+
+It lives in an environment of its own, which ``scripts/dynamo-frontend`` makes. Where that cannot be had,
+these tests are skipped and say why; ``TESSERA_DYNAMO_SECONDS`` bounds how long the installation may take.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.disaggregated import Disaggregated
+from tests.e2e.service import MODEL, ROOT, free_ports
+
+INSTALL_SECONDS = float(os.environ.get("TESSERA_DYNAMO_SECONDS", "240"))
+
+
+@pytest.fixture(scope="session")
+def dynamo_python() -> str:
+    script = ROOT / "scripts" / "dynamo-frontend"
+    try:
+        ran = subprocess.run(
+            [str(script)], capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        pytest.skip(
+            f"ai-dynamo was not installed within {INSTALL_SECONDS:.0f} s; {script} goes on from there"
+        )
+    if ran.returncode != 0:
+        pytest.skip(f"ai-dynamo cannot be installed here: {ran.stderr[-300:]}")
+    return ran.stdout.strip()
+
+
+@pytest.fixture(scope="session")
+def stock(
+    service: Disaggregated, dynamo_python: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[httpx.Client]:
+    """A client of the stock frontend, which has found the model under its three names."""
+    (port,) = free_ports(1)
+    log = tmp_path_factory.mktemp("stock") / "log"
+    url = f"http://127.0.0.1:{port}"
+    command = [dynamo_python, "-m", "dynamo.frontend", "--http-host", "127.0.0.1", "--http-port", str(port)]
+    command += ["--discovery-backend", "file"]
+    environment = os.environ | {"DYN_FILE_KV": str(service.store), "DYN_TCP_RPC_HOST": "127.0.0.1"}
+    environment |= {"DYN_TCP_RESPONSE_STREAM_HOST": "127.0.0.1", "DYN_LOG": "warn"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        _wait_listed(url, process, log)
+        with httpx.Client(base_url=url, timeout=60) as client:
+            yield client
+    finally:
+        process.terminate()
+        try:
+            process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _wait_listed(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + 60
+    names = {MODEL, f"{MODEL}-query", f"{MODEL}-passage"}
+    while time.monotonic() < deadline:
+        assert process.poll() is None, log.read_text()
+        try:
+            listed = httpx.get(f"{url}/v1/models").json()["data"]
+        except httpx.TransportError:
+            listed = []
+        if names <= {model["id"] for model in listed}:
+            return
+        time.sleep(0.1)
+    raise AssertionError(log.read_text())
