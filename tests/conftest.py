@@ -25,10 +25,24 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(trylast=True)
+# Packages whose tests share what is slow to make.
+TOGETHER = ("deploy", "clients", "faults")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What waits for an environment of its own runs last: it is installed beside the other tests."""
-    items.sort(key=lambda item: item.get_closest_marker("installs") is not None)
+    """Which tests stay together when several processes run them, and in what order.
+
+    What waits for an environment of its own runs last, since it is installed beside the other tests; what
+    starts services begins, since it takes longest.
+    """
+    for item in items:
+        group = next((name for name in TOGETHER if name in item.path.parts), str(item.path))
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: (_has(item, "installs"), not _has(item, "e2e")))
+
+
+def _has(item: pytest.Item, marker: str) -> bool:
+    return item.get_closest_marker(marker) is not None
 
 
 @pytest.fixture(scope="session")

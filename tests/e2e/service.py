@@ -158,14 +158,20 @@ def launch(
             assert not left, (left, log.read_text())
 
 
-def group_members(group: int) -> list[str]:
-    """Command lines of the processes that are still in a process group."""
-    found = []
+def group_pids(group: int) -> dict[int, str]:
+    """The processes that are still in a process group, with their command lines."""
+    found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
             if int(fields[2]) == group and fields[0] != "Z":
-                found.append((stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode())
+                command = (stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                found[int(stat.parent.name)] = command
         except (OSError, IndexError):
             continue
     return found
+
+
+def group_members(group: int) -> list[str]:
+    """Command lines of the processes that are still in a process group."""
+    return list(group_pids(group).values())

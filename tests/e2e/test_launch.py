@@ -17,7 +17,8 @@ import httpx
 import pytest
 
 from tessera.rpc import FORGOTTEN
-from tests.e2e.service import MODEL, ROOT, Service, free_ports, group_members, launch
+from tests.e2e.service import MODEL, ROOT, Service, free_ports, group_members, group_pids, launch
+from tests.shared_memory import mapped
 
 pytestmark = pytest.mark.e2e
 
@@ -110,15 +111,15 @@ def started(checkpoint: Path, scratch: Path, script: str = "e_p.sh") -> Iterator
 def test_nothing_is_left(
     checkpoint: Path, scratch: Path, number: signal.Signals, to_group: bool, status: int
 ) -> None:
-    shared = set(os.listdir("/dev/shm"))
     with started(checkpoint, scratch) as service:
         assert list(scratch.iterdir()) != []
         group = service.script.pid
+        shared = mapped(group_pids(group))
         (os.killpg if to_group else os.kill)(group, number)
         assert service.script.wait(timeout=40) == status
         assert group_members(group) == []
     assert list(scratch.iterdir()) == []
-    assert set(os.listdir("/dev/shm")) <= shared
+    assert [file for file in shared if file.exists()] == []
 
 
 def test_ctrl_c_before_it_is_ready(checkpoint: Path, scratch: Path) -> None:

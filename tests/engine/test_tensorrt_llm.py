@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -41,12 +42,10 @@ class Known(LlamaNemotronVL):
 @pytest.fixture(autouse=True, scope="module")
 def shared_memory() -> Iterator[None]:
     """A handle that is refused keeps its maker's memory beyond the maker's end; here that is this process."""
-    folder = Path("/dev/shm")
-    before = set(folder.glob("torch_*"))
     yield
     gc.collect()
     maps = Path("/proc/self/maps").read_text()
-    for file in set(folder.glob("torch_*")) - before:
+    for file in Path("/dev/shm").glob(f"torch_{os.getpid()}_*"):
         # torch ends the process if a file goes before its tensor.
         if file.name not in maps:
             file.unlink(missing_ok=True)
