@@ -202,6 +202,30 @@ def test_partial_answers_keep_the_good_rows(http: httpx.Client) -> None:
     assert whole.json()["error"]["param"] == "input[1].image"
 
 
+def test_inputs_that_cannot_be_read_are_bad_rows_too(http: httpx.Client) -> None:
+    bad: list[Any] = ["", None, [], {"text": "x", "picture": "y"}, [1, -1], {"image": 5}]
+    inputs = [entry for one in bad for entry in (one, "good")]
+    answer = http.post("/v1/embeddings", json={"input": inputs, "partial": True}).json()
+    (good,) = vectors(http, input=["good"])
+    for index, row in enumerate(answer["data"]):
+        assert row["index"] == index
+        if index % 2:
+            np.testing.assert_allclose(row["embedding"], good, atol=1e-5)
+        else:
+            assert row["embedding"] is None
+            assert row["error"]["param"].startswith(f"input[{index}]")
+            assert row["error"]["code"] == "invalid_input"
+            alone = http.post("/v1/embeddings", json={"input": inputs})
+            assert (alone.status_code, alone.json()["error"]["param"]) == (400, "input[0]")
+    message = {"role": "user", "content": "good"}
+    batch = {"messages": [[message], [], "text", [message | {"name": "x"}], [message]], "partial": True}
+    rows = http.post("/v1/embeddings", json=batch).json()["data"]
+    assert [row["embedding"] is not None for row in rows] == [True, False, False, False, True]
+    assert rows[3]["error"]["param"] == "messages[3][0].name"
+    # What is wrong with the request as a whole has no row.
+    assert http.post("/v1/embeddings", json={"input": ["x"], "partial": True, "colour": 1}).status_code == 400
+
+
 def test_accepted_and_inert(http: httpx.Client) -> None:
     plain = vectors(http, input="x")
     for body in (

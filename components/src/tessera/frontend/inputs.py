@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from tessera.errors import InvalidInput
 from tessera.models.base import Role, Truncate
 
 
@@ -51,13 +52,15 @@ class ImageSource:
 class Input:
     """What becomes one vector: text or token ids, images, or text with images.
 
-    Token ids come without images. An input with images may have empty text.
+    Token ids come without images. An input with images may have empty text. ``malformed`` is why an input of
+    a partial request could not be read; nothing else of it is meant then.
     """
 
     text: str | tuple[int, ...]
     images: tuple[ImageSource, ...] = ()
     role: Role
     param: str
+    malformed: InvalidInput | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,7 +51,7 @@ class VisionReader:
         Unless ``partial``, a bad input ends the loading of those behind it: the request fails over this one
         or one before it. ``client`` is whose names for images count.
         """
-        found: list[Visions | TesseraError] = [()] * len(inputs)
+        found: list[Visions | TesseraError] = [entry.malformed or () for entry in inputs]
         budget = self._media.budget()
         tasks = {
             index: asyncio.ensure_future(self._read_input(entry, deadline, budget, client))

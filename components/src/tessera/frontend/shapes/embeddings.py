@@ -33,6 +33,7 @@ from tessera.frontend.shapes.parts import read_parts
 from tessera.frontend.shapes.roles import split_model
 from tessera.frontend.shapes.scope import Modality, Scope, check_modality
 from tessera.frontend.shapes.values import Json, expected, request_body
+from tessera.models.base import Role
 
 Unit = tuple[Json, str]
 """The value that becomes one input, and its path."""
@@ -64,8 +65,8 @@ def parse_embeddings(
         raise InvalidInput(f"{name}: expected at most {limits.inputs} inputs, found {len(units)}", param=name)
     modalities = _spread(options.modality, len(units))
     inputs = tuple(
-        _read(value, param, scope, modality)
-        for (value, param), modality in zip(units, modalities, strict=True)
+        _row(unit, scope, modality, conversations=name == "messages", partial=options.partial)
+        for unit, modality in zip(units, modalities, strict=True)
     )
     return EmbeddingsRequest(
         inputs=inputs,
@@ -126,6 +127,19 @@ def _spread(modality: Modality | tuple[Modality, ...] | None, count: int) -> tup
 
 def _is_part(value: Json) -> bool:
     return isinstance(value, dict) and "type" in value and "role" not in value
+
+
+def _row(unit: Unit, scope: Scope, modality: Modality | None, *, conversations: bool, partial: bool) -> Input:
+    """One input; in a partial request one that cannot be read is a bad row, and not the end of the others."""
+    value, param = unit
+    try:
+        if conversations and not (isinstance(value, list) and value):
+            raise expected(param, "a conversation, a non-empty list of messages", value)
+        return _read(value, param, scope, modality)
+    except InvalidInput as error:
+        if not partial:
+            raise
+        return Input(text="", role=Role.NONE, param=param, malformed=error)
 
 
 def _read(value: Json, param: str, scope: Scope, modality: Modality | None) -> Input:

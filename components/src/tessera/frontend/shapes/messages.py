@@ -50,15 +50,10 @@ def read_message(
     return scope.fused(text, images, owner or param, stated=stated)
 
 
-def split_messages(value: Json, param: str) -> list[tuple[list[Json], str]]:
+def split_messages(value: Json, param: str) -> list[tuple[Json, str]]:
     """The conversations in a body's ``messages``: one when it lists messages, several when it lists lists."""
     if not isinstance(value, list) or not value:
         raise expected(param, "a non-empty list of messages or of conversations", value)
     if not isinstance(value[0], list):
         return [(value, param)]
-    conversations = []
-    for index, conversation in enumerate(value):
-        if not isinstance(conversation, list) or not conversation:
-            raise expected(f"{param}[{index}]", "a conversation, a non-empty list of messages", conversation)
-        conversations.append((conversation, f"{param}[{index}]"))
-    return conversations
+    return [(conversation, f"{param}[{index}]") for index, conversation in enumerate(value)]
