@@ -34,11 +34,25 @@ def footprints(pids: Sequence[int]) -> dict[int, Footprint]:
     return {pid: Footprint.of(pid) for pid in pids}
 
 
+def floor(samples: Sequence[Mapping[int, Footprint]]) -> dict[int, Footprint]:
+    """The least that each process held of each: what is in flight comes and goes, and a leak stays."""
+    pids = {pid for sample in samples for pid in sample}
+    return {
+        pid: Footprint(
+            *(
+                min(getattr(sample[pid], name) for sample in samples if pid in sample)
+                for name in ("resident", "descriptors", "shared")
+            )
+        )
+        for pid in pids
+    }
+
+
 def growth(before: Mapping[int, Footprint], after: Mapping[int, Footprint]) -> list[str]:
-    """What grew beyond what is allowed."""
-    found = []
-    for pid, now in after.items():
-        then = before[pid]
+    """What grew beyond what is allowed; a process that is not there any more, or is new, counts as that."""
+    found = [f"process {pid} came or went" for pid in before.keys() ^ after.keys()]
+    for pid in before.keys() & after.keys():
+        then, now = before[pid], after[pid]
         for name, limit in (
             ("resident", GROWTH_BYTES),
             ("descriptors", GROWTH_DESCRIPTORS),

@@ -4,7 +4,8 @@ Needs the service's own packages and httpx, and a random checkpoint, which it ma
 with ``launch/agg.sh`` (``--url`` takes one that runs) and sends ``--cases`` requests in chunks, each with a
 seed of its own. After each it prints one line of JSON with the statuses so far and what every process of the
 service holds; with ``--results FILE`` the chunks are kept there, and those that it holds already are left
-out. The memory, descriptors and shared memory after a third of the chunks are compared with those at the end.
+out. What the processes hold at least (memory, descriptors, shared memory) in the last third of the chunks is
+compared with the second third.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.clients.footprint import Footprint, footprints, growth
+from tests.clients.footprint import Footprint, floor, footprints, growth
 from tests.clients.mutations import Mutator
 from tests.e2e.service import launch
 
@@ -172,8 +173,9 @@ class Tally:
         }
 
     def grown(self) -> list[str]:
-        """Compared with a third of the way: before, caches and allocators are still filling."""
-        return growth(self.held[len(self.held) // 3], self.held[-1]) if self.held else []
+        """The last third compared with the second: in the first, caches and allocators are still filling."""
+        third = max(1, len(self.held) // 3)
+        return growth(floor(self.held[third:-third] or self.held[:1]), floor(self.held[-third:]))
 
     def _add(self, chunk: dict[str, object]) -> None:
         found = chunk["statuses"]
