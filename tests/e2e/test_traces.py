@@ -103,6 +103,15 @@ def test_a_miss_goes_through_every_process_and_a_hit_past_the_encoder(asker: Ask
         assert secret not in said
 
 
+def test_who_shares_an_encoding_links_to_whom_it_was_made_for(asker: Asker) -> None:
+    value = image_input(picture(8200))
+    spans = asker.traced(value, value)
+    rows = {span.attributes["tessera.cache"]: span for span in spans if span.name == "vision rows"}
+    assert rows.keys() == {"miss", "joined"}
+    assert rows["joined"].links == ((rows["miss"].trace, rows["miss"].span),)
+    assert only(spans, ENCODE, "client").parent == rows["miss"].span
+
+
 def test_the_clients_trace_is_kept(asker: Asker) -> None:
     spans = asker.traced("one text")
     head = only(spans, "POST /v1/embeddings", "server")

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from concurrent import futures
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -22,11 +23,14 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import SpanContext
 
 from tessera import tracing
-from tessera.errors import ConfigError, InvalidInput
+from tessera.errors import ConfigError, InvalidInput, MediaFetchError
 from tessera.frontend.arguments import parse as parse_frontend
+from tessera.frontend.deadline import Deadline
+from tessera.frontend.media import Fetcher, MediaBudget
 from tessera.tracing.exporters import make_exporter
 from tessera.worker.arguments import parse as parse_worker
 from tests.e2e.service import free_ports
+from tests.frontend.hostile import LoopbackPolicy, response, server
 from tests.tracing.collector import Collector, collecting
 
 CLIENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -57,6 +61,51 @@ def test_an_invalid_traceparent_begins_a_new_trace(collector: Collector, invalid
     tracing.stop()
     (answer,) = collector.all()
     assert answer.parent == "" and int(answer.trace, 16) != 0 and answer.trace not in CLIENT
+
+
+def test_headers_that_cannot_be_read_leave_no_line(
+    collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    state = ",".join(["a=b", "a=c", "?=?", "\u00e9=1", *(f"k{index}=v" for index in range(40))])
+    for baggage in ("?", "k", "k=v" * 4000, ",".join("k=v" for _ in range(400)), "\u00e9=1", ";;=,"):
+        with tracing.serve("answer", {"traceparent": CLIENT, "tracestate": state, "baggage": baggage}):
+            tracing.carrier()
+    assert caplog.records == []
+
+
+def test_a_batch_links_to_more_requests_than_the_sdk_keeps_by_itself(collector: Collector) -> None:
+    asked = []
+    for _ in range(300):
+        with tracing.serve("request", {}):
+            asked.append(tracing.here())
+    tracing.past("batch", 1.0, 2.0, links=asked)
+    tracing.stop()
+    (batch,) = (span for span in collector.all() if span.name == "batch")
+    assert len(batch.links) == 300 and batch.milliseconds == 1000
+
+
+async def test_a_fetch_is_told_without_path_and_query(collector: Collector) -> None:
+    async def handler(head: str, writer: asyncio.StreamWriter) -> None:
+        found = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
+        assert "traceparent" not in head.lower()
+        writer.write(found if "missing" in head else response(b"image"))
+
+    async with server(handler) as port:
+        fetcher = Fetcher(LoopbackPolicy())
+        for path in ("there", "missing"):
+            url = f"http://127.0.0.1:{port}/{path}?token=hunter2"
+            with suppress(MediaFetchError):
+                await fetcher.get(
+                    url, param="input", deadline=Deadline.after(20), budget=MediaBudget(1 << 20)
+                )
+        await fetcher.close()
+    tracing.stop()
+    there, missing = collector.all()
+    assert (there.name, there.kind, there.attributes["http.response.status_code"]) == ("GET", "client", 200)
+    assert missing.failed and missing.attributes["http.response.status_code"] == 404
+    assert missing.attributes["error.type"] == "media_fetch_failed"
+    assert missing.attributes["server.address"] == "127.0.0.1"
+    assert "hunter2" not in str(collector.all()) and "missing" not in str(missing)
 
 
 def test_an_error_leaves_its_code_and_none_of_its_words(collector: Collector) -> None:

@@ -168,6 +168,9 @@ def make_tracer(role: str, exporters: Sequence[str]) -> OtelTracer:
             provider.add_span_processor(BatchSpanProcessor(make_exporter(name)))
     except ValueError as error:
         raise ConfigError(f"traces: {error}") from error
+    # The API warns of every header that it cannot read, and quotes it: clients could fill the log.
+    logging.getLogger("opentelemetry").setLevel(logging.ERROR)
+    logging.getLogger("opentelemetry.sdk").setLevel(logging.WARNING)
     return OtelTracer(provider)
 
 
