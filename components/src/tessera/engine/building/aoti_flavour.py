@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 PACKAGE = "engine.pt2"
 _OPTIONS = {
     "aot_inductor.package_constants_in_so": False,
+    # Twelve CPU seconds, for headers that the compiler then reads no faster.
+    "aot_inductor.precompile_headers": False,
     # As many threads as the process that runs it is given, not as many as the one that built it had.
     "cpp.dynamic_threads": True,
 }
