@@ -1,9 +1,9 @@
-"""Makes the pictures in docs/images that show the first minute: a search's contact sheet and the page.
+"""Makes the pictures in docs/images: a search's contact sheet, the page, and the main metrics under load.
 
-    .venv/bin/python docs/pictures.py
+    .venv/bin/python docs/pictures.py [search] [page] [metrics]
 
-Starts ``launch/agg.sh`` with its default model, does what the README says, and needs Chromium. The figures
-in the pictures are those of the machine it runs on.
+Starts the launch scripts with their default model and does what the README says. The page needs Chromium,
+the metrics need Prometheus and take three minutes. The figures are those of the machine it runs on.
 """
 
 from __future__ import annotations
@@ -14,14 +14,24 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from metrics_picture import Span, draw
 from PIL import Image
 from playwright.sync_api import expect, sync_playwright
 
+from load import Load
+
 ROOT = Path(__file__).parents[1]
+# What starts services and Prometheus for the tests does so here, too.
+sys.path.insert(0, str(ROOT))
+
+from tests.e2e.monitoring import prometheus  # noqa: E402
+from tests.e2e.service import launch  # noqa: E402
+
 IMAGES = ROOT / "docs" / "images"
 QUERY = "a yellow heart on the left of an orange triangle"
 
@@ -91,18 +101,50 @@ def page(url: str, folder: Path) -> None:
     keep(taken, IMAGES / "page.png")
 
 
-def keep(source: Path, target: Path) -> None:
+def keep(source: Path, target: Path, *, colours: int | None = None) -> None:
     target.parent.mkdir(exist_ok=True)
     with Image.open(source) as image:
-        # In full colour, which is what these pictures are searched by.
-        image.convert("RGB").save(target, optimize=True)
+        # In full colour where that is what the pictures are searched by.
+        kept = image.convert("RGB")
+        (kept if colours is None else kept.quantize(colours)).save(target, optimize=True)
     print(f"{target.relative_to(ROOT)}: {target.stat().st_size / 1000:.0f} kB")
 
 
+def metrics(folder: Path) -> None:
+    """Four phases: texts, new images beside them, images that were seen, and everything, mistakes too."""
+    checkpoint = ROOT / "components/src/tessera/checkpoints/tessera-demo"
+    with (
+        launch("e_p.sh", checkpoint, folder / "e_p.log", workers=2) as running,
+        prometheus(running, folder) as scraper,
+        Load(running.url) as load,
+    ):
+        start = time.time()
+        for phase in ({"texts"}, {"texts", "new images"}, {"texts", "known images"}, set(Load.KINDS)):
+            load.phase = phase
+            time.sleep(30)
+        span = Span(start, time.time(), rate_seconds=10)
+        ports = dict(zip(running.worker_ports, ("encode", "embed"), strict=True))
+        names = {f"127.0.0.1:{port}": name for port, name in ports.items()}
+        title = (
+            "launch/e_p.sh: texts; new images from 30 s, known ones from 60 s, everything at once from 90 s"
+        )
+        target = IMAGES / "metrics.png"
+        drawn = draw(scraper.url, span, target, names=names, title=title)
+    assert all(drawn.values()), drawn
+    keep(target, target, colours=128)
+
+
 def main() -> None:
-    with tempfile.TemporaryDirectory() as name, service(Path(name)) as url:
-        search(url, Path(name))
-        page(url, Path(name))
+    wanted = set(sys.argv[1:]) or {"search", "page", "metrics"}
+    with tempfile.TemporaryDirectory() as name:
+        if wanted & {"search", "page"}:
+            with service(Path(name)) as url:
+                if "search" in wanted:
+                    search(url, Path(name))
+                if "page" in wanted:
+                    page(url, Path(name))
+        if "metrics" in wanted:
+            metrics(Path(name))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import shutil
@@ -13,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from PIL import Image
 
 from tests.e2e.monitoring import Prometheus, prometheus
 from tests.e2e.service import MODEL, ROOT, Service, launch
@@ -85,6 +87,18 @@ def test_every_panel_of_the_dashboard_has_data(scraped: Prometheus) -> None:
     exprs = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
     assert len(exprs) > 40
     eventually(scraped, [expr.replace("$__rate_interval", "10s") for expr in exprs])
+
+
+def test_the_picture_of_the_metrics_has_a_line_in_every_panel(
+    scraped: Prometheus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    drawing = importlib.import_module("metrics_picture")
+    span = drawing.Span(time.time() - 30, time.time(), rate_seconds=10)
+    drawn = drawing.draw(scraped.url, span, tmp_path / "metrics.png", names={}, title="")
+    assert drawn.keys() == set(drawing.PANELS) and all(drawn.values()), drawn
+    with Image.open(tmp_path / "metrics.png") as picture:
+        assert picture.format == "PNG"
 
 
 def test_every_recording_rule_has_data(scraped: Prometheus) -> None:
