@@ -29,6 +29,9 @@ except ImportError as missing:
     raise ConfigError(
         f"traces need the extra 'traces' of pyproject.toml (pip install 'tessera-embed[traces]'): {missing}"
     ) from missing
+except ValueError as unknown:
+    # OpenTelemetry looks for the propagators of the environment when it is imported.
+    raise ConfigError(f"traces: {unknown}") from unknown
 
 log = logging.getLogger(__name__)
 
