@@ -5,37 +5,34 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from blake3 import blake3
 
 from tessera import tracing, wire
 from tessera.batching import Batcher, Outcome
-from tessera.cache import EmbeddingCache, SingleFlight
+from tessera.cache import EmbeddingCache
 from tessera.engine import Launched, TextEngine, TextVectors
 from tessera.engine.config import EngineConfig
 from tessera.engine.packing import PackedInput, pack
 from tessera.errors import (
     DeadlineExceeded,
     EngineDead,
-    EngineFailed,
     InvalidInput,
-    MediaNotCached,
     Overloaded,
     ProtocolError,
     TesseraError,
 )
 from tessera.models.base import Model
-from tessera.worker.cache_fill import CacheFill
+from tessera.worker.image_rows import ImageRows, Job
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.precomputed import PrecomputedRows
 from tessera.worker.submission import Submission
-from tessera.worker.vision_source import EncodedImage, VisionSource
+from tessera.worker.vision_source import VisionSource
 
 T = TypeVar("T")
 Vector = tuple[npt.NDArray[np.float32], float]
@@ -58,16 +55,11 @@ class EmbedService:
         died: Callable[[EngineDead], None] = lambda _: None,
     ) -> None:
         self._model = model
-        self._cache = cache
-        self._fill = CacheFill(cache)
-        self._vision = vision
         self._metrics = metrics
         self._info = info
         self._in_flight = 0
-        self._precomputed = PrecomputedRows("embed", hidden=model.hidden, dtype=info.dtype, metrics=metrics)
-        self._flights: SingleFlight[EncodedImage] = SingleFlight()
-        # The digest names the image; the salt names everything else that its rows depend on.
-        self._salt = blake3(f"{model.fingerprint}\0{info.dtype}".encode()).digest(16)
+        precomputed = PrecomputedRows("embed", hidden=model.hidden, dtype=info.dtype, metrics=metrics)
+        self._images = ImageRows(model, cache, vision, precomputed, info.dtype)
 
         def launch(inputs: Sequence[PackedInput]) -> _Rows:
             return _Rows(engine.launch(pack(inputs)))
@@ -98,15 +90,16 @@ class EmbedService:
 
     async def handle(self, request: wire.Request) -> wire.Reply:
         if isinstance(request, wire.Describe):
-            tiles = self._vision.tiles if self._vision is not None else 0
-            return msgspec.structs.replace(self._info, tokens=self._batcher.capacity, tiles=tiles)
+            return msgspec.structs.replace(
+                self._info, tokens=self._batcher.capacity, tiles=self._images.tiles
+            )
         if not isinstance(request, wire.EmbedRequest):
             raise ProtocolError(f"an embed worker does not answer {type(request).__name__}")
         tokens = sum(len(item.tokens) // 4 for item in request.items)
         self._in_flight += tokens
         try:
             async with asyncio.timeout(request.timeout_ms / 1e3):
-                return await self._embed(_Job(request, time.monotonic() + request.timeout_ms / 1e3))
+                return await self._embed(Job(request, time.monotonic() + request.timeout_ms / 1e3))
         except TimeoutError as error:
             self._metrics.items.labels("embed", DeadlineExceeded.code).inc(len(request.items))
             raise DeadlineExceeded("the request was not answered in time") from error
@@ -126,19 +119,16 @@ class EmbedService:
 
     def running_seconds(self) -> float:
         """How long an engine has been busy with one batch."""
-        text = self._batcher.running_seconds
-        return text if self._vision is None else max(text, self._vision.running_seconds)
+        return max(self._batcher.running_seconds, self._images.running_seconds)
 
     async def drain(self, timeout: float) -> None:
         """Nobody reads this worker's memory."""
 
     async def close(self) -> None:
         await self._batcher.close()
-        await self._fill.close()
-        if self._vision is not None:
-            await self._vision.close()
+        await self._images.close()
 
-    async def _embed(self, job: _Job) -> wire.EmbedReply:
+    async def _embed(self, job: Job) -> wire.EmbedReply:
         # Text goes into the queue at once, in order and without a task for each: requests with many short
         # inputs are the ones where that cost shows.
         submission: Submission[_Pending] = Submission()
@@ -157,7 +147,7 @@ class EmbedService:
             raise
         return self._reply(submission.pieces)
 
-    def _begin(self, job: _Job, item: wire.Item, tokens: npt.NDArray[np.int32]) -> _Pending:
+    def _begin(self, job: Job, item: wire.Item, tokens: npt.NDArray[np.int32]) -> _Pending:
         client, priority = job.request.client, job.request.priority
         if item.images:
             # Asked before the images cost anything, and not again when their rows are there.
@@ -208,19 +198,17 @@ class EmbedService:
             )
         return tokens
 
-    async def _embed_with_images(
-        self, job: _Job, item: wire.Item, tokens: npt.NDArray[np.int32]
-    ) -> _Embedded:
+    async def _embed_with_images(self, job: Job, item: wire.Item, tokens: npt.NDArray[np.int32]) -> _Embedded:
         index = self._model.vision_index(tokens)
-        expected = sum(self._row_count(image) for image in item.images)
+        expected = sum(self._images.count(image) for image in item.images)
         if len(index) != expected:
             raise InvalidInput(
                 f"found {len(index)} image tokens, but the {len(item.images)} images need {expected}",
                 param=item.param,
             )
-        encoded = await _gather([self._rows(job, image) for image in item.images])
+        encoded = await _gather([self._images.get(job, image) for image in item.images])
         cached = sum(
-            self._row_count(image)
+            self._images.count(image)
             for image, (_, was_cached) in zip(item.images, encoded, strict=True)
             if was_cached
         )
@@ -237,75 +225,6 @@ class EmbedService:
             timings = timings if was_cached else timings.merge(image.timings)
         return _Embedded(outcome.value, cached, timings)
 
-    def _row_count(self, image: wire.Image | wire.Embeddings) -> int:
-        if isinstance(image, wire.Embeddings):
-            return image.handle.shape[0]
-        return image.tiles * self._model.tokens_per_tile
-
-    async def _rows(self, job: _Job, image: wire.Image | wire.Embeddings) -> tuple[EncodedImage, bool]:
-        """One image's rows, and whether they came from the cache."""
-        with tracing.span("vision rows", {"tessera.input": image.param}) as span:
-            return await self._look_up(job, image, span)
-
-    async def _look_up(
-        self, job: _Job, image: wire.Image | wire.Embeddings, span: tracing.Span
-    ) -> tuple[EncodedImage, bool]:
-        if isinstance(image, wire.Embeddings):
-            span.set({"tessera.cache": "precomputed", "tessera.transfer.route": image.handle.kind})
-            return EncodedImage(await self._precomputed.fetch(image), wire.Timings()), False
-        if self._vision is None:
-            raise InvalidInput("this deployment serves text only", param=image.param)
-        key = image.digest + self._salt
-        cached = self._cache.get(key)
-        span.set({"tessera.cache": "miss" if cached is None else "hit", "tessera.tiles": image.tiles})
-        if cached is not None:
-            return self._checked(EncodedImage(cached, wire.Timings()), image), True
-        if not image.data:
-            raise MediaNotCached(
-                f"{image.param}: the image is not cached any more; send it again", param=image.param
-            )
-        try:
-            encoded = await self._fly(key, job, image)
-        except TesseraError as error:
-            if error.param is None:
-                raise
-            # The flight may have been another request's, whose name for the image says nothing here.
-            raise type(error)(error.message, param=image.param, retry_after=error.retry_after) from error
-        if encoded.asked is not None and encoded.asked != tracing.here():
-            # Another request's flight, or another input's of this one.
-            span.set({"tessera.cache": "joined"})
-            span.link(encoded.asked)
-        return self._checked(encoded, image), False
-
-    async def _fly(self, key: bytes, job: _Job, image: wire.Image) -> EncodedImage:
-        try:
-            return await self._flights.run(key, lambda: self._encode(key, job, image))
-        except DeadlineExceeded:
-            # A flight has the time of whoever began it; one who joined late may have more. Our own
-            # deadline would have cancelled us.
-            return await self._flights.run(key, lambda: self._encode(key, job, image))
-
-    async def _encode(self, key: bytes, job: _Job, image: wire.Image) -> EncodedImage:
-        assert self._vision is not None
-        encoded = await self._vision.encode(
-            image,
-            request_id=job.request.request_id,
-            timeout=job.deadline - time.monotonic(),
-            client=job.request.client,
-            priority=job.request.priority,
-        )
-        self._checked(encoded, image)
-        self._fill.put(key, encoded.rows)
-        return replace(encoded, asked=tracing.here())
-
-    def _checked(self, encoded: EncodedImage, image: wire.Image) -> EncodedImage:
-        expected = (image.tiles * self._model.tokens_per_tile, self._model.hidden)
-        if tuple(encoded.rows.shape) != expected:
-            raise EngineFailed(
-                f"the vision stage gave rows {tuple(encoded.rows.shape)}, not {expected}", param=image.param
-            )
-        return encoded
-
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
@@ -318,14 +237,6 @@ class _Rows:
 
     def result(self) -> Sequence[Vector]:
         return self.launched.result().rows()
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """A request and its deadline by the monotonic clock."""
-
-    request: wire.EmbedRequest
-    deadline: float
 
 
 class _Embedded:

@@ -1,0 +1,137 @@
+"""The vision rows of images: from the cache, from a flight under way, or from a ``VisionSource``."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from blake3 import blake3
+
+from tessera import tracing, wire
+from tessera.cache import EmbeddingCache, SingleFlight
+from tessera.errors import DeadlineExceeded, EngineFailed, InvalidInput, MediaNotCached, TesseraError
+from tessera.models.base import Model
+from tessera.worker.cache_fill import CacheFill
+from tessera.worker.precomputed import PrecomputedRows
+from tessera.worker.vision_source import EncodedImage, VisionSource
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A request and its deadline by the monotonic clock."""
+
+    request: wire.EmbedRequest
+    deadline: float
+
+
+class ImageRows:
+    """Rows ``[tokens, hidden]`` of images; the same image is encoded once however many ask for it.
+
+    ``vision`` is None where only text is served; ``dtype`` is that of the rows.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        cache: EmbeddingCache,
+        vision: VisionSource | None,
+        precomputed: PrecomputedRows,
+        dtype: str,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._fill = CacheFill(cache)
+        self._vision = vision
+        self._precomputed = precomputed
+        self._flights: SingleFlight[EncodedImage] = SingleFlight()
+        # The digest names the image; the salt names everything else that its rows depend on.
+        self._salt = blake3(f"{model.fingerprint}\0{dtype}".encode()).digest(16)
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles the vision stage may have at a time; 0 without one."""
+        return self._vision.tiles if self._vision is not None else 0
+
+    @property
+    def running_seconds(self) -> float:
+        """How long an engine of this process has been busy with one batch of tiles."""
+        return self._vision.running_seconds if self._vision is not None else 0.0
+
+    async def close(self) -> None:
+        await self._fill.close()
+        if self._vision is not None:
+            await self._vision.close()
+
+    def count(self, image: wire.Image | wire.Embeddings) -> int:
+        """How many rows the image has."""
+        if isinstance(image, wire.Embeddings):
+            return image.handle.shape[0]
+        return image.tiles * self._model.tokens_per_tile
+
+    async def get(self, job: Job, image: wire.Image | wire.Embeddings) -> tuple[EncodedImage, bool]:
+        """One image's rows, and whether they came from the cache.
+
+        Raises ``InvalidInput`` where no images are served, ``MediaNotCached`` for an image that was named
+        without its bytes, and what the vision stage raises, with this request's name for the image.
+        """
+        with tracing.span("vision rows", {"tessera.input": image.param}) as span:
+            return await self._look_up(job, image, span)
+
+    async def _look_up(
+        self, job: Job, image: wire.Image | wire.Embeddings, span: tracing.Span
+    ) -> tuple[EncodedImage, bool]:
+        if isinstance(image, wire.Embeddings):
+            span.set({"tessera.cache": "precomputed", "tessera.transfer.route": image.handle.kind})
+            return EncodedImage(await self._precomputed.fetch(image), wire.Timings()), False
+        if self._vision is None:
+            raise InvalidInput("this deployment serves text only", param=image.param)
+        key = image.digest + self._salt
+        cached = self._cache.get(key)
+        span.set({"tessera.cache": "miss" if cached is None else "hit", "tessera.tiles": image.tiles})
+        if cached is not None:
+            return self._checked(EncodedImage(cached, wire.Timings()), image), True
+        if not image.data:
+            raise MediaNotCached(
+                f"{image.param}: the image is not cached any more; send it again", param=image.param
+            )
+        try:
+            encoded = await self._fly(key, job, image)
+        except TesseraError as error:
+            if error.param is None:
+                raise
+            # The flight may have been another request's, whose name for the image says nothing here.
+            raise type(error)(error.message, param=image.param, retry_after=error.retry_after) from error
+        if encoded.asked is not None and encoded.asked != tracing.here():
+            # Another request's flight, or another input's of this one.
+            span.set({"tessera.cache": "joined"})
+            span.link(encoded.asked)
+        return self._checked(encoded, image), False
+
+    async def _fly(self, key: bytes, job: Job, image: wire.Image) -> EncodedImage:
+        try:
+            return await self._flights.run(key, lambda: self._encode(key, job, image))
+        except DeadlineExceeded:
+            # A flight has the time of whoever began it; one who joined late may have more. Our own
+            # deadline would have cancelled us.
+            return await self._flights.run(key, lambda: self._encode(key, job, image))
+
+    async def _encode(self, key: bytes, job: Job, image: wire.Image) -> EncodedImage:
+        assert self._vision is not None
+        encoded = await self._vision.encode(
+            image,
+            request_id=job.request.request_id,
+            timeout=job.deadline - time.monotonic(),
+            client=job.request.client,
+            priority=job.request.priority,
+        )
+        self._checked(encoded, image)
+        self._fill.put(key, encoded.rows)
+        return replace(encoded, asked=tracing.here())
+
+    def _checked(self, encoded: EncodedImage, image: wire.Image) -> EncodedImage:
+        expected = (image.tiles * self._model.tokens_per_tile, self._model.hidden)
+        if tuple(encoded.rows.shape) != expected:
+            raise EngineFailed(
+                f"the vision stage gave rows {tuple(encoded.rows.shape)}, not {expected}", param=image.param
+            )
+        return encoded
