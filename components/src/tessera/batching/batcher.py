@@ -1,48 +1,28 @@
 """Batches work across requests for one engine.
 
-The event loop owns the queue; the engine thread takes whole batches from a ``Slot`` and never waits for
+The event loop owns the queue; the ``EngineThread`` takes whole batches from a ``Slot`` and never waits for
 the loop. Replies go back in one hop for each batch.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic
 
 from tessera import tracing
 from tessera.admission import Budget
 from tessera.batching import traces
-from tessera.batching.entry import Entry, Outcome, P, R, requests_of
+from tessera.batching.engine_thread import EngineThread, Launch
+from tessera.batching.entry import Entry, Outcome, P, R
 from tessera.batching.pace import Pace
 from tessera.batching.queue import FairQueue
 from tessera.batching.slot import Cost, Slot
-from tessera.errors import EngineDead, EngineFailed, Overloaded, TesseraError, Unavailable
+from tessera.errors import EngineDead, Overloaded, TesseraError, Unavailable
 from tessera.logs import current_line
-
-log = logging.getLogger(__name__)
-
-R_co = TypeVar("R_co", covariant=True)
-
-# How long the engine thread looks for a next batch before it looks at the launched ones again.
-_PEEK_SECONDS = 0.0002
-
-
-class Running(Protocol[R_co]):
-    """A launched batch; ``result`` gives one value for each entry, in order."""
-
-    def done(self) -> bool: ...
-
-    def result(self) -> Sequence[R_co]: ...
-
-
-Launch = Callable[[Sequence[P]], Running[R]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +32,6 @@ class BatchStats:
     entries: int
     size: int
     run_ms: float
-
-
-@dataclass(slots=True)
-class _InFlight(Generic[P, R]):
-    entries: list[Entry[P, R]]
-    running: Running[R]
-    started: float
 
 
 class Batcher(Generic[P, R]):
@@ -87,7 +60,6 @@ class Batcher(Generic[P, R]):
         describe: traces.Describe[P] = lambda _: {},
     ) -> None:
         self.name = name
-        self._launch = launch
         self._depth = depth
         self._cost = cost
         self._batch = budget
@@ -95,7 +67,7 @@ class Batcher(Generic[P, R]):
         self._max_wait = max_wait
         self._observe = observe
         self._dropped = dropped
-        self._died = died
+        self._on_death = died
         self._describe = describe
         self._loop = asyncio.get_running_loop()
         self._queue: FairQueue[P, R] = FairQueue()
@@ -105,10 +77,7 @@ class Batcher(Generic[P, R]):
         self._pace = Pace()
         self._slot: Slot[P, R] = Slot(cost, budget)
         self._closed = False
-        self._dead: EngineDead | None = None
-        self._running_since = math.inf
-        self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
-        self._thread.start()
+        self._engine = EngineThread(name, launch, self._slot, depth=depth, owner=self)
 
     @property
     def queued(self) -> int:
@@ -131,12 +100,12 @@ class Batcher(Generic[P, R]):
     @property
     def running_seconds(self) -> float:
         """How long the oldest batch has been in the engine; 0 when none is."""
-        return max(0.0, time.perf_counter() - self._running_since)
+        return self._engine.running_seconds
 
     def check(self, size: int, client: str = "") -> None:
         """Raise what ``submit`` would raise."""
-        if self._dead is not None:
-            raise EngineDead(self._dead.message)
+        if self._engine.dead is not None:
+            raise EngineDead(self._engine.dead.message)
         if self._closed:
             raise Unavailable(f"the {self.name} engine is closing")
         if not self._waiting.admits(client, size):
@@ -163,7 +132,7 @@ class Batcher(Generic[P, R]):
         payload. Raises ``Overloaded`` when the queue is full, ``Unavailable`` after ``close``, ``EngineDead``
         when there is no engine any more.
         """
-        if not admitted or self._closed or self._dead is not None:
+        if not admitted or self._closed or self._engine.dead is not None:
             self.check(size, client)
         line = current_line()
         entry: Entry[P, R] = Entry(
@@ -193,7 +162,7 @@ class Batcher(Generic[P, R]):
         self._closed = True
         await self._empty.wait()
         self._slot.close()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._engine.join)
 
     def seconds_to_drain(self, size: int | None = None) -> float:
         """An estimate for so much, or for what is queued now."""
@@ -222,103 +191,16 @@ class Batcher(Generic[P, R]):
         if not self._waiting.used:
             self._empty.set()
 
-    # What follows runs on the engine thread.
+    # What the engine thread tells.
 
-    def _run(self) -> None:
-        launched: deque[_InFlight[P, R]] = deque()
-        while True:
-            self._running_since = launched[0].started if launched else math.inf
-            full = len(launched) >= self._depth
-            taken = [] if full else self._slot.take(_PEEK_SECONDS if launched else None)
-            if taken is None and not launched:
-                return
-            if taken:
-                alive, dead = _part(taken)
-                self._loop.call_soon_threadsafe(self._taken, alive, dead, time.perf_counter())
-                if alive:
-                    self._start(alive, launched)
-            if launched and (full or launched[0].running.done() or taken is None):
-                self._finish(launched.popleft())
-
-    def _start(self, entries: list[Entry[P, R]], launched: deque[_InFlight[P, R]]) -> None:
-        started = time.perf_counter()
-        if not launched:
-            self._running_since = started
-        try:
-            if self._dead is not None:
-                raise EngineDead(self._dead.message)
-            running = self._launch([entry.payload for entry in entries])
-        except Exception as error:
-            self._failed(entries, error, started)
-            return
-        launched.append(_InFlight(entries, running, started))
-
-    def _finish(self, batch: _InFlight[P, R]) -> None:
-        try:
-            values = batch.running.result()
-            if len(values) != len(batch.entries):
-                raise EngineFailed(
-                    f"the {self.name} engine gave {len(values)} results for {len(batch.entries)} entries"
-                )
-        except Exception as error:
-            self._failed(batch.entries, error, batch.started)
-            return
-        self._loop.call_soon_threadsafe(
-            self._deliver, batch.entries, values, batch.started, time.perf_counter()
-        )
-
-    def _failed(self, entries: list[Entry[P, R]], error: Exception, started: float) -> None:
-        if tracing.recording():
-            ended = time.perf_counter()
-            self._loop.call_soon_threadsafe(
-                traces.ran, self.name, entries, started, ended, self._describe, error
-            )
-        if isinstance(error, EngineDead):
-            if self._dead is None:
-                self._dead = error
-                log.critical("%s engine: %s", self.name, error)
-                self._loop.call_soon_threadsafe(self._died, error)
-            self._loop.call_soon_threadsafe(self._fail, entries, error)
-            return
-        if len(entries) == 1:
-            failure = (
-                error
-                if isinstance(error, TesseraError)
-                else EngineFailed(f"the {self.name} engine failed: {error}")
-            )
-            if failure is not error:
-                log.error(
-                    "%s engine: %s: %s", self.name, type(error).__name__, error, extra=requests_of(entries)
-                )
-            self._loop.call_soon_threadsafe(self._fail, entries, failure)
-            return
-        # One entry must not fail the batch it rode in: halve until it stands alone.
-        log.warning(
-            "%s engine: a batch of %d failed (%s); trying halves",
-            *(self.name, len(entries), error),
-            extra=requests_of(entries),
-        )
-        middle = len(entries) // 2
-        for half in (entries[:middle], entries[middle:]):
-            alive, dead = _part(half)
-            if dead:
-                self._loop.call_soon_threadsafe(self._forsake, dead)
-            launched: deque[_InFlight[P, R]] = deque()
-            if alive:
-                self._start(alive, launched)
-            if launched:
-                self._finish(launched.popleft())
-
-    # What follows runs on the event loop again.
-
-    def _taken(self, alive: list[Entry[P, R]], dead: list[Entry[P, R]], at: float) -> None:
+    def taken(self, alive: list[Entry[P, R]], dead: list[Entry[P, R]], at: float) -> None:
         for entry in alive:
             self._waiting.give(entry.client, entry.size)
         self._give_up(dead)
         self._feed()
         traces.waited(self.name, alive, at)
 
-    def _deliver(self, entries: list[Entry[P, R]], values: Sequence[R], started: float, ended: float) -> None:
+    def deliver(self, entries: list[Entry[P, R]], values: Sequence[R], started: float, ended: float) -> None:
         run_ms = (ended - started) * 1e3
         size = longest = 0
         for entry, value in zip(entries, values, strict=True):
@@ -334,24 +216,21 @@ class Batcher(Generic[P, R]):
         self._observe(BatchStats(len(entries), size, run_ms))
         traces.ran(self.name, entries, started, ended, self._describe)
 
-    def _fail(self, entries: list[Entry[P, R]], error: TesseraError) -> None:
+    def broke(self, entries: list[Entry[P, R]], error: Exception, started: float, ended: float) -> None:
+        traces.ran(self.name, entries, started, ended, self._describe, error)
+
+    def died(self, error: EngineDead) -> None:
+        self._on_death(error)
+
+    def fail(self, entries: list[Entry[P, R]], error: TesseraError) -> None:
         for entry in entries:
             if entry.future.cancelled():
                 entry.abandoned()
             else:
                 entry.future.set_exception(error)
 
-    def _forsake(self, entries: list[Entry[P, R]]) -> None:
+    def forsake(self, entries: list[Entry[P, R]]) -> None:
         """Cancelled entries of a batch that failed; they will not run again."""
         for entry in entries:
             entry.abandoned()
             self._dropped()
-
-
-def _part(entries: list[Entry[P, R]]) -> tuple[list[Entry[P, R]], list[Entry[P, R]]]:
-    # Each flag is read once: the event loop may set it at any moment, and an entry is either run or not.
-    alive: list[Entry[P, R]] = []
-    dead: list[Entry[P, R]] = []
-    for entry in entries:
-        (dead if entry.dropped else alive).append(entry)
-    return alive, dead
