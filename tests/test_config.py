@@ -157,3 +157,10 @@ def test_a_worker_with_a_wrong_file_ends_with_one_line(tmp_path: Path, mode: str
     assert done.returncode == 1
     assert str(path) in done.stderr and "bathc" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_only_what_embeds_can_be_a_model_of_dynamos(tmp_path: Path) -> None:
+    flags = ["--model-path", str(tmp_path), "--dynamo-model", "--disaggregation-mode"]
+    assert parse_worker([*flags, "embed"]).dynamo_model
+    with pytest.raises(ConfigError, match="--dynamo-model"):
+        parse_worker([*flags, "encode"])

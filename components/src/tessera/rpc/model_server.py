@@ -51,19 +51,22 @@ class ModelServer(Server):
         self._answer_model = handler
 
     async def stop(self, *, timeout: float) -> None:
-        from dynamo.llm import unregister_model
-
         if self._watchdog is not None:
             # It would list the model again.
             self._watchdog.cancel()
             await asyncio.gather(self._watchdog, return_exceptions=True)
+            await self._withdraw()
+        await super().stop(timeout=timeout)
+
+    async def _withdraw(self) -> None:
+        from dynamo.llm import unregister_model
+
         try:
             # Where discovery does not answer, the card goes with the lease.
             async with asyncio.timeout(UNREGISTER_SECONDS):
                 await unregister_model(self._endpoint)
         except Exception as error:
-            log.warning("%s: cannot take the model out of discovery: %s", self.address, error)
-        await super().stop(timeout=timeout)
+            log.warning("%s: cannot take the model out of discovery: %r", self.address, error)
 
     async def _announce(self) -> None:
         from dynamo.llm import ModelInput, ModelType, WorkerType, register_model
