@@ -218,7 +218,8 @@ supervise() {
     local status ended index
     while true; do
         status=0
-        wait -n -p ended "${PIDS[@]}" || status=$?
+        # Bash would report a killed child in words of its own.
+        wait -n -p ended "${PIDS[@]}" 2>/dev/null || status=$?
         for index in "${!PIDS[@]}"; do
             if [[ ${PIDS[index]} != "${ended:-}" ]]; then continue; fi
             if [[ -n ${PAUSING[index]} ]]; then

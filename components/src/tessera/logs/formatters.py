@@ -79,7 +79,7 @@ def _plain(value: Value) -> str:
 
 
 def _json(value: Value | dict[str, Value]) -> str:
-    text = orjson.dumps(_encodable(value)).decode()
+    text = orjson.dumps(_encodable(value), default=str).decode()
     # JSON lets these stand in a string as they are; many readers take them for the line's end.
     return _UNSEEN.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
