@@ -37,6 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """
     for item in items:
         group = next((name for name in TOGETHER if name in item.path.parts), str(item.path))
+        if _has(item, "installs"):
+            group = "installs"
         item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: (_has(item, "installs"), not _has(item, "e2e")))
 
