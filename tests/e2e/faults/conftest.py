@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,9 +35,15 @@ def known(reference: Reference) -> list[Known]:
 
 @pytest.fixture(scope="package")
 def deployment(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    folder = tmp_path_factory.mktemp("faults")
+    with deployed(checkpoint, tmp_path_factory.mktemp("faults"), ENGINE) as running:
+        yield running
+
+
+@contextmanager
+def deployed(checkpoint: Path, folder: Path, engine: str) -> Iterator[Deployment]:
+    """A deployment of its own, with this engine configuration for every worker."""
     config = folder / "engine.yaml"
-    config.write_text(ENGINE)
+    config.write_text(engine)
     port = free_ports(2)[0]
     environment = {
         "FRONTENDS": "2",

@@ -27,7 +27,8 @@ class StoreServer:
         if binary is None:
             pytest.skip(f"the Debian package {name}-server is not installed (scripts/system-packages)")
         self._binary = binary
-        self._folder = folder
+        self._folder = folder / name
+        self._folder.mkdir()
         self.address = address
         self._inside = list(inside)
         self.port, self._peer = free_ports(2)

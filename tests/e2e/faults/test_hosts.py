@@ -156,7 +156,9 @@ async def test_a_slow_network_that_loses_packets_costs_time_alone(hosts: Hosts, 
     finally:
         hosts.network.calm()
     late = [error for error in running.errors if " 504: " not in error and " 503: " not in error]
-    running.figures("30 ms and 1 % loss between the hosts", 0.0)
+    print(
+        f"30 ms and 1 % loss between the hosts: {len(running.answered)} requests, {running.vectors} vectors"
+    )
     assert late == [], late
     assert len(running.errors) <= 0.02 * len(running.answered) + 1
     assert max(one.seconds for one in running.answered) < DEADLINE + 2

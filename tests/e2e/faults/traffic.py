@@ -109,20 +109,34 @@ class Traffic:
         found = sorted(one.seconds for one in self.answered if since <= one.at + one.seconds < until)
         return found[int(share * (len(found) - 1))] if found else float("nan")
 
-    def slow_until(self, since: float, limit: float) -> float:
-        """Seconds after ``since`` at which the last request longer than ``limit`` ended; 0 without any."""
-        late = [one.at + one.seconds - since for one in self.answered if one.seconds > limit]
-        return max([0.0, *late])
+    def recoveries(self, faults: Sequence[float]) -> list[float]:
+        """Seconds from each fault (monotonic clock) until the p99 is back, and stays until the next fault.
 
-    def figures(self, what: str, since: float) -> None:
-        """Print what docs/reliability.md reports."""
-        before = self.percentile(0.99, 0.0, since)
-        slowest = self.percentile(1.0, since, float("inf"))
+        The p99 is that of the requests which end within a second, for every second that begins with the end
+        of a request. It is back when it is no higher than in the worst second before the first fault.
+        """
+        ends = sorted((one.at + one.seconds, one.seconds) for one in self.answered)
+        p99 = [(at, _p99([seconds for end, seconds in ends if at <= end < at + 1])) for at, _ in ends]
+        level = max((seconds for at, seconds in p99 if at < faults[0] - 1), default=float("nan"))
+        spans = zip(faults, [*faults[1:], float("inf")], strict=True)
+        return [
+            max([0.0, *(at - fault for at, high in p99 if fault <= at < next_fault and high > level)])
+            for fault, next_fault in spans
+        ]
+
+    def figures(self, what: str, faults: Sequence[float]) -> None:
+        """Print what docs/reliability.md reports, for faults at these moments (monotonic clock)."""
+        before = self.percentile(0.99, 0.0, faults[0])
+        slowest = self.percentile(1.0, faults[0], float("inf"))
+        back = ", ".join(f"{seconds:.1f}" for seconds in self.recoveries(faults))
         print(
             f"{what}: {len(self.answered)} requests, {self.vectors} vectors, {len(self.errors)} errors; "
-            f"p99 before {before * 1e3:.0f} ms, slowest after {slowest * 1e3:.0f} ms, "
-            f"last one over twice that p99 {self.slow_until(since, 2 * before):.1f} s after the first fault"
+            f"p99 before {before * 1e3:.0f} ms, slowest after {slowest * 1e3:.0f} ms, p99 back after {back} s"
         )
+
+
+def _p99(seconds: Sequence[float]) -> float:
+    return sorted(seconds)[int(0.99 * (len(seconds) - 1))]
 
 
 @asynccontextmanager

@@ -1,0 +1,191 @@
+"""Mixed traffic with churn for a long time: every vector is right, and what lives on does not grow.
+
+Three minutes by default; ``TESSERA_SOAK_SECONDS`` makes it longer (the promise is for half an hour).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.faults.conftest import Deployment, deployed
+from tests.e2e.faults.test_processes import whole
+from tests.e2e.faults.traffic import Known, picture, traffic
+from tests.e2e.inputs import parts
+from tests.e2e.service import MODEL, Service
+
+SECONDS = float(os.environ.get("TESSERA_SOAK_SECONDS", "180"))
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(SECONDS + 300)]
+
+# The processes that live through it, and those that are killed and restarted, in the script's order:
+# frontends, encode workers, embed workers.
+STEADY, CHURNED = (0, 2, 4), (1, 3, 5)
+NAMES = ("frontend", "encode worker", "embed worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What a process holds."""
+
+    resident_mb: float
+    files: int
+    shared_memory: int
+
+    @classmethod
+    def of(cls, pid: int) -> Size:
+        proc = Path(f"/proc/{pid}")
+        pages = int((proc / "statm").read_text().split()[1])
+        # Mapped once for its lease words and once for its rows: segments, not mappings, are counted.
+        inodes = {line.split()[4] for line in (proc / "maps").read_text().splitlines() if "/memfd:" in line}
+        return cls(pages * 4096 / (1 << 20), len(list((proc / "fd").iterdir())), len(inodes))
+
+
+@dataclass(frozen=True, slots=True)
+class Stirred:
+    """What was done to a service, and answered by it."""
+
+    requests: int
+    vectors: int
+    faults: int
+    bad_clients: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    sizes: tuple[Size, ...]
+    registrations: tuple[float, ...]
+    peers: float
+
+
+@pytest.fixture(params=["shm", "nixl"])
+def soaked(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> Iterator[Deployment]:
+    """The service of the other tests, whose workers share memory, and one whose workers use NIXL."""
+    if request.param == "shm":
+        yield request.getfixturevalue("deployment")
+        return
+    engine = "transport: {kind: 'nixl,inline', checksum: true, lease_seconds: 3}\n"
+    with deployed(checkpoint, tmp_path, engine) as running:
+        yield running
+
+
+def sample(service: Service) -> Sample:
+    pids = service.pids_in_order(6)
+    return Sample(
+        tuple(Size.of(pids[position]) for position in STEADY),
+        tuple(service.worker_metric(worker, "tessera_nixl_registrations") for worker in (0, 2)),
+        service.worker_metric(2, "tessera_slab_peers"),
+    )
+
+
+async def churn(deployment: Deployment, stopping: asyncio.Event, chance: random.Random) -> int:
+    """Kill, freeze or end one process after another, each once the one before it is back."""
+    service, count = deployment.service, 0
+    while not stopping.is_set():
+        position = CHURNED[count % len(CHURNED)]
+        pid = service.pids_in_order(6)[position]
+        fault = chance.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP))
+        os.kill(pid, fault)
+        if fault == signal.SIGSTOP:
+            await asyncio.sleep(chance.uniform(1.0, 4.0))
+            os.kill(pid, signal.SIGCONT)
+        # What has ended often is started again after up to half a minute.
+        deadline = time.monotonic() + 120
+        await asyncio.sleep(1.0)
+        while -1 in service.pids_in_order(6) or not all_there(deployment.urls):
+            assert time.monotonic() < deadline, f"{service.pids_in_order(6)} {service.health()}"
+            await asyncio.sleep(0.2)
+        count += 1
+        await asyncio.sleep(chance.uniform(0.5, 2.0))
+    return count
+
+
+def all_there(urls: Sequence[str]) -> bool:
+    try:
+        return all(httpx.get(f"{url}/health").json()["workers"] == {"embed": 2, "encode": 2} for url in urls)
+    except httpx.HTTPError:
+        return False
+
+
+async def nuisance(service: Service, stopping: asyncio.Event, chance: random.Random) -> int:
+    """Clients that hang up, and images that cannot be decoded."""
+    count = 0
+    async with httpx.AsyncClient(timeout=60) as client:
+        while not stopping.is_set():
+            data = picture(50_000 + count, 300)
+            hangs_up = chance.random() < 0.5
+            value = parts(None, data if hangs_up else data[: len(data) // 2])
+            patience = httpx.Timeout(60, read=chance.uniform(0.001, 0.1) if hangs_up else 60)
+            try:
+                answer = await client.post(
+                    f"{service.url}/v1/embeddings", json={"model": MODEL, "input": [value]}, timeout=patience
+                )
+                assert hangs_up or answer.status_code == 400, answer.text
+            except httpx.ReadTimeout:
+                pass
+            count += 1
+            await asyncio.sleep(0.1)
+    return count
+
+
+async def stir(deployment: Deployment, known: list[Known], seconds: float, chance: random.Random) -> Stirred:
+    """Traffic, churn and bad clients for so long; nothing is left running."""
+    stopping = asyncio.Event()
+    async with traffic(deployment.urls, known) as running:
+        tasks = [
+            asyncio.create_task(churn(deployment, stopping, chance)),
+            asyncio.create_task(nuisance(deployment.service, stopping, chance)),
+        ]
+        await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        stopping.set()
+        faults, nuisances = await asyncio.gather(*tasks)
+    assert running.errors == []
+    return Stirred(len(running.answered), running.vectors, faults, nuisances)
+
+
+def growth(then: Sample, now: Sample) -> list[str]:
+    """What has grown by more than comes and goes."""
+    found = []
+    for name, before, after in zip(NAMES, then.sizes, now.sizes, strict=True):
+        grown = (
+            after.resident_mb > 1.1 * before.resident_mb,
+            after.files > before.files + 4,
+            after.shared_memory > before.shared_memory + 1,
+        )
+        if any(grown):
+            found.append(f"{name}: {before} -> {after}")
+    if now.registrations != then.registrations:
+        found.append(f"NIXL registrations: {then.registrations} -> {now.registrations}")
+    if now.peers > 4:
+        found.append(f"peers: {now.peers}")
+    return found
+
+
+async def test_nothing_grows_and_every_vector_is_right(soaked: Deployment, known: list[Known]) -> None:
+    chance = random.Random(7)
+    await whole(soaked)
+    # What is allocated once is there after a while; growth is measured from then on, always at rest.
+    warm = await stir(soaked, known, SECONDS / 8, chance)
+    await whole(soaked)
+    then = await asyncio.to_thread(sample, soaked.service)
+    stirred = await stir(soaked, known, SECONDS * 3 / 8, chance)
+    await whole(soaked)
+    deadline = time.monotonic() + 60
+    # Connections to processes that are gone take their time to close.
+    while growth(then, now := await asyncio.to_thread(sample, soaked.service)):
+        assert time.monotonic() < deadline, growth(then, now)
+        await asyncio.sleep(1.0)
+    print(f"{SECONDS / 2:.0f} s: {warm}, then {stirred}, no errors")
+    for name, before, after in zip(NAMES, then.sizes, now.sizes, strict=True):
+        print(f"{name}: {before} -> {after}")
+    print(f"NIXL registrations {then.registrations} -> {now.registrations}, peers {now.peers}")
+    assert warm.faults + stirred.faults >= 2 and stirred.vectors > 100
