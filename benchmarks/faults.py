@@ -127,7 +127,7 @@ async def measure(options: argparse.Namespace, service: Service) -> tuple[Answer
         await asyncio.sleep(options.warm)
         # What was slow at first says nothing of the level before the faults.
         answers.good.clear()
-        await asyncio.sleep(options.calm)
+        await asyncio.sleep(options.before)
         for worker in islice(cycle((2, 0, 3, 1)), options.kills):
             at = time.monotonic()
             os.kill(service.pid(worker), signal.SIGKILL)
@@ -195,7 +195,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=20.0, help="requests a second; well below capacity")
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--warm", type=float, default=5.0, help="seconds that are not looked at")
-    parser.add_argument("--calm", type=float, default=10.0, help="seconds before, between and after kills")
+    parser.add_argument("--before", type=float, default=20.0, help="seconds that show the level")
+    parser.add_argument("--calm", type=float, default=5.0, help="seconds after a worker is back")
     return parser.parse_args(argv)
 
 

@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks import cpu
 from benchmarks.flood import Answers, Flood, flood
 from benchmarks.service import Deployment, service
 from benchmarks.table import table
@@ -29,7 +30,11 @@ _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """``capacity`` and ``goodput`` in requests a second, the rest in seconds and MiB."""
+    """``capacity`` and ``goodput`` in requests a second, the rest in seconds and MiB.
+
+    The processor time of a good answer, calm and in the storm, shows what overload costs the service itself
+    on a machine whose other jobs take from both.
+    """
 
     capacity: float
     offered: float
@@ -46,6 +51,9 @@ class Report:
     memory_half: float
     memory_after: float
     recovery: float
+    worker_cpu: tuple[float, float]
+    frontend_cpu: tuple[float, float]
+    storm_shares: tuple[float, float, float]
 
     def rows(self) -> list[tuple[str, ...]]:
         return [
@@ -63,8 +71,41 @@ class Report:
                 "memory before / half-way / after, MiB",
                 f"{self.memory_before:.0f} / {self.memory_half:.0f} / {self.memory_after:.0f}",
             ),
+            ("worker's CPU for a good answer, calm / storm, ms", _pair(self.worker_cpu)),
+            ("frontends' CPU for a good answer, calm / storm, ms", _pair(self.frontend_cpu)),
+            (
+                "cores used in the storm, worker / frontends / clients",
+                " / ".join(f"{share:.2f}" for share in self.storm_shares),
+            ),
             ("first second without a refusal, s after the end", f"{self.recovery:.1f}"),
         ]
+
+
+def _pair(seconds: tuple[float, float]) -> str:
+    return f"{seconds[0] * 1e3:.1f} / {seconds[1] * 1e3:.1f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Processor seconds of the worker, the frontends and the clients."""
+
+    worker: float
+    frontend: float
+    clients: float
+
+    @classmethod
+    def now(cls, pids: Sequence[int]) -> Spent:
+        others = set(children(os.getpid())) - set(pids)
+        return cls(
+            cpu.seconds(cpu.running("tessera.worker", pids)),
+            cpu.seconds(cpu.running("tessera.frontend", pids)),
+            cpu.seconds(others),
+        )
+
+    def since(self, before: Spent) -> Spent:
+        return Spent(
+            self.worker - before.worker, self.frontend - before.frontend, self.clients - before.clients
+        )
 
 
 class Memory(threading.Thread):
@@ -127,13 +168,17 @@ def measure(options: argparse.Namespace, urls: tuple[str, ...], pids: Sequence[i
 
         # The first run warms what is made on first use, on both sides.
         run(options.warm, concurrency=options.concurrency)
+        before = Spent.now(pids)
         calm = run(options.calm, concurrency=options.concurrency)
+        calm_spent = Spent.now(pids).since(before)
         capacity = len(calm.good) / options.calm
         memory = Memory(pids)
         memory.start()
         offered = options.factor * capacity
         begun = time.time() + 2.0
+        before = Spent.now(pids)
         storm = run(options.seconds, rate=offered)
+        spent = Spent.now(pids).since(before)
         memory.stop()
         ended = time.time()
         after = run(options.calm, rate=0.5 * capacity)
@@ -155,6 +200,13 @@ def measure(options: argparse.Namespace, urls: tuple[str, ...], pids: Sequence[i
         memory_half=halves[len(halves) // 2],
         memory_after=halves[-1],
         recovery=max([at - ended for at, _ in after.refused], default=0.0),
+        worker_cpu=(calm_spent.worker / max(1, len(calm.good)), spent.worker / max(1, len(storm.good))),
+        frontend_cpu=(calm_spent.frontend / max(1, len(calm.good)), spent.frontend / max(1, len(storm.good))),
+        storm_shares=(
+            spent.worker / options.seconds,
+            spent.frontend / options.seconds,
+            spent.clients / options.seconds,
+        ),
     )
 
 
