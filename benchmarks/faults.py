@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import random
 import signal
@@ -63,14 +64,6 @@ class Answers:
 
     good: list[tuple[float, float]] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-
-    def p99s(self) -> list[tuple[float, float]]:
-        """The p99 of each second that begins with an answer."""
-        self.good.sort()
-        return [
-            (at, percentile([took for end, took in islice(self.good, n, None) if end < at + _WINDOW], 0.99))
-            for n, (at, _) in enumerate(self.good)
-        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,20 +166,39 @@ async def _load(options: argparse.Namespace, url: str, client: httpx.AsyncClient
 
 
 def report(answers: Answers, kills: Sequence[Kill]) -> list[tuple[str, ...]]:
-    p99s = answers.p99s()
-    level = max(p99 for at, p99 in p99s if at < kills[0].at - _WINDOW)
-    rows = []
+    level, back = recoveries(answers.good, [kill.at for kill in kills])
     ends = [*(kill.at for kill in kills[1:]), float("inf")]
-    for kill, end in zip(kills, ends, strict=True):
-        late = [at - kill.at for at, p99 in p99s if kill.at <= at < end and p99 > level]
-        slowest = max(took for at, took in answers.good if kill.at <= at < end)
-        row = (f"{slowest * 1e3:.0f}", f"{max(late, default=0.0):.1f}", f"{kill.replaced:.1f}")
+    rows = []
+    for kill, end, seconds in zip(kills, ends, back, strict=True):
+        slowest = max((took for at, took in answers.good if kill.at <= at < end), default=float("nan"))
+        row = (f"{slowest * 1e3:.0f}", f"{seconds:.1f}", f"{kill.replaced:.1f}")
         rows.append((kill.role, f"{level * 1e3:.0f}", *row))
     return rows
 
 
+def recoveries(answers: Sequence[tuple[float, float]], faults: Sequence[float]) -> tuple[float, list[float]]:
+    """The level of the p99 before the first fault, and the seconds from each fault until it is back there.
+
+    ``answers`` are pairs of when an answer came and the seconds that it took. The p99 is that of a second
+    which begins with an answer; its level is the worst one that is over before the first fault. It is back
+    when it stays at that or below until the next fault.
+    """
+    ends = sorted(answers)
+    p99s = [
+        (at, percentile([took for end, took in islice(ends, n, None) if end < at + _WINDOW], 0.99))
+        for n, (at, _) in enumerate(ends)
+    ]
+    level = max((p99 for at, p99 in p99s if at < faults[0] - _WINDOW), default=float("nan"))
+    spans = zip(faults, [*faults[1:], float("inf")], strict=True)
+    return level, [
+        max([0.0, *(at - fault for at, p99 in p99s if fault <= at < later - _WINDOW and p99 > level)])
+        for fault, later in spans
+    ]
+
+
 def percentile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[int(share * (len(values) - 1))]
+    """The nearest rank: of few values the p99 is the largest."""
+    return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

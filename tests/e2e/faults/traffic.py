@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from benchmarks.faults import recoveries
 from PIL import Image
 
 from tests.e2e.inputs import Case, cosine, parts
@@ -109,34 +110,16 @@ class Traffic:
         found = sorted(one.seconds for one in self.answered if since <= one.at + one.seconds < until)
         return found[int(share * (len(found) - 1))] if found else float("nan")
 
-    def recoveries(self, faults: Sequence[float]) -> list[float]:
-        """Seconds from each fault (monotonic clock) until the p99 is back, and stays until the next fault.
-
-        The p99 is that of the requests which end within a second, for every second that begins with the end
-        of a request. It is back when it is no higher than in the worst second before the first fault.
-        """
-        ends = sorted((one.at + one.seconds, one.seconds) for one in self.answered)
-        p99 = [(at, _p99([seconds for end, seconds in ends if at <= end < at + 1])) for at, _ in ends]
-        level = max((seconds for at, seconds in p99 if at < faults[0] - 1), default=float("nan"))
-        spans = zip(faults, [*faults[1:], float("inf")], strict=True)
-        return [
-            max([0.0, *(at - fault for at, high in p99 if fault <= at < next_fault and high > level)])
-            for fault, next_fault in spans
-        ]
-
     def figures(self, what: str, faults: Sequence[float]) -> None:
         """Print what docs/reliability.md reports, for faults at these moments (monotonic clock)."""
         before = self.percentile(0.99, 0.0, faults[0])
         slowest = self.percentile(1.0, faults[0], float("inf"))
-        back = ", ".join(f"{seconds:.1f}" for seconds in self.recoveries(faults))
+        ended = [(one.at + one.seconds, one.seconds) for one in self.answered]
+        back = ", ".join(f"{seconds:.1f}" for seconds in recoveries(ended, faults)[1])
         print(
             f"{what}: {len(self.answered)} requests, {self.vectors} vectors, {len(self.errors)} errors; "
             f"p99 before {before * 1e3:.0f} ms, slowest after {slowest * 1e3:.0f} ms, p99 back after {back} s"
         )
-
-
-def _p99(seconds: Sequence[float]) -> float:
-    return sorted(seconds)[int(0.99 * (len(seconds) - 1))]
 
 
 @asynccontextmanager
