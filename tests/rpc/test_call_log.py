@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -76,48 +77,43 @@ async def test_many_calls_of_one_request_are_one_line(deployment: Deployment, li
     assert (many["queue_ms"], many["embed_ms"], many["route"], many["encode_retries"]) == (2.0, 3.0, "shm", 4)
 
 
-@pytest.mark.parametrize(
-    ("make", "level", "outcome"),
-    [
-        (lambda: InvalidInput("a secret text"), "INFO", "invalid_input"),
-        (lambda: Overloaded("full"), "INFO", "overloaded"),
-        (lambda: EngineFailed("out of memory"), "ERROR", "engine_failed"),
-        (lambda: ZeroDivisionError("a bug"), "ERROR", "internal_error"),
-    ],
-    ids=["the caller's", "full", "ours", "nobody foresaw it"],
-)
-async def test_who_is_to_blame_gives_the_level(
-    deployment: Deployment, lines: Lines, make: Callable[[], Exception], level: str, outcome: str
-) -> None:
-    async def handler(message: wire.Request) -> wire.Reply:
-        raise make()
-
-    server = await deployment.serve(handler)
-    client = await deployment.client()
-    with pytest.raises(TesseraError):
-        await client.call(server.instance, named("failing"), timeout=10)
-    await until(lambda: lines)
-    (line,) = lines
-    assert (line["level"], line["outcome"], line["request_id"]) == (level, outcome, "failing")
-    # What is said of a caller's mistake quotes the caller.
-    assert ("error" in line) == (level == "ERROR")
-    assert ("ZeroDivisionError" in line.get("exception", "")) == (outcome == "internal_error")
-
-
-async def test_a_failed_input_is_counted_and_a_fault_goes_before_a_mistake(
-    deployment: Deployment, lines: Lines
-) -> None:
+async def test_who_is_to_blame_gives_the_level(deployment: Deployment, lines: Lines) -> None:
+    raised: dict[str, Exception] = {
+        "the caller's": InvalidInput("a secret text"),
+        "full": Overloaded("full"),
+        "ours": EngineFailed("out of memory"),
+        "nobody foresaw it": ZeroDivisionError("a bug"),
+    }
     failures = {0: wire.Failure.of(InvalidInput("no")), 1: wire.Failure.of(EngineFailed("broken"))}
 
     async def handler(message: wire.Request) -> wire.Reply:
+        assert isinstance(message, wire.EmbedRequest)
+        if message.request_id in raised:
+            raise raised[message.request_id]
         return msgspec.structs.replace(echoed(message), failures=failures)
 
     server = await deployment.serve(handler)
     client = await deployment.client()
-    await client.call(server.instance, named("partial"), timeout=10)
-    await until(lambda: lines)
-    (line,) = lines
-    assert (line["failed_inputs"], line["outcome"], line["level"]) == (2, "engine_failed", "ERROR")
+    for name in (*raised, "partly ours"):
+        with suppress(TesseraError):
+            await client.call(server.instance, named(name), timeout=10)
+    await until(lambda: len(lines) == 5)
+    found = {line["request_id"]: line for line in lines}
+    assert {name: (line["level"], line["outcome"]) for name, line in found.items()} == {
+        "the caller's": ("INFO", "invalid_input"),
+        "full": ("INFO", "overloaded"),
+        "ours": ("ERROR", "engine_failed"),
+        "nobody foresaw it": ("ERROR", "internal_error"),
+        # A fault goes before a mistake.
+        "partly ours": ("ERROR", "engine_failed"),
+    }
+    # What is said of a caller's mistake quotes the caller.
+    assert {name for name, line in found.items() if "error" in line} == {
+        name for name, line in found.items() if line["level"] == "ERROR"
+    }
+    assert [name for name, line in found.items() if "exception" in line] == ["nobody foresaw it"]
+    assert "ZeroDivisionError" in found["nobody foresaw it"]["exception"]
+    assert found["partly ours"]["failed_inputs"] == 2
 
 
 async def test_a_caller_that_went_away_leaves_a_line(deployment: Deployment, lines: Lines) -> None:
