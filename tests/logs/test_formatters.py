@@ -66,9 +66,9 @@ def test_a_forged_line_is_visibly_part_of_another() -> None:
 
 
 def test_text_fields_follow_the_message() -> None:
-    fields = {"request_id": "abc", "duration_ms": 12.5, "key": "the shop", "none": None}
+    fields = {"request_id": "abc", "duration_ms": 1234567.8, "key": "the shop", "none": None}
     text = TextFormatter("frontend").format(record("done", fields=fields))
-    assert text.endswith(': done request_id=abc duration_ms=12.5 key="the shop"')
+    assert text.endswith(': done request_id=abc duration_ms=1234567.8 key="the shop"')
 
 
 @pytest.mark.parametrize("formatter", [JsonFormatter("embed"), TextFormatter("embed")])

@@ -50,6 +50,12 @@ def test_the_rest_stays(text: str) -> None:
     assert scrub(text) == text
 
 
+def test_of_a_long_text_the_end_stays() -> None:
+    text = scrub("where it began " + "step " * 10_000 + "ValueError: what happened")
+    assert text.startswith("where it began") and text.endswith("ValueError: what happened")
+    assert "characters left out" in text and len(text) < MOST_CHARACTERS + 100
+
+
 @given(st.text())
 def test_any_text_can_be_scrubbed_and_stays_bounded(text: str) -> None:
     assert len(scrub(text * 1000)) <= MOST_CHARACTERS + 100 * (1 + text.count(":"))

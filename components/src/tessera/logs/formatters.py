@@ -74,7 +74,7 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def _plain(value: Value) -> str:
-    text = f"{value:g}" if isinstance(value, float) else str(value)
+    text = str(value)
     return text if _BARE.fullmatch(text) else _json(text)
 
 

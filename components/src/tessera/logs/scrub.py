@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-# Room for a traceback; a line that is longer says nothing more.
+# Room for a traceback. Of a longer one the end says what happened, and the beginning where.
 MOST_CHARACTERS: Final = 16_384
+_HEAD_CHARACTERS: Final = 4096
 
 # Words as long as this are files in base64, keys, or tokens; ids and hashes are shorter.
 _LONG = re.compile(r"[A-Za-z0-9+/=_-]{161,}")
@@ -29,7 +30,9 @@ _SUSPECT = re.compile(r"data:|://|bearer|basic|key|[A-Za-z0-9+/=_-]{161}", re.IG
 def scrub(text: str) -> str:
     """The text without data URLs, credentials, long encoded words, and queries and fragments of URLs."""
     if len(text) > MOST_CHARACTERS:
-        text = f"{text[:MOST_CHARACTERS]}… ({len(text) - MOST_CHARACTERS} characters more)"
+        left_out = len(text) - MOST_CHARACTERS
+        tail = text[_HEAD_CHARACTERS - MOST_CHARACTERS :]
+        text = f"{text[:_HEAD_CHARACTERS]}… ({left_out} characters left out) …{tail}"
     if not _SUSPECT.search(text):
         return text
     text = _DATA_URL.sub("data:…", text)
