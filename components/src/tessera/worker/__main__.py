@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 import torch
@@ -61,7 +61,7 @@ async def serve(config: WorkerConfig) -> None:
     address = runtime.address(COMPONENT[config.mode])
     name = f"{runtime.endpoint(address).connection_id():x}"
     builder = Builder(config=config, runtime=runtime, metrics=metrics, name=name, died=died)
-    service = await _unless(stop, builder.build())
+    service = await _unless(stop.wait(), builder.build())
     if service is None:
         runtime.shutdown()
         return
@@ -75,9 +75,11 @@ async def serve(config: WorkerConfig) -> None:
     server.expose_metrics(metrics.render)
     # Discovery may keep a worker waiting; a signal must not wait with it.
     servers = [server, *model_servers(runtime, config, service, server)]
+    # Watched from now on, because discovery may lose a worker that is only just registering.
+    ending = asyncio.create_task(_ending(stop, dead, runtime))
     for each in servers:
-        await _unless(stop, each.start())
-    if not stop.is_set():
+        await _unless(asyncio.shield(ending), each.start())
+    if not ending.done():
         log.info(
             "ready after %.1f s: %s worker %s serves %s at %s",
             time.monotonic() - started,
@@ -87,7 +89,7 @@ async def serve(config: WorkerConfig) -> None:
             address,
         )
     watch = asyncio.create_task(_watch(service, config, died))
-    reason = await _ending(stop, dead, runtime)
+    reason = await ending
     watch.cancel()
     if isinstance(reason, EngineDead):
         log.critical("leaving: %s", reason)
@@ -97,7 +99,7 @@ async def serve(config: WorkerConfig) -> None:
     log.info("draining")
     await asyncio.gather(*(each.stop(timeout=patience) for each in servers))
     if reason is not None:
-        await _unless(stop, until_back(config.rpc.discovery_backend))
+        await _unless(stop.wait(), until_back(config.rpc.discovery_backend))
     await service.drain(patience)
     await service.close()
     runtime.shutdown()
@@ -136,9 +138,9 @@ async def _watch(service: Service, config: WorkerConfig, died: Callable[[EngineD
             died(EngineDead(f"an engine has been busy with one batch for {busy:.0f} s"))
 
 
-async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+async def _unless(stop: Awaitable[Any], work: Coroutine[Any, Any, T]) -> T | None:
     """The result of ``work``, or None when ``stop`` came first."""
-    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop)
     await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
     stopped.cancel()
     if task.done():
