@@ -91,6 +91,12 @@ def _metric(url: str, name: str, labels: dict[str, str]) -> float:
     )
 
 
+def signal_process(pid: int, number: signal.Signals) -> None:
+    """As ``os.kill``, to which a process that is not there, -1, would mean every process of the machine."""
+    assert pid > 0, "the process is not there"
+    os.kill(pid, number)
+
+
 def free_ports(count: int) -> list[int]:
     """Consecutive ports that nobody listens on now, below 32768: the runtime reads its own as int16."""
     while True:

@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.faults.conftest import ENCODE, Deployment
 from tests.e2e.faults.test_processes import named, store_of, until, whole, whole_again
 from tests.e2e.faults.traffic import Known, picture, traffic
-from tests.e2e.service import ROOT
+from tests.e2e.service import ROOT, signal_process
 
 pytestmark = pytest.mark.e2e
 
@@ -104,7 +104,7 @@ async def test_a_writer_that_dies_is_an_error_or_the_right_rows(
 ) -> None:
     await whole(deployment)
     with reader(deployment, kind, tmp_path) as process:
-        os.kill(named(deployment, ENCODE[0]), signal.SIGKILL)
+        signal_process(named(deployment, ENCODE[0]), signal.SIGKILL)
         await asyncio.sleep(0.2)
         answer = await asyncio.to_thread(said, process)
     # Shared memory outlives its writer; whatever is read is checked against the writer's own checksum.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from tests.e2e.faults.conftest import EMBED, ENCODE, FRONTENDS, Deployment
 from tests.e2e.faults.traffic import Known, traffic
-from tests.e2e.service import MODEL, Service
+from tests.e2e.service import MODEL, Service, signal_process
 
 pytestmark = pytest.mark.e2e
 
@@ -72,7 +71,7 @@ async def test_workers_killed_one_after_another_are_not_noticed(
         for worker in (EMBED[0], ENCODE[0], EMBED[1], ENCODE[1]):
             pid = named(deployment, worker)
             faults.append(time.monotonic())
-            os.kill(pid, signal.SIGKILL)
+            signal_process(pid, signal.SIGKILL)
             # The dead one stays listed until its lease runs out: the new one is what counts.
             await asyncio.sleep(1.0)
             await until(lambda p=pid, w=worker: replaced(deployment, w, p), what="it was not started again")
@@ -108,14 +107,14 @@ async def test_frozen_workers_are_routed_around_and_come_back(
         await asyncio.sleep(2.0)
         first = time.monotonic()
         for pid in frozen:
-            os.kill(pid, signal.SIGSTOP)
+            signal_process(pid, signal.SIGSTOP)
         try:
             # Longer than the ten seconds that their leases in discovery last.
             await asyncio.sleep(14.0)
             served = len(running.answered)
         finally:
             for pid in frozen:
-                os.kill(pid, signal.SIGCONT)
+                signal_process(pid, signal.SIGCONT)
         await whole_again(deployment)
         items = [deployment.service.worker_metric(worker, "tessera_items_total") for worker in (2, 0)]
         await asyncio.sleep(2.0)
@@ -140,7 +139,7 @@ async def test_a_rolling_restart_of_every_process_loses_nothing(
         for position in range(6):
             pid = deployment.service.pids_in_order(6)[position]
             faults.append(time.monotonic())
-            os.kill(pid, signal.SIGTERM)
+            signal_process(pid, signal.SIGTERM)
             await until(lambda p=pid: f"(pid {p}) ended with status" in deployment.service.log.read_text())
             await until(lambda p=pid, at=position: deployment.service.pids_in_order(6)[at] not in (-1, p))
             for url in deployment.urls:
@@ -178,7 +177,7 @@ async def test_a_frontend_that_is_killed_leaves_its_work_undone(
             )
         )
         first = time.monotonic()
-        os.kill(victim, signal.SIGKILL)
+        signal_process(victim, signal.SIGKILL)
         lost = await asyncio.gather(*calls, return_exceptions=True)
         assert any(isinstance(one, httpx.TransportError) for one in lost)
         await until(lambda: sum(cancelled_items(deployment, worker) for worker in EMBED) > cancelled)
@@ -223,12 +222,12 @@ async def test_workers_that_discovery_has_lost_return(deployment: Deployment, kn
 async def test_a_missing_worker_shows(deployment: Deployment) -> None:
     await whole(deployment)
     pid = named(deployment, EMBED[0])
-    os.kill(pid, signal.SIGSTOP)
+    signal_process(pid, signal.SIGSTOP)
     try:
         await until(lambda: deployment.service.health()["missing"] == {"embed": 1, "encode": 0})
         assert deployment.service.frontend_metric("tessera_workers_expected", component="embed") == 2
         assert deployment.service.frontend_metric("tessera_workers", component="embed") == 1
         assert deployment.service.health()["status"] == "ready"
     finally:
-        os.kill(pid, signal.SIGCONT)
+        signal_process(pid, signal.SIGCONT)
     await whole(deployment)

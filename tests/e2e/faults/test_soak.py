@@ -21,7 +21,7 @@ from tests.e2e.faults.conftest import Deployment, deployed
 from tests.e2e.faults.test_processes import whole
 from tests.e2e.faults.traffic import Known, picture, traffic
 from tests.e2e.inputs import parts
-from tests.e2e.service import MODEL, Service
+from tests.e2e.service import MODEL, Service, signal_process
 
 SECONDS = float(os.environ.get("TESSERA_SOAK_SECONDS", "180"))
 
@@ -97,10 +97,10 @@ async def churn(deployment: Deployment, stopping: asyncio.Event, chance: random.
         position = CHURNED[count % len(CHURNED)]
         pid = service.pids_in_order(6)[position]
         fault = chance.choice((signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP))
-        os.kill(pid, fault)
+        signal_process(pid, fault)
         if fault == signal.SIGSTOP:
             await asyncio.sleep(chance.uniform(1.0, 4.0))
-            os.kill(pid, signal.SIGCONT)
+            signal_process(pid, signal.SIGCONT)
         # What has ended often is started again after up to half a minute.
         deadline = time.monotonic() + 120
         await asyncio.sleep(1.0)
