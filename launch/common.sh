@@ -103,11 +103,12 @@ set_up() {
             exit 1
         fi
     done
-    "$ROOT/scripts/setup" worker
-    if [[ ! -e $MODEL_PATH ]]; then
+    # Before the environment is made, which may take minutes.
+    if [[ ! -d $MODEL_PATH ]]; then
         say "MODEL_PATH=$MODEL_PATH: no such directory"
         exit 1
     fi
+    "$ROOT/scripts/setup" worker
     if [[ $DYN_DISCOVERY_BACKEND == file && -z ${DYN_FILE_KV:-} ]]; then
         OWN_STORE=$(mktemp -d "${TMPDIR:-/tmp}/tessera.XXXXXX")
         export DYN_FILE_KV=$OWN_STORE

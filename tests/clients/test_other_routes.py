@@ -93,7 +93,15 @@ def test_methods(service: ClosedService, http: httpx.Client) -> None:
     for method, path, allowed in (("GET", "/v1/embeddings", "POST"), ("DELETE", "/v1/models", "GET")):
         answer = http.request(method, path)
         assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
-        assert answer.json()["error"]["code"] == "method_not_allowed"
+        error = answer.json()["error"]
+        assert error["code"] == "method_not_allowed"
+        assert f"{method} {path}" in error["message"] and allowed in error["message"]
+
+
+def test_an_unknown_route_is_named(http: httpx.Client) -> None:
+    answer = http.post("/embeddings", json={"model": "x", "input": "a base URL without /v1"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
+    assert "POST /embeddings" in answer.json()["error"]["message"]
 
 
 def test_heads_are_bounded(service: ClosedService) -> None:

@@ -62,7 +62,8 @@ def test_fields(fields: dict[str, object], name: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
-        ({"inputs": "a"}, "inputs", "unknown key"),
+        ({"inputs": "a"}, "inputs", "unknown key; did you mean input?"),
+        ({"input": "a", "colour": "blue"}, "colour", "unknown key; the known keys are"),
         ({"model": 1}, "model", "found 1"),
         ({"model": ""}, "model", "non-empty"),
         ({"encoding_format": "hex"}, "encoding_format", "one of float, base64, bytes, found 'hex'"),

@@ -10,18 +10,35 @@ from pathlib import Path
 from tessera.rpc.runtime import RpcConfig
 
 
+class HelpFormatter(argparse.HelpFormatter):
+    """Ends the help of a flag with its default, where it has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        said = action.help or ""
+        if action.default is argparse.SUPPRESS or isinstance(action.default, bool) or "%(default)" in said:
+            return said
+        return f"{said} (default: %(default)s)" if action.default not in (None, []) else said
+
+
 def add_rpc_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that every process of a deployment shares."""
     defaults = RpcConfig()
     group = parser.add_argument_group("Dynamo")
-    group.add_argument("--namespace", default=defaults.namespace)
+    group.add_argument(
+        "--namespace", default=defaults.namespace, help="processes of one namespace find each other"
+    )
     group.add_argument(
         "--discovery-backend",
         default=defaults.discovery_backend,
         choices=("file", "etcd", "kubernetes", "mem"),
         help="where instances are listed",
     )
-    group.add_argument("--request-plane", default=defaults.request_plane, choices=("tcp", "nats"))
+    group.add_argument(
+        "--request-plane",
+        default=defaults.request_plane,
+        choices=("tcp", "nats"),
+        help="how processes call each other",
+    )
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:

@@ -22,6 +22,7 @@ from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.page import Page
 from tessera.frontend.rate_limit import RateLimiter
 from tessera.frontend.routes import cohere, docs, health, openai, page, status, tei, tokenize, voyage
+from tessera.frontend.shapes.values import clip
 from tessera.frontend.status import StatusBoard
 from tessera.frontend.traced import Traced
 from tessera.rpc import Peers
@@ -78,12 +79,24 @@ def make_app(
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> Response:
-        failure = render_status(error.status_code, str(error.detail))
+        failure = render_status(error.status_code, _explanation(request, error))
         # Which methods a route takes, above all.
         failure.headers.update({name.lower(): value for name, value in (error.headers or {}).items()})
         return _failed(request, failure)
 
     return app
+
+
+def _explanation(request: Request, error: HTTPException) -> str:
+    """Starlette's words for an unknown route or a wrong method name neither."""
+    asked = f"{request.method} {clip(request.url.path)}"
+    match error.status_code:
+        case 404:
+            return f"there is no route {asked}; GET /docs lists them"
+        case 405:
+            return f"{asked}: this route takes {(error.headers or {}).get('Allow', 'another method')}"
+        case _:
+            return str(error.detail)
 
 
 def _failed(request: Request, failure: Failure) -> Response:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from tessera.config import FrontendConfig, Limits
 from tessera.errors import ConfigError
 from tessera.flags import (
+    HelpFormatter,
     add_model_arguments,
     add_rpc_arguments,
     add_trace_arguments,
@@ -30,10 +31,12 @@ def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> 
 
     Raises ``ConfigError`` for values that argparse cannot judge; exits with status 2 for the rest.
     """
-    parser = argparse.ArgumentParser(prog="python -m tessera.frontend", description="The Tessera frontend.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tessera.frontend", description="The Tessera frontend.", formatter_class=HelpFormatter
+    )
     add_model_arguments(parser)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on")
+    parser.add_argument("--port", type=int, default=8000, help="of HTTP")
     parser.add_argument("--embed-endpoint", help="dyn://namespace.component.endpoint of the embed workers")
     parser.add_argument("--encode-endpoint", help="watched for /health only; the embed workers call it")
     _add_limits(parser)
@@ -48,7 +51,9 @@ def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> 
         default=True,
         help="the page at / to try the service on",
     )
-    parser.add_argument("--drain-seconds", type=float, default=30.0, help="for what is in flight at SIGTERM")
+    parser.add_argument(
+        "--drain-seconds", type=float, default=30.0, help="how long SIGTERM waits for what is in flight"
+    )
     parser.add_argument(
         "--worker-wait-seconds",
         type=float,
@@ -108,28 +113,30 @@ def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits = Limits()
     group = parser.add_argument_group("limits of one request")
-    group.add_argument("--max-body-mb", type=float, default=limits.max_body_bytes / _MIB)
-    group.add_argument("--max-inputs", type=int, default=limits.max_inputs)
-    group.add_argument("--max-images", type=int, default=limits.max_images)
-    group.add_argument("--max-images-per-input", type=int, default=limits.max_images_per_input)
+    group.add_argument("--max-body-mb", type=float, default=limits.max_body_bytes / _MIB, help="of its body")
+    group.add_argument("--max-inputs", type=int, default=limits.max_inputs, help="in one request")
+    group.add_argument("--max-images", type=int, default=limits.max_images, help="in one request")
     group.add_argument(
-        "--max-tokens", type=int, default=0, help="of one input; the model's own limit by default"
+        "--max-images-per-input", type=int, default=limits.max_images_per_input, help="in one input"
     )
+    group.add_argument("--max-tokens", type=int, default=0, help="of one input; 0: the model's own limit")
     group.add_argument(
         "--max-file-size-mb", type=float, default=limits.max_image_bytes / _MIB, help="of one image"
     )
     group.add_argument(
         "--max-media-mb", type=float, default=limits.max_media_bytes / _MIB, help="of all images of a request"
     )
-    group.add_argument("--max-image-pixels", type=int, default=limits.max_image_pixels)
+    group.add_argument("--max-image-pixels", type=int, default=limits.max_image_pixels, help="of one image")
     group.add_argument("--max-in-flight", type=int, default=limits.max_in_flight, help="requests, then 429")
     group.add_argument(
-        "--request-timeout-seconds", type=float, default=limits.timeout_seconds, help="then 504"
+        "--request-timeout-seconds", type=float, default=limits.timeout_seconds, help="to answer it, then 504"
     )
     group.add_argument(
         "--header-timeout-seconds", type=float, default=limits.header_seconds, help="for its head, then 408"
     )
-    group.add_argument("--max-header-kb", type=float, default=limits.max_header_bytes / 1024)
+    group.add_argument(
+        "--max-header-kb", type=float, default=limits.max_header_bytes / 1024, help="of its head"
+    )
 
 
 def _limits(parsed: argparse.Namespace) -> Limits:
@@ -159,14 +166,26 @@ def _add_media(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--allowed-local-media-path", type=Path, help="file:// URLs below it are served; none by default"
     )
-    group.add_argument("--allowed-media-domains", nargs="*", default=[], metavar="DOMAIN")
-    group.add_argument("--blocked-media-domains", nargs="*", default=[], metavar="DOMAIN")
+    group.add_argument(
+        "--allowed-media-domains",
+        nargs="*",
+        default=[],
+        metavar="DOMAIN",
+        help="image URLs may point to these alone",
+    )
+    group.add_argument(
+        "--blocked-media-domains",
+        nargs="*",
+        default=[],
+        metavar="DOMAIN",
+        help="image URLs may not point to these",
+    )
     group.add_argument(
         "--allow-private-media",
         action="store_true",
         help="let image URLs reach loopback and private addresses",
     )
-    group.add_argument("--media-timeout-seconds", type=float, default=10.0)
+    group.add_argument("--media-timeout-seconds", type=float, default=10.0, help="to fetch one image")
     group.add_argument(
         "--media-proxy",
         metavar="URL",

@@ -27,7 +27,9 @@ class LogSettings:
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = LogSettings()
     group = parser.add_argument_group("log")
-    group.add_argument("--log-format", choices=tuple(LogFormat), default=defaults.format)
+    group.add_argument(
+        "--log-format", choices=tuple(LogFormat), default=defaults.format, help="lines for people or programs"
+    )
     group.add_argument(
         "--log-level", choices=_LEVELS, default=defaults.level, help="of what is logged, and above"
     )

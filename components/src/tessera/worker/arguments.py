@@ -10,6 +10,7 @@ from pathlib import Path
 from tessera.config import Mode, WorkerConfig, load_stages
 from tessera.errors import ConfigError
 from tessera.flags import (
+    HelpFormatter,
     add_model_arguments,
     add_rpc_arguments,
     add_trace_arguments,
@@ -21,10 +22,15 @@ from tessera.logs import add_log_arguments
 
 def parse(argv: Sequence[str] | None = None) -> WorkerConfig:
     """Raises ``ConfigError`` for values that argparse cannot judge; exits with status 2 for the rest."""
-    parser = argparse.ArgumentParser(prog="python -m tessera.worker", description="One Tessera worker.")
+    parser = argparse.ArgumentParser(
+        prog="python -m tessera.worker", description="One Tessera worker.", formatter_class=HelpFormatter
+    )
     add_model_arguments(parser)
     parser.add_argument(
-        "--disaggregation-mode", choices=[mode.value for mode in Mode], default=Mode.AGG.value
+        "--disaggregation-mode",
+        choices=[mode.value for mode in Mode],
+        default=Mode.AGG.value,
+        help="which stages it runs: both, vision or text",
     )
     parser.add_argument(
         "--modality",
@@ -41,8 +47,10 @@ def parse(argv: Sequence[str] | None = None) -> WorkerConfig:
     )
     parser.add_argument("--extra-engine-args", type=Path, help="YAML file, see engine_configs/")
     parser.add_argument("--override-engine-args", help="JSON object merged over the YAML file")
-    parser.add_argument("--max-image-pixels", type=int, default=100_000_000)
-    parser.add_argument("--drain-seconds", type=float, default=30.0, help="for what is in flight at SIGTERM")
+    parser.add_argument("--max-image-pixels", type=int, default=100_000_000, help="of one image")
+    parser.add_argument(
+        "--drain-seconds", type=float, default=30.0, help="how long SIGTERM waits for what is in flight"
+    )
     parser.add_argument(
         "--encode-wait-seconds",
         type=float,

@@ -25,7 +25,9 @@ def read_local(url: str, *, root: Path | None, max_bytes: int, param: str) -> by
     message for all, so that it does not tell which files exist; ``PayloadTooLarge`` above ``max_bytes``.
     """
     if root is None:
-        raise MediaFetchError(f"{param}: local files are not served here", param=param)
+        raise MediaFetchError(
+            f"{param}: local files are not served here; send the bytes as a data URL", param=param
+        )
     path = _path(url, param)
     refused = MediaFetchError(f"{param}: no readable file below the allowed directory", param=param)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final, TypeVar
 
@@ -59,7 +60,11 @@ def reject_unknown(value: JsonObject, allowed: Collection[str], param: str) -> N
         return
     key = next(key for key in value if key not in allowed)
     path = join(param, clip(key))
-    raise InvalidInput(f"{path}: unknown key; the known keys are {', '.join(sorted(allowed))}", param=path)
+    close = get_close_matches(clip(key), allowed, n=1)
+    meant = f"did you mean {close[0]}? The" if close else "the"
+    raise InvalidInput(
+        f"{path}: unknown key; {meant} known keys are {', '.join(sorted(allowed))}", param=path
+    )
 
 
 def join(param: str, key: str) -> str:

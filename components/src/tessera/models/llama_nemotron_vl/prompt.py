@@ -187,7 +187,8 @@ class PromptBuilder:
 def _refuse_unless_truncating(length: int, max_tokens: int, truncate: Truncate, param: str) -> None:
     if truncate is Truncate.NONE:
         raise InvalidInput(
-            f"{param} has {length} tokens with its prompt, over the limit of {max_tokens}", param=param
+            f"{param} has {length} tokens with its prompt, over the limit of {max_tokens}; truncation is off",
+            param=param,
         )
 
 
