@@ -40,6 +40,7 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "ALLOWED_LOCAL_MEDIA_PATH": str(media),
         "MAX_FILE_SIZE_MB": "8",
         "FRONTEND_PAGE": "off",
+        "FRONTEND_ARGS": "--open-metrics",
         # The allocator gives large blocks back at once, so that resident memory is what is in use.
         "MALLOC_MMAP_THRESHOLD_": "65536",
         "MALLOC_TRIM_THRESHOLD_": "65536",

@@ -1,4 +1,4 @@
-"""A service that was started without the try-it page."""
+"""A service that was started without the try-it page, with metrics for everybody and the rest for keys."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ import pytest
 from tests.clients.conftest import ClosedService
 
 pytestmark = pytest.mark.e2e
+
+
+def test_only_the_metrics_need_no_key(service: ClosedService) -> None:
+    assert "tessera_workers{" in httpx.get(f"{service.url}/metrics").text
+    assert httpx.get(f"{service.url}/status").status_code == 401
+    assert httpx.post(f"{service.url}/v1/embeddings", json={"input": "a"}).status_code == 401
 
 
 def test_there_is_no_page(service: ClosedService, http: httpx.Client) -> None:

@@ -200,3 +200,4 @@ def test_a_compose_file_names_what_is_there() -> None:
             elif not source.startswith("$"):
                 assert source in compose["volumes"]
     assert targets <= set(TARGETS)
+    assert "--open-metrics" in compose["services"]["frontend"]["command"], "Prometheus has no API key"

@@ -138,6 +138,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """One frontend process. Without ``api_keys`` it answers everybody; rates of 0 are unlimited.
 
     ``page`` puts the page to try the service on at ``/``. ``traces`` names the exporters of traces.
+    ``open_metrics`` answers ``/metrics`` without a key.
     """
 
     model_path: Path
@@ -163,6 +164,7 @@ class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tokens_per_minute: float = 0.0
     result_cache_bytes: int = 0
     page: bool = True
+    open_metrics: bool = False
     traces: tuple[str, ...] = ()
 
 

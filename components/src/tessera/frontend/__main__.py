@@ -105,6 +105,7 @@ async def serve(config: FrontendConfig) -> None:
         draining=draining,
         board=StatusBoard(_head(config, model), peers, encode_peers, metrics),
         try_page=Page() if config.page else None,
+        open_metrics=config.open_metrics,
     )
     connections = ConnectionLimits(
         header_seconds=config.limits.header_seconds, header_bytes=config.limits.max_header_bytes

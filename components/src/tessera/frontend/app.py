@@ -45,13 +45,16 @@ def make_app(
     draining: asyncio.Event,
     board: StatusBoard,
     try_page: Page | None,
+    open_metrics: bool,
 ) -> FastAPI:
-    """Without ``try_page`` there is nothing at ``/``."""
+    """Without ``try_page`` there is nothing at ``/``; with ``open_metrics`` a scrape needs no key."""
     app = FastAPI(
         title="Tessera", version=__version__, description=_DESCRIPTION, docs_url=None, redoc_url=None
     )
     # The page asks for a key itself, once the service has asked for one.
     open_paths = OPEN_PATHS | (try_page.paths if try_page else frozenset())
+    if open_metrics:
+        open_paths |= {"/metrics"}
     app.add_middleware(
         Gate, keys=keys, limiter=limiter, admission=admission, metrics=metrics, open_paths=open_paths
     )

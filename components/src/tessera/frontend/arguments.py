@@ -106,6 +106,7 @@ def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> 
         tokens_per_minute=parsed.tokens_per_minute,
         result_cache_bytes=int(parsed.result_cache_mb * _MIB),
         page=parsed.page,
+        open_metrics=parsed.open_metrics,
         traces=trace_exporters(parsed),
     )
 
@@ -211,6 +212,11 @@ def _add_access(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help=f"one key for each line, perhaps with a name behind it; {API_KEYS_VARIABLE} holds more, "
         "separated by commas; without either everybody is answered",
+    )
+    group.add_argument(
+        "--open-metrics",
+        action="store_true",
+        help="answer /metrics without a key, for a Prometheus that has none",
     )
     group.add_argument("--requests-per-minute", type=float, default=0.0, help="of each key; 0: unlimited")
     group.add_argument("--tokens-per-minute", type=float, default=0.0, help="of each key; 0: unlimited")

@@ -30,7 +30,7 @@ def model_servers(
     server.expose_metrics(model.render_metrics)
     # Discovery lists one model at each endpoint.
     addresses = [f"{config.rpc.namespace}.embed.model{index or ''}" for index in range(len(model.names))]
-    log.info("%s will be a model of Dynamo's own", ", ".join(model.names))
+    log.info("will also be served as models of Dynamo's own: %s", ", ".join(model.names))
     return [
         ModelServer(runtime, address, name, model.answer)
         for address, name in zip(addresses, model.names, strict=True)
