@@ -50,6 +50,14 @@ say() {
         "$(date -u +%FT%T.%6NZ)" $$ "${message//\"/\\\"}" >&2
 }
 
+# Bash's arithmetic would take a word for the name of a variable.
+for name in FRONTENDS ENCODE_WORKERS EMBED_WORKERS DYN_HTTP_PORT DYN_SYSTEM_PORT_BASE STOP_TIMEOUT_SECONDS; do
+    if [[ ! ${!name:-0} =~ ^(0|[1-9][0-9]*)$ ]]; then
+        say "$name=${!name}: is not a whole number"
+        exit 1
+    fi
+done
+
 # Ends every child by its pid and waits for it; a second Ctrl-C does not leave any behind.
 cleanup() {
     local status=$?
@@ -206,8 +214,12 @@ wait_ready() {
     if [[ $FRONTEND_PAGE != off && " ${FRONTEND_ARGS:-} " != *" --no-page "* ]]; then
         printf '  open http://%s:%s/ in a browser, or\n\n' "$DYN_HTTP_HOST" "$DYN_HTTP_PORT" >&2
     fi
+    local key=
+    if [[ -n ${TESSERA_API_KEYS:-} || ${FRONTEND_ARGS:-} == *--api-keys-file* ]]; then
+        key=" -H 'Authorization: Bearer KEY'"
+    fi
     cat >&2 <<EOF
-  curl -s http://$DYN_HTTP_HOST:$DYN_HTTP_PORT/v1/embeddings -H 'Content-Type: application/json' \\
+  curl -s http://$DYN_HTTP_HOST:$DYN_HTTP_PORT/v1/embeddings -H 'Content-Type: application/json'$key \\
     -d '{"model": "$SERVED_MODEL_NAME", "input": "a photo of a flower"}'
 
 EOF

@@ -21,5 +21,6 @@ def test_there_is_no_page(service: ClosedService, http: httpx.Client) -> None:
     assert http.get("/examples/examples.json").status_code == 404
     # What is not there is not said to those without a key.
     assert httpx.get(service.url).status_code == 401
-    assert "in a browser" not in service.running.log.read_text()
+    said = service.running.log.read_text()
+    assert "in a browser" not in said and "Bearer KEY" in said
     assert http.get("/status").json()["workers"][0]["role"] == "agg"

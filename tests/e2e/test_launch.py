@@ -89,6 +89,11 @@ def test_a_port_in_use_is_named(checkpoint: Path, scratch: Path) -> None:
     assert port in said and "listens" in said
 
 
+def test_what_is_no_number_is_named(checkpoint: Path, scratch: Path) -> None:
+    status, said, _ = run("e_p.sh", checkpoint, scratch, EMBED_WORKERS="two")
+    assert (status, said) == (1, "tessera: EMBED_WORKERS=two: is not a whole number\n")
+
+
 def test_an_unknown_flag_is_named(checkpoint: Path, scratch: Path) -> None:
     status, said, _ = run("agg.sh", checkpoint, scratch, "--colour", "blue")
     assert status == 1

@@ -27,7 +27,9 @@ def read_keys(file: Path | None, variable: str | None) -> tuple[ApiKey, ...]:
         try:
             lines = file.read_text("utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--api-keys-file {file}: {type(error).__name__}") from None
+            # Not the error itself: of bytes that are no text it quotes what may be a key.
+            why = error.strerror if isinstance(error, OSError) else "is no UTF-8 text"
+            raise ConfigError(f"--api-keys-file {file}: {why}") from None
         keys += _parse([line for line in lines if not line.lstrip().startswith("#")], f"{file}", len(keys))
     if variable is not None:
         keys += _parse(variable.split(","), "TESSERA_API_KEYS", len(keys))

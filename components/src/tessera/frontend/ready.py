@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         for pid in parsed.pids:
             if ended(pid):
-                print(f"process {pid} ended before the service was ready", file=sys.stderr)
+                print(f"tessera: process {pid} ended before the service was ready", file=sys.stderr)
                 return 1
         time.sleep(0.1)
     found = [workers(url) for url in parsed.url] + [_is_ready(url) for url in parsed.worker]
