@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     shared.add_argument("--index", type=Path, metavar="FILE", help=f"FOLDER/{INDEX_NAME} by default")
     shared.add_argument("--url", default=os.environ.get("TESSERA_URL", "http://127.0.0.1:8000"))
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=(__doc__ or "").replace("``", ""), formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
     index = commands.add_parser("index", parents=[shared], help="embed what is new in a folder")

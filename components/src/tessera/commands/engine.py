@@ -12,7 +12,9 @@ from tessera.errors import TesseraError
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Exits with 1 and one line on standard error when it cannot do what was asked."""
-    parser = argparse.ArgumentParser(prog="tessera-engine", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="tessera-engine", description="Build engines ahead of time, look into them, and export stages."
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for command in (build, export, inspect):
         command.add_to(commands)
