@@ -26,7 +26,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Packages whose tests share what is slow to make.
-TOGETHER = ("deploy", "clients", "faults")
+TOGETHER = ("deploy", "clients", "faults", "aoti")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

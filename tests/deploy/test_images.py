@@ -18,7 +18,8 @@ from tests.deploy.dockerfile import PREFIX, Build, Stage
 from tests.deploy.processes import etcd, running, wait_for
 from tests.e2e.service import MODEL, ROOT, free_ports
 
-pytestmark = pytest.mark.e2e
+# Packages come from the index.
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
 TARGETS = ("frontend", "worker-cpu", "worker-cuda", "worker-tensorrt")
 

@@ -15,7 +15,7 @@ import pytest
 from tests.deploy.conftest import run_script
 from tests.e2e.service import ROOT
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 INSTALL = ROOT / "scripts" / "install-offline"
 PART_MB = 40
 SPLIT = runpy.run_path(str(ROOT / "scripts" / "bundle"), run_name="bundle")["split"]

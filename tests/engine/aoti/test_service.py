@@ -13,7 +13,8 @@ from tests.engine.aoti.conftest import CONFIG
 from tests.references.llama_nemotron_vl import Reference
 
 # The first test waits for the compilers.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+# Not among those that start services: the engines are built once, for these tests and the ones beside them.
+pytestmark = pytest.mark.timeout(1800)
 
 
 def test_served_by_the_aggregated_worker(
