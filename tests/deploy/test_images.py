@@ -15,7 +15,7 @@ import yaml
 
 from tests.deploy.conftest import run_script
 from tests.deploy.dockerfile import PREFIX, Build, Stage
-from tests.deploy.processes import etcd, running, wait_for
+from tests.deploy.processes import etcd, healthy, running, wait_for
 from tests.e2e.service import MODEL, ROOT, free_ports
 
 # Packages come from the index.
@@ -82,12 +82,6 @@ def backplane(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         with running([ROOT / "deploy/start-role", "agg"], os.environ | worker, log) as process:
             wait_for(f"http://127.0.0.1:{ports[2]}/health", process, log)
             yield member
-
-
-def healthy(image: Stage, environment: dict[str, str]) -> bool:
-    """Whether the image's health check says so."""
-    command = image.command("HEALTHCHECK")
-    return subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0
 
 
 def test_a_frontend_image_answers_requests(
