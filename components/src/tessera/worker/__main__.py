@@ -75,10 +75,15 @@ async def serve(config: WorkerConfig) -> None:
     server.expose_metrics(metrics.render)
     # Discovery may keep a worker waiting; a signal must not wait with it.
     servers = [server, *model_servers(runtime, config, service, server)]
-    # Watched from now on, because discovery may lose a worker that is only just registering.
-    ending = asyncio.create_task(_ending(stop, dead, runtime))
+    ending: asyncio.Task[EngineDead | DiscoveryLost | None] | None = None
+    if config.rpc.discovery_backend == "file":
+        # The directory may go while a worker is only just registering, which would then wait for ever. With
+        # etcd the runtime must not be watched yet: a worker that did so right after an outage never came up.
+        ending = asyncio.create_task(_ending(stop, dead, runtime))
     for each in servers:
-        await _unless(asyncio.shield(ending), each.start())
+        await _unless(stop.wait() if ending is None else asyncio.shield(ending), each.start())
+    if ending is None:
+        ending = asyncio.create_task(_ending(stop, dead, runtime))
     if not ending.done():
         log.info(
             "ready after %.1f s: %s worker %s serves %s at %s",
