@@ -58,7 +58,7 @@ def test_the_models_other_names_say_which_side_an_input_is_on(
 
 
 def test_images_in_strings_go_through_the_encoder(service: Disaggregated, stock: httpx.Client) -> None:
-    first, second = data_url(picture(7001)), data_url(picture(7002))
+    first, second = data_url(picture(9401)), data_url(picture(9402))
     encoded = service.running.worker_metric(ENCODE, "tessera_items_total", stage="encode", outcome="ok")
     found = embed(stock, [first, second, f"what is this? {first}", "no image"])
     after = service.running.worker_metric(ENCODE, "tessera_items_total", stage="encode", outcome="ok")
@@ -72,7 +72,7 @@ def test_images_in_strings_go_through_the_encoder(service: Disaggregated, stock:
 def test_the_openai_client_works_unchanged(service: Disaggregated, stock: httpx.Client) -> None:
     with openai.OpenAI(base_url=f"{stock.base_url}/v1", api_key="none", max_retries=0) as client:
         # It asks for base64 by itself.
-        answer = client.embeddings.create(model=MODEL, input=["a short text", data_url(picture(7003))])
+        answer = client.embeddings.create(model=MODEL, input=["a short text", data_url(picture(9403))])
         numbers = client.embeddings.create(model=MODEL, input="a short text", encoding_format="float")
     assert same([row.embedding for row in answer.data][:1], service.embed("a short text"))
     assert same([numbers.data[0].embedding], service.embed("a short text"))
@@ -115,7 +115,7 @@ def test_an_image_over_the_limit_of_pixels_is_not_decoded(stock: httpx.Client) -
 
 
 def test_a_broken_image_fails_in_the_decoder_and_not_the_worker(stock: httpx.Client) -> None:
-    answer = stock.post("/v1/embeddings", json={"model": MODEL, "input": data_url(picture(7004)[:400])})
+    answer = stock.post("/v1/embeddings", json={"model": MODEL, "input": data_url(picture(9404)[:400])})
     assert answer.status_code in (400, 415), answer.text
     assert answer.json()["message"].startswith("input")
     assert embed(stock, "still there")
