@@ -13,7 +13,6 @@ import math
 import os
 import random
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -27,6 +26,7 @@ import httpx
 import uvloop
 
 from benchmarks.bodies import Bodies, HttpWorkload
+from benchmarks.ports import free_ports
 from benchmarks.table import table
 from tessera.frontend.ready import workers
 from tessera.models import open_model
@@ -77,7 +77,7 @@ class Kill:
 
 @contextmanager
 def started(model_path: Path, log: Path) -> Iterator[Service]:
-    port, first = _free_ports(5)
+    port, first, *_ = free_ports(5)
     environment = os.environ | {
         "MODEL_PATH": str(model_path),
         "SERVED_MODEL_NAME": _MODEL,
@@ -97,19 +97,6 @@ def started(model_path: Path, log: Path) -> Iterator[Service]:
     finally:
         script.terminate()
         script.wait(timeout=90)
-
-
-def _free_ports(count: int) -> tuple[int, int]:
-    """The first of ``count`` consecutive ports that nobody listens on, and the one after it."""
-    while True:
-        first = random.randrange(20_000, 32_000)
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return first, first + 1
 
 
 async def measure(options: argparse.Namespace, service: Service) -> tuple[Answers, list[Kill]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+from benchmarks.ports import free_ports
 from prometheus_client.parser import text_string_to_metric_families
 
 ROOT = Path(__file__).parents[2]
@@ -95,19 +94,6 @@ def signal_process(pid: int, number: signal.Signals) -> None:
     """As ``os.kill``, to which a process that is not there, -1, would mean every process of the machine."""
     assert pid > 0, "the process is not there"
     os.kill(pid, number)
-
-
-def free_ports(count: int) -> list[int]:
-    """Consecutive ports that nobody listens on now, below 32768: the runtime reads its own as int16."""
-    while True:
-        first = random.randrange(20_000, 32_000)
-        try:
-            for port in range(first, first + count):
-                with socket.socket() as probe:
-                    probe.bind(("127.0.0.1", port))
-        except OSError:
-            continue
-        return list(range(first, first + count))
 
 
 @contextmanager
