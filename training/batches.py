@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from training.chunks import SIDES, Chunk, Chunks, Prompts
+from training.chunks import SIDES, Chunk, Chunks, Int64Array, Prompts
 from training.network import Sequences
 
 
@@ -20,7 +20,8 @@ class Batch:
     """``sides`` int64 are each side's rows among the sequences, the same place in two sides being a pair.
 
     ``owners`` int64 ``[words]`` is the image that each query for words was made from, and ``fits`` bool
-    ``[words, images]`` where an image has all of its words.
+    ``[words, images]`` where an image has all of its words. ``originals`` int64 ``[views]`` is the image that
+    each view shows.
     """
 
     tiles: torch.Tensor
@@ -28,6 +29,7 @@ class Batch:
     sides: dict[str, torch.Tensor]
     owners: torch.Tensor
     fits: torch.Tensor
+    originals: torch.Tensor
 
 
 def join(parts: Sequence[tuple[Chunk, Prompts]], device: torch.device, placeholder: int) -> Batch:
@@ -62,14 +64,24 @@ def join(parts: Sequence[tuple[Chunk, Prompts]], device: torch.device, placehold
         sides={side: moved(torch.cat(rows)) for side, rows in sides.items()},
         owners=moved(owners_of(parts)),
         fits=fits_of(parts, device),
+        originals=moved(originals_of(parts)),
     )
 
 
 def owners_of(parts: Sequence[tuple[Chunk, Prompts]]) -> torch.Tensor:
     """Int64 ``[words]``: which of all the chunks' images each query for words was made from."""
+    return _numbered(parts, [prompts.owners for _, prompts in parts])
+
+
+def originals_of(parts: Sequence[tuple[Chunk, Prompts]]) -> torch.Tensor:
+    """Int64 ``[views]``: which of all the chunks' images each view shows."""
+    return _numbered(parts, [prompts.originals for _, prompts in parts])
+
+
+def _numbered(parts: Sequence[tuple[Chunk, Prompts]], images: Sequence[Int64Array]) -> torch.Tensor:
+    """Numbers of images within each chunk, as numbers among all the chunks' images."""
     first = np.cumsum([0, *(prompts.sizes["images"] for _, prompts in parts)])
-    owners = [prompts.owners + start for (_, prompts), start in zip(parts, first[:-1], strict=True)]
-    return torch.from_numpy(np.concatenate(owners))
+    return torch.from_numpy(np.concatenate([a + b for a, b in zip(images, first[:-1], strict=True)]))
 
 
 def fits_of(parts: Sequence[tuple[Chunk, Prompts]], device: torch.device) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -12,13 +12,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from PIL import Image
 from torch.utils.data import Dataset
 
-from tessera.models.base import Int32Array, Role, Truncate, UInt8Array
+from tessera.models.base import Int32Array, Role, Truncate
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.preprocess import cut
+from tessera.models.llama_nemotron_vl.preprocess import cut, decode
 from training.render.canvas import ANY, ONE_TILE, Canvases
-from training.render.picture import as_jpeg, draw
+from training.render.picture import as_jpeg, draw, half_size, kept
 from training.world.compositions import Composition, Page, written
 from training.world.grammar import ask, ask_for, describe, pick_words
 from training.world.notes import add, sample_note, write
@@ -39,7 +40,7 @@ _WORDS_A_QUERY = 3
 """A page has one query for some of its words for each so many words on it: short queries for long pages are
 the hardest to answer, and cost next to nothing beside the picture."""
 
-SIDES = ("images", "queries", "captions", "documents", "narrowed", "words")
+SIDES = ("images", "queries", "captions", "documents", "narrowed", "words", "views")
 
 _NUMBERS = {word: number for number, word in enumerate(WORDS)}
 
@@ -51,7 +52,8 @@ class Prompts:
     An image, its query and its caption share their place within their sides, and so do a document of
     image and note and the query narrowed down to it. ``tiles`` int64 are indices into the chunk's tiles.
     The queries for some of a page's words, ``words``, have theirs in ``owners`` int64, the number of the
-    page's image among ``images``; ``asked`` bool ``[words, WORDS]`` is what each one asks for.
+    page's image among ``images``; ``asked`` bool ``[words, WORDS]`` is what each one asks for. ``views`` are
+    some of the images again, resized: ``originals`` int64 ``[views]`` says which.
 
     Arrays, since every tensor that a worker sends holds a file open for as long as it lives.
     """
@@ -62,11 +64,12 @@ class Prompts:
     sizes: dict[str, int]
     owners: Int64Array
     asked: BoolArray
+    originals: Int64Array
 
 
 @dataclass(slots=True, kw_only=True)
 class Chunk:
-    """``tiles`` uint8 ``[n, 3, size, size]`` of all pictures, and one set of prompts for each use.
+    """``tiles`` uint8 ``[n, 3, size, size]`` of all pictures and views, and one set of prompts for each use.
 
     ``written`` bool ``[pictures, WORDS]`` is what can be read on each picture.
     """
@@ -89,6 +92,8 @@ class Recipe:
 
     The ``simple`` first chunks hold pictures of one tile with few words: they cost a third of the others,
     and reading begins sooner with them. ``pages`` is the share of pages among the pictures of the others.
+    ``views`` is the share of those pictures that are there a second time, smaller, and have to be recognised;
+    held-out pictures all are, at half size.
     """
 
     settings: Path
@@ -98,6 +103,7 @@ class Recipe:
     held_out: bool = False
     simple: int = 0
     pages: float = SHARES["page"]
+    views: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -118,13 +124,20 @@ class Chunks(Dataset[Chunk]):
         simple = number < recipe.simple
         compositions = self._compositions(source, simple)
         canvases = ONE_TILE if simple else ANY
-        tiles = [self._tiles(composition, source, canvases) for composition in compositions]
+        pictures = [self._picture(composition, source, canvases) for composition in compositions]
+        # Of its own source: with and without views a chunk has the same pictures and the same prompts.
+        views = {} if simple else self._views(pictures, random.Random(f"views {recipe.seed} {number}"))
+        tiles = [cut(picture, self.model.config.image) for picture in (*pictures, *views.values())]
         starts = np.cumsum([0, *(len(cut_) for cut_ in tiles)])
         spans = [np.arange(start, stop) for start, stop in pairwise(starts)]
+        again = dict(zip(views, spans[len(pictures) :], strict=True))
+        shown = spans[: len(pictures)]
         if recipe.held_out:
-            prompts = [self._asked(compositions, spans, source, partial=0.0)]
+            prompts = [self._asked(compositions, shown, again, source, partial=0.0)]
         else:
-            prompts = [self._asked(compositions, spans, source, partial=_PARTIAL) for _ in range(recipe.uses)]
+            prompts = [
+                self._asked(compositions, shown, again, source, partial=_PARTIAL) for _ in range(recipe.uses)
+            ]
         return Chunk(
             number=number,
             tiles=torch.from_numpy(np.concatenate(tiles)),
@@ -144,16 +157,25 @@ class Chunks(Dataset[Chunk]):
             ]
         return found + [neighbour(composition, source) for composition in found[:near]]
 
-    def _tiles(self, composition: Composition, source: random.Random, canvases: Canvases) -> UInt8Array:
+    def _picture(self, composition: Composition, source: random.Random, canvases: Canvases) -> Image.Image:
         picture = draw(composition, source, canvases)
-        if source.random() < 0.6:
-            return self.model.preprocess(as_jpeg(picture, source.randint(35, 95)), param="picture")
-        return cut(picture, self.model.config.image)
+        return _through_jpeg(picture, source) if source.random() < 0.6 else picture
+
+    def _views(self, pictures: Sequence[Image.Image], source: random.Random) -> dict[int, Image.Image]:
+        """Some of the pictures, by their numbers, as they come out of being made smaller."""
+        if self.recipe.held_out:
+            return {number: half_size(picture) for number, picture in enumerate(pictures)}
+        views = {}
+        for number in sorted(source.sample(range(len(pictures)), round(self.recipe.views * len(pictures)))):
+            smaller = kept(pictures[number], source)
+            views[number] = _through_jpeg(smaller, source) if source.random() < 0.3 else smaller
+        return views
 
     def _asked(
         self,
         compositions: Sequence[Composition],
         spans: Sequence[np.ndarray],
+        views: Mapping[int, np.ndarray],
         source: random.Random,
         *,
         partial: float,
@@ -188,7 +210,9 @@ class Chunks(Dataset[Chunk]):
                 picked = pick_words(composition, source)
                 role = Role.QUERY if held_out else _drawn(_ROLES, source)
                 packed.add_words(number, picked, ask_for(picked, source), role)
-        return packed.finish()
+        for span in views.values():
+            packed.add("views", "", Role.PASSAGE, span)
+        return packed.finish(originals=list(views))
 
 
 class _Packing:
@@ -217,7 +241,7 @@ class _Packing:
         self._owners.append(owner)
         self._asked.append(picked)
 
-    def finish(self) -> Prompts:
+    def finish(self, *, originals: Sequence[int]) -> Prompts:
         return Prompts(
             ids=np.concatenate(self._ids),
             lengths=[len(ids) for ids in self._ids],
@@ -225,7 +249,12 @@ class _Packing:
             sizes=self._sizes,
             owners=np.array(self._owners, dtype=np.int64),
             asked=_marked(self._asked),
+            originals=np.array(originals, dtype=np.int64),
         )
+
+
+def _through_jpeg(picture: Image.Image, source: random.Random) -> Image.Image:
+    return decode(as_jpeg(picture, source.randint(35, 95)), param="picture")
 
 
 def _query(composition: Composition, source: random.Random, partial: float) -> str:

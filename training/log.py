@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,7 +20,10 @@ PLOT_FILE = "loss.png"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """``loss`` is the mean between queries and images since the report before, in nats."""
+    """``loss`` is the mean between queries and images since the report before, in nats.
+
+    ``halved`` is not a number in reports that are older than this figure.
+    """
 
     step: int
     seconds: float
@@ -28,6 +32,7 @@ class Report:
     image_to_text: float
     words_to_page: float
     narrowed: float
+    halved: float = math.nan
 
 
 def read_reports(directory: Path) -> list[Report]:
@@ -63,6 +68,7 @@ def write_reports(directory: Path, reports: list[Report]) -> None:
         ("image_to_text", "image to text"),
         ("words_to_page", "words to page"),
         ("narrowed", "image and text"),
+        ("halved", "picture of half the size"),
     ):
         right.plot(steps, [row[name] for row in rows], label=f"recall@1, {label}")
     right.set_ylabel("recall@1, held-out")

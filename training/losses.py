@@ -14,6 +14,8 @@ _WEIGHTS = {
     ("narrowed", "documents"): 0.5,
 }
 _WORDS_WEIGHT = 1.0
+_VIEWS_WEIGHT = 1.0
+_VIEWS_CAPTIONS_WEIGHT = 0.5
 
 
 def info_nce(one: torch.Tensor, other: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -54,14 +56,38 @@ def words_nce(
     return (to_images + to_queries) / 2
 
 
+def views_nce(
+    views: torch.Tensor, images: torch.Tensor, scale: torch.Tensor, *, originals: torch.Tensor
+) -> torch.Tensor:
+    """``info_nce`` where only some of the images have a view, all others being wrong for each view.
+
+    ``originals`` int64 ``[views]`` is the image that each view shows, every one another.
+    """
+    if not len(views):
+        return torch.zeros_like(scale)
+    logits = scale * views.float() @ images.float().T
+    places = torch.arange(len(views), device=logits.device)
+    to_images = cross_entropy(logits, originals)
+    return (to_images + cross_entropy(logits[:, originals].T, places)) / 2
+
+
 def total_loss(
-    sides: Mapping[str, torch.Tensor], scale: torch.Tensor, *, owners: torch.Tensor, fits: torch.Tensor
+    sides: Mapping[str, torch.Tensor],
+    scale: torch.Tensor,
+    *,
+    owners: torch.Tensor,
+    fits: torch.Tensor,
+    originals: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The weighted sum over all pairs of sides, and the loss between queries and images alone.
 
-    ``owners`` and ``fits`` are those of the side ``words``, as ``words_nce`` takes them.
+    ``owners`` and ``fits`` are those of the side ``words``, as ``words_nce`` takes them, and ``originals``
+    those of the side ``views``, as ``views_nce`` does.
     """
     losses = {pair: info_nce(sides[pair[0]], sides[pair[1]], scale) for pair in _WEIGHTS}
     words = words_nce(sides["words"], sides["images"], scale, owners=owners, fits=fits)
     weighted = sum((_WEIGHTS[pair] * loss for pair, loss in losses.items()), start=_WORDS_WEIGHT * words)
+    for side, weight in (("images", _VIEWS_WEIGHT), ("captions", _VIEWS_CAPTIONS_WEIGHT)):
+        # Captions share their images' numbers.
+        weighted = weighted + weight * views_nce(sides["views"], sides[side], scale, originals=originals)
     return weighted, losses["queries", "images"].detach()

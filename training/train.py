@@ -72,6 +72,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--pages", type=float, default=SHARES["page"], help="share of pages among the later pictures"
     )
+    parser.add_argument(
+        "--views", type=float, default=0.35, help="share of pictures that are shown a second time, smaller"
+    )
     parser.add_argument("--rate", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     parser.add_argument("--held-out", type=int, default=8, help="chunks to validate with")
@@ -126,6 +129,7 @@ class Run:
             uses=options.uses,
             simple=options.simple_steps * options.chunks // options.uses,
             pages=options.pages,
+            views=options.views,
         )
         self.held_out = _made(
             Chunks(Recipe(settings=self.folder, seed=0, size=options.chunk, held_out=True)),
@@ -205,7 +209,9 @@ class Run:
         with self._precision():
             vectors = self.network(batch.tiles, batch.sequences)
         sides = {side: vectors[rows] for side, rows in batch.sides.items()}
-        loss, main = total_loss(sides, self.network.scale, owners=batch.owners, fits=batch.fits)
+        loss, main = total_loss(
+            sides, self.network.scale, owners=batch.owners, fits=batch.fits, originals=batch.originals
+        )
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(self.network.parameters(), _CLIP)
         for optimizer in self.optimizers:

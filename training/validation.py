@@ -21,11 +21,13 @@ class Recalls:
     image_to_text: float
     words_to_page: float
     narrowed: float
+    halved: float
 
     def __str__(self) -> str:
         return (
             f"text→image {self.text_to_image:.3f}, image→text {self.image_to_text:.3f},"
-            f" words→page {self.words_to_page:.3f}, narrowed {self.narrowed:.3f}"
+            f" words→page {self.words_to_page:.3f}, narrowed {self.narrowed:.3f},"
+            f" halved {self.halved:.4f}"
         )
 
 
@@ -37,7 +39,8 @@ def validate(
     placeholder: int,
     precision: Callable[[], AbstractContextManager[object]],
 ) -> Recalls:
-    """Recall at 1 among the pictures of ``chunks``: with full captions, and with some words of each page.
+    """Recall at 1 among the pictures of ``chunks``: with full captions, with some words of each page, and
+    with the halved pictures themselves.
 
     Other pictures that also hold all the words asked for count neither for nor against a page.
     """
@@ -52,6 +55,7 @@ def validate(
         image_to_text=_first(found["images"], found["captions"]),
         words_to_page=by_words.float().mean().item(),
         narrowed=_first(found["narrowed"], found["documents"]),
+        halved=_first(found["views"], found["images"]),
     )
 
 

@@ -31,7 +31,8 @@ TINY = replace(
     intermediate=64,
 )
 SMALL = ("--chunk", "8", "--chunks", "1", "--pool", "2", "--uses", "2", "--workers", "0", "--held-out", "1")
-SIMPLE = ("--simple-steps", "1000", "--no-compile")
+SIMPLE = ("--simple-steps", "4", "--no-compile")
+"""Two chunks of pictures of one tile; then come all kinds, and pictures seen a second time."""
 
 
 @pytest.fixture(scope="module")

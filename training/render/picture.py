@@ -17,6 +17,12 @@ from training.render.scenes import draw_pair, draw_scene
 from training.world.compositions import Chart, Composition, Page, Pair, Scene
 
 _NOISE_EDGE = 1024
+_FILTERS = (
+    Image.Resampling.LANCZOS,
+    Image.Resampling.LANCZOS,
+    Image.Resampling.BICUBIC,
+    Image.Resampling.BOX,
+)
 
 
 def draw(composition: Composition, source: random.Random, canvases: Canvases = ANY) -> Image.Image:
@@ -39,6 +45,13 @@ def draw(composition: Composition, source: random.Random, canvases: Canvases = A
 
 def half_size(image: Image.Image) -> Image.Image:
     return image.resize((max(1, image.width // 2), max(1, image.height // 2)), Image.Resampling.LANCZOS)
+
+
+def kept(image: Image.Image, source: random.Random) -> Image.Image:
+    """The picture as somebody else keeps it: most often halved, else scaled by 0.4 to 0.9."""
+    share = 0.5 if source.random() < 0.7 else source.uniform(0.4, 0.9)
+    size = max(1, int(image.width * share)), max(1, int(image.height * share))
+    return image.resize(size, source.choice(_FILTERS))
 
 
 def encode(image: Image.Image, source: random.Random) -> bytes:
