@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,3 +104,18 @@ def test_a_file_that_shrinks(small: LlamaNemotronVL, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "preadv", lambda *_: 0)
     with pytest.raises(CheckpointError, match=r"model\.safetensors: ends inside tensor"):
         small.load_text(dtype="float32", device="cpu")
+
+
+def test_loading_imports_no_compiler(make_checkpoint: MakeCheckpoint) -> None:
+    """It would take as long as all the rest of a worker's start."""
+    code = """
+import sys
+from pathlib import Path
+from tessera.models import open_model
+model = open_model(Path(sys.argv[1]))
+for load in (model.load_vision, model.load_text):
+    load(dtype="float32", device="cpu")
+sys.exit("torch._dynamo" in sys.modules)
+"""
+    command = [sys.executable, "-c", code, str(make_checkpoint())]
+    assert subprocess.run(command, check=False, timeout=60).returncode == 0

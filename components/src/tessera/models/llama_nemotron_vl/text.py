@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from tessera.models.layers import gemm
 from tessera.models.layers.fused import uses_fused
+from tessera.models.layers.table import Table
 from tessera.models.llama_nemotron_vl.activation import activation
 from tessera.models.llama_nemotron_vl.attention import varlen_attention
 from tessera.models.llama_nemotron_vl.config import TextConfig
@@ -178,7 +179,7 @@ class TextTower(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         self._config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden)
+        self.embed_tokens = Table(config.vocab_size, config.hidden)
         self.stack = [Layer(config) for _ in range(config.layers)]
         self.layers = nn.ModuleList(self.stack)
         self.norm = RmsNorm(config)

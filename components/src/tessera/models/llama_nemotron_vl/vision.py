@@ -10,6 +10,7 @@ from torch.nn.functional import linear, pad, scaled_dot_product_attention
 
 from tessera.models.layers import gemm
 from tessera.models.layers.fused import uses_fused
+from tessera.models.layers.table import Table
 from tessera.models.llama_nemotron_vl.activation import activation
 from tessera.models.llama_nemotron_vl.config import ImageConfig, ModelConfig, VisionConfig
 from tessera.models.llama_nemotron_vl.projector import Projector
@@ -33,7 +34,7 @@ class Embeddings(nn.Module):
         super().__init__()
         self._grid, self._patch = config.grid, config.patch_size
         self.patch_embedding = nn.Linear(config.patch_features, config.hidden)
-        self.position_embedding = nn.Embedding(config.grid**2, config.hidden)
+        self.position_embedding = Table(config.grid**2, config.hidden)
         self.mean: torch.Tensor
         self.std: torch.Tensor
 
