@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -32,6 +31,7 @@ from tessera.frontend.rate_limit import RateLimiter
 from tessera.frontend.result_cache import ResultCache
 from tessera.frontend.router import Router
 from tessera.frontend.status import StatusBoard, origin
+from tessera.leaving import leave
 from tessera.logs import LogFormat, log_as, log_settings
 from tessera.models import Model, open_model
 from tessera.rpc import (
@@ -220,4 +220,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

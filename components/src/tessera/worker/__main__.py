@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -17,6 +15,7 @@ import uvloop
 from tessera import tracing, wire
 from tessera.config import WorkerConfig
 from tessera.errors import DiscoveryLost, EngineDead, TesseraError
+from tessera.leaving import leave
 from tessera.logs import LogFormat, log_as, log_settings
 from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
 from tessera.worker.arguments import parse
@@ -168,9 +167,7 @@ def main() -> int:
     except EngineDead as error:
         log.error("%s", error)
         tracing.stop(_LAST_WORDS_SECONDS)
-        logging.shutdown()
-        # Threads and libraries that hold on to a broken device may never let go of it.
-        os._exit(DEAD)
+        return DEAD
     except DiscoveryLost as error:
         log.error("%s", error)
         return FORGOTTEN
@@ -183,4 +180,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
