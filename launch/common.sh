@@ -116,7 +116,8 @@ set_up() {
         say "MODEL_PATH=$MODEL_PATH: no such directory"
         exit 1
     fi
-    "$ROOT/scripts/setup" worker
+    # A host of frontends alone needs no torch.
+    if ((workers > 0)); then "$ROOT/scripts/setup" worker; else "$ROOT/scripts/setup" frontend; fi
     if [[ $DYN_DISCOVERY_BACKEND == file && -z ${DYN_FILE_KV:-} ]]; then
         OWN_STORE=$(mktemp -d "${TMPDIR:-/tmp}/tessera.XXXXXX")
         export DYN_FILE_KV=$OWN_STORE

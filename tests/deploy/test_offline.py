@@ -8,15 +8,17 @@ import runpy
 import shutil
 import subprocess
 import tomllib
+import venv
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.conftest import run_script
-from tests.e2e.service import ROOT
+from tests.e2e.service import ROOT, launch
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 INSTALL = ROOT / "scripts" / "install-offline"
+SETUP = ROOT / "scripts" / "setup"
 PART_MB = 40
 SPLIT = runpy.run_path(str(ROOT / "scripts" / "bundle"), run_name="bundle")["split"]
 
@@ -84,16 +86,73 @@ def test_a_bundle_for_another_python_is_refused(bundle: Path, bare_frontend: Pat
     assert "python 3.99" in ran.stderr
 
 
-def test_a_missing_requirement_is_named(bundle: Path, tmp_path: Path) -> None:
-    """pip is told not to resolve, so what is missing has to be found afterwards."""
-    folder = tmp_path / "bundle"
+def part_of(bundle: Path, folder: Path, *names: str, **about: object) -> Path:
+    """A bundle of a few of its packages; ``about`` goes over what is said of it."""
     folder.mkdir()
-    kept = [next(bundle.glob(f"{name}-*.whl")) for name in ("click", "uvicorn")]
-    for path in (*kept, bundle / "bundle.json"):
+    kept = [next(bundle.glob(f"{name}-*.whl")) for name in names]
+    for path in kept:
         shutil.copy(path, folder)
     pins = ["==".join(path.name.split("-")[:2]) + "\n" for path in kept]
     (folder / "requirements.txt").write_text("".join(pins))
+    said = json.loads((bundle / "bundle.json").read_text())
+    (folder / "bundle.json").write_text(json.dumps(said | about))
     sign(folder)
-    ran = run_script(INSTALL, folder, tmp_path / "venv")
+    return folder
+
+
+def test_a_missing_requirement_is_named(bundle: Path, tmp_path: Path) -> None:
+    """pip is told not to resolve, so what is missing has to be found afterwards."""
+    ran = run_script(INSTALL, part_of(bundle, tmp_path / "bundle", "click", "uvicorn"), tmp_path / "venv")
     assert ran.returncode == 1
     assert "uvicorn" in ran.stderr and "requires h11, which is not installed" in ran.stderr
+
+
+def test_it_sees_what_another_virtual_environment_has(bundle: Path, tmp_path: Path) -> None:
+    """As for a torch in an environment of its own; with Debian's Python, which comes without ensurepip."""
+    others, own, hidden = (tmp_path / name for name in ("others", "own", "hidden"))
+    venv.create(others, with_pip=True, symlinks=True)
+    (site,) = others.glob("lib/python*/site-packages")
+    (site / "torch.py").touch()
+    (site / "torch-2.11.0.dist-info").mkdir()
+    (site / "torch-2.11.0.dist-info/METADATA").write_text(
+        "Metadata-Version: 2.1\nName: torch\nVersion: 2.11.0"
+    )
+    hidden.mkdir()
+    (hidden / "ensurepip.py").write_text("raise ImportError")
+    about = {"left_out": ["torch", "missing"], "extras": ["worker"], "source": "older"}
+    ran = run_script(
+        *(INSTALL, part_of(bundle, tmp_path / "bundle", "click", "h11", **about), own),
+        PYTHON=str(others / "bin/python"),
+        SYSTEM_SITE_PACKAGES="1",
+        PYTHONPATH=str(hidden),
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert "made without missing, which" in ran.stderr
+    code = "import click, torch; print(click.__file__, torch.__file__)"
+    mine, theirs = run_script(own / "bin/python", "-c", code).stdout.split()
+    assert Path(mine).is_relative_to(own) and Path(theirs).is_relative_to(others)
+    ran = run_script(SETUP, "worker", VENV=str(own))
+    assert ran.returncode == 0 and "another version" in ran.stderr
+
+
+def test_launch_starts_it_and_leaves_it_as_it_is(
+    bare_frontend: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    environment = {
+        "VENV": str(bare_frontend.parents[1]),
+        "PYTHON": "/nowhere/python",
+        "PIP_NO_INDEX": "1",
+        "ENCODE_WORKERS": "0",
+        "EMBED_WORKERS": "0",
+    }
+    log = tmp_path / "log"
+    with launch("e_p.sh", checkpoint, log, workers=0, environment=environment) as service:
+        assert service.health()["workers"] == {"embed": 0, "encode": 0}
+    assert "installing" not in log.read_text() and "bundle" not in log.read_text()
+
+
+def test_setup_says_what_the_bundle_lacked(bare_frontend: Path) -> None:
+    environment = str(bare_frontend.parents[1])
+    ran = run_script(SETUP, "worker", VENV=environment)
+    assert ran.returncode == 1
+    assert environment in ran.stderr and "--extra worker" in ran.stderr
