@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.engine.base import packed_cost, padded_cost
-from tessera.engine.packing import PackedInput, pack
+from tessera.engine.packing import PackedInput, pack, split
 
 
 def test_a_batch_of_text_and_images() -> None:
@@ -36,9 +38,7 @@ def test_text_alone_has_no_vision() -> None:
     assert batch.vision == () and batch.vision_index.tolist() == []
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, max_size=8))
-def test_any_batch_can_be_taken_apart_again(layout: list[list[bool]]) -> None:
+def numbered(layout: list[list[bool]]) -> list[PackedInput]:
     """Each sequence is a list of places; true marks a vision row. Tokens and rows are numbered throughout."""
     number = 0
     inputs = []
@@ -48,15 +48,47 @@ def test_any_batch_can_be_taken_apart_again(layout: list[list[bool]]) -> None:
         vision = (torch.from_numpy(tokens[index].astype(np.float32))[:, None],) if len(index) else ()
         inputs.append(PackedInput(tokens=tokens, vision=vision, vision_index=index))
         number += len(places)
-    batch = pack(inputs)
+    return inputs
+
+
+LAYOUTS = st.lists(st.lists(st.booleans(), min_size=1, max_size=12), min_size=1, max_size=8)
+
+
+@settings(max_examples=100, deadline=None)
+@given(LAYOUTS)
+def test_any_batch_can_be_taken_apart_again(layout: list[list[bool]]) -> None:
+    batch = pack(numbered(layout))
     assert all(array.dtype == np.int32 for array in (batch.input_ids, batch.positions, batch.cu_seqlens))
     assert batch.vision_index.dtype == np.int32
-    assert batch.input_ids.tolist() == list(range(number))
+    assert batch.input_ids.tolist() == list(range(sum(map(len, layout))))
     assert batch.lengths == tuple(len(places) for places in layout)
     for start, end, places in zip(batch.cu_seqlens, batch.cu_seqlens[1:], layout, strict=False):
         assert batch.positions[start:end].tolist() == list(range(len(places)))
     flat = torch.cat(batch.vision)[:, 0].tolist() if batch.vision else []
     assert batch.input_ids[batch.vision_index].tolist() == flat
+
+
+@settings(max_examples=100, deadline=None)
+@given(LAYOUTS, st.integers(1, 40))
+def test_a_batch_is_split_into_batches_of_its_own_sequences(layout: list[list[bool]], most: int) -> None:
+    inputs = numbered(layout)
+    pieces = split(pack(inputs), most)
+    first = 0
+    for piece in pieces:
+        own = inputs[first : first + len(piece.lengths)]
+        first += len(own)
+        expected = pack(own)
+        for name in ("input_ids", "positions", "cu_seqlens", "vision_index"):
+            found = getattr(piece, name)
+            np.testing.assert_array_equal(found, getattr(expected, name))
+            assert found.dtype == np.int32
+        assert piece.lengths == expected.lengths
+        assert len(piece.vision) == len(expected.vision)
+        assert all(map(torch.equal, piece.vision, expected.vision))
+        assert len(own) == 1 or len(piece.input_ids) <= most
+    assert first == len(inputs)
+    # No two neighbours would have fitted together.
+    assert all(len(one.input_ids) + other.lengths[0] > most for one, other in pairwise(pieces))
 
 
 def test_costs() -> None:

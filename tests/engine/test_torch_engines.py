@@ -42,6 +42,28 @@ def test_text_in_company_equals_text_alone(model: Model) -> None:
     engine.close()
 
 
+def test_a_batch_in_pieces_equals_its_inputs_alone(model: Model) -> None:
+    engine = make_text_engine(model, CONFIG, place(CONFIG))
+    chance = np.random.default_rng(1)
+    rows = torch.from_numpy(chance.standard_normal((3, model.hidden)).astype(np.float32))
+    inputs = [
+        PackedInput(tokens=chance.integers(0, 200, size).astype(np.int32))
+        for size in chance.integers(200, 400, 24)
+    ]
+    for number in (0, 11, 23):
+        index = np.array([number, 40, 41], np.int32)
+        inputs[number] = PackedInput(
+            tokens=inputs[number].tokens, vision=(rows[:1], rows[1:]), vision_index=index
+        )
+    together = engine.launch(pack(inputs)).result()
+    assert together.vectors.shape == (24, model.hidden)
+    for entry, (vector, norm) in zip(inputs, together.rows(), strict=True):
+        alone = engine.launch(pack([entry])).result()
+        np.testing.assert_allclose(alone.vectors[0], vector, atol=1e-5)
+        np.testing.assert_allclose(alone.norms[0], norm, rtol=1e-5)
+    engine.close()
+
+
 def test_a_vector_of_zeros_stays_one() -> None:
     made = TextVectors.of(np.array([[3.0, 4.0], [0.0, 0.0]], np.float32))
     np.testing.assert_allclose(made.vectors, [[0.6, 0.8], [0.0, 0.0]], atol=1e-7)

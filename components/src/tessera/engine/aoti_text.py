@@ -19,6 +19,9 @@ from tessera.models.base import Model, TextModule
 class AotiTextEngine(TorchTextEngine):
     """Runs an engine directory of the stage ``text``: padded on the CPU, packed anywhere."""
 
+    # One package runs one batch at a time.
+    _divisible = False
+
     def _load(self, model: Model, config: EngineConfig, placement: Placement) -> TextModule:
         package = open_package(model, config, placement, Stage.TEXT)
         most = max(config.max_batch_cost, model.max_tokens)

@@ -26,6 +26,9 @@ class AotiVisionModule:
 class AotiVisionEngine(TorchVisionEngine):
     """Runs an engine directory of the stage ``vision``."""
 
+    # One package runs one batch at a time.
+    _divisible = False
+
     def _load(self, model: Model, config: EngineConfig, placement: Placement) -> VisionModule:
         package = open_package(model, config, placement, Stage.VISION)
         most = max(config.max_batch_cost, model.max_tiles)

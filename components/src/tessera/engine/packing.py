@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,3 +45,28 @@ def pack(sequences: Sequence[PackedInput]) -> TextBatch:
             np.concatenate([index for index, _ in with_vision]) if with_vision else np.empty(0, np.int32)
         ),
     )
+
+
+def split(batch: TextBatch, most: int) -> list[TextBatch]:
+    """The batch as several of up to ``most`` tokens each, in order; a longer sequence is one by itself."""
+    bounds = batch.cu_seqlens
+    cuts = [0]
+    for last in range(1, len(batch.lengths)):
+        if bounds[last + 1] - bounds[cuts[-1]] > most:
+            cuts.append(last)
+    cuts.append(len(batch.lengths))
+    # Rows come in the order of their positions, so that each piece has a run of them, and whole images.
+    rows = np.searchsorted(batch.vision_index, bounds[cuts])
+    ends = np.cumsum([0, *(len(image) for image in batch.vision)])
+    images = np.searchsorted(ends, rows)
+    return [
+        TextBatch(
+            input_ids=batch.input_ids[bounds[first] : bounds[last]],
+            positions=batch.positions[bounds[first] : bounds[last]],
+            cu_seqlens=bounds[first : last + 1] - bounds[first],
+            lengths=batch.lengths[first:last],
+            vision=batch.vision[images[piece] : images[piece + 1]],
+            vision_index=batch.vision_index[rows[piece] : rows[piece + 1]] - bounds[first],
+        )
+        for piece, (first, last) in enumerate(pairwise(cuts))
+    ]

@@ -1,12 +1,12 @@
-"""What a process with a CUDA engine in it asks of the interpreter."""
+"""What a process with a torch engine in it asks of the interpreter."""
 
 from __future__ import annotations
 
 import gc
 import sys
 
-# Launching a batch gives up the interpreter's lock some two hundred times, and a busy event loop keeps it
-# for as long as this, 5 ms by default, each time.
+# A batch gives up the interpreter's lock some two hundred times, and a busy event loop keeps it for as long
+# as this, 5 ms by default, each time.
 _SWITCH_SECONDS = 0.001
 
 

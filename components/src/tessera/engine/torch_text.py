@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from tessera.engine.base import Cost, Finished, Launched, TextBatch, TextVectors, packed_cost
 from tessera.engine.config import EngineConfig
-from tessera.engine.packing import PackedInput, pack
+from tessera.engine.packing import PackedInput, pack, split
 from tessera.engine.torch_device import Placement
+from tessera.engine.torch_lanes import Lanes
 from tessera.engine.torch_process import settle
 from tessera.engine.torch_quantization import quantise
 from tessera.engine.torch_text_cuda import CudaText
 from tessera.models.base import Model, TextModule
 
+# Of a batch on the CPU for each lane, so that one which is held up can leave some to the others, and what
+# keeps the interpreter's share small.
+_PIECES = 4
+_LEAST_TOKENS = 512
+
 
 class TorchTextEngine:
-    """Runs a family's text module on packed batches."""
+    """Runs a family's text module on packed batches, on the CPU in pieces."""
+
+    _divisible = True
 
     def __init__(self, model: Model, config: EngineConfig, placement: Placement) -> None:
         self._module = self._load(model, config, placement)
@@ -25,6 +34,7 @@ class TorchTextEngine:
         self._max_tokens = max(config.max_batch_cost, model.max_tokens)
         self._placement = placement
         self._cuda: CudaText | None = None
+        self._lanes = None if placement.is_cuda or not self._divisible else Lanes()
         if placement.is_cuda:
             tokens = config.max_batch_cost if config.graph_cost is None else config.graph_cost
             self._cuda = self._on_cuda(self._module, placement, tokens)
@@ -48,6 +58,7 @@ class TorchTextEngine:
     def warm(self) -> None:
         if self._cuda is None:
             self.launch(_sequences(8, 8)).result()
+            settle()
             return
         # Short and long sequences run different kernels, and the widest batch comes twice, because two are
         # in flight: what cannot be allocated must fail before the worker says it is ready.
@@ -63,6 +74,17 @@ class TorchTextEngine:
     def launch(self, batch: TextBatch) -> Launched[TextVectors]:
         if self._cuda is not None:
             return self._cuda.launch(batch)
+        pieces = [] if self._lanes is None else split(batch, self._piece_tokens(batch))
+        sizes = [len(piece.input_ids) for piece in pieces]
+        if self._lanes is None or not self._lanes.suit(sizes):
+            return Finished(TextVectors.of(self._pooled(batch)))
+        return Finished(TextVectors.of(np.concatenate(self._lanes.map(self._pooled, pieces, sizes))))
+
+    def _piece_tokens(self, batch: TextBatch) -> int:
+        assert self._lanes is not None
+        return max(_LEAST_TOKENS, len(batch.input_ids) // (_PIECES * self._lanes.count))
+
+    def _pooled(self, batch: TextBatch) -> npt.NDArray[np.float32]:
         with torch.inference_mode():
             pooled = self._module(
                 torch.from_numpy(batch.input_ids),
@@ -72,7 +94,7 @@ class TorchTextEngine:
                 self._gather(batch),
                 torch.from_numpy(batch.vision_index),
             )
-            return Finished(TextVectors.of(pooled.numpy()))
+            return pooled.numpy()
 
     def _gather(self, batch: TextBatch) -> torch.Tensor:
         dtype = self._placement.torch_dtype
@@ -87,6 +109,8 @@ class TorchTextEngine:
 
     def close(self) -> None:
         self._cuda = None
+        if self._lanes is not None:
+            self._lanes.close()
         del self._module
 
 

@@ -11,6 +11,7 @@ import torch
 from tessera.engine.base import Cost, Finished, Launched, packed_cost
 from tessera.engine.config import EngineConfig
 from tessera.engine.torch_device import Placement
+from tessera.engine.torch_lanes import Lanes
 from tessera.engine.torch_process import settle
 from tessera.engine.torch_quantization import quantise
 from tessera.engine.torch_vision_cuda import CudaVision
@@ -18,7 +19,9 @@ from tessera.models.base import Model, VisionModule
 
 
 class TorchVisionEngine:
-    """Runs a family's vision module on batches of whole images."""
+    """Runs a family's vision module on batches of whole images, on the CPU tile by tile."""
+
+    _divisible = True
 
     def __init__(self, model: Model, config: EngineConfig, placement: Placement) -> None:
         self._module = self._load(model, config, placement)
@@ -28,6 +31,7 @@ class TorchVisionEngine:
         self._placement = placement
         self._max_tiles = max(config.max_batch_cost, model.max_tiles)
         self._cuda: CudaVision | None = None
+        self._lanes = None if placement.is_cuda or not self._divisible else Lanes()
         if placement.is_cuda:
             tiles = self._max_tiles if config.graph_cost is None else config.graph_cost
             self._cuda = CudaVision(
@@ -50,6 +54,7 @@ class TorchVisionEngine:
     def warm(self) -> None:
         if self._cuda is None:
             self._run(1).result()
+            settle()
             return
         # cuDNN plans its attention for each batch size anew, 0.05 s each: no request should wait for that.
         # The widest comes first and twice, because two batches are in flight: what cannot be allocated
@@ -65,14 +70,22 @@ class TorchVisionEngine:
     def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:
         if self._cuda is not None:
             return self._cuda.launch(tiles, out)
-        batch = torch.from_numpy(tiles[0] if len(tiles) == 1 else np.concatenate(tiles))
+        batch = tiles[0] if len(tiles) == 1 else np.concatenate(tiles)
+        sizes = [1] * len(batch)
         with torch.inference_mode():
-            flat = self._module(batch).reshape(-1, self._hidden)
+            if self._lanes is not None and self._lanes.suit(sizes):
+                flat = torch.cat(self._lanes.map(self._encoded, np.split(batch, len(batch)), sizes))
+            else:
+                flat = self._encoded(batch)
             start = 0
             for target in out:
                 target.copy_(flat[start : start + len(target)])
                 start += len(target)
             return Finished(None)
+
+    def _encoded(self, tiles: npt.NDArray[np.uint8]) -> torch.Tensor:
+        with torch.inference_mode():
+            return self._module(torch.from_numpy(tiles)).reshape(-1, self._hidden)
 
     def _run(self, count: int) -> Launched[object]:
         tiles = np.zeros((count, *self._tile_shape), np.uint8)
@@ -86,4 +99,6 @@ class TorchVisionEngine:
 
     def close(self) -> None:
         self._cuda = None
+        if self._lanes is not None:
+            self._lanes.close()
         del self._module

@@ -1,0 +1,98 @@
+"""Pieces of a batch run side by side, each on one thread, and leave torch's threads as they were."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tessera.engine.torch_lanes import Lanes
+
+
+@pytest.fixture
+def lanes() -> Iterator[Lanes]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    made = Lanes()
+    yield made
+    made.close()
+    torch.set_num_threads(before)
+
+
+def test_pieces_run_at_the_same_time_on_one_thread_each(lanes: Lanes) -> None:
+    # Nobody gets past it unless all three are there.
+    together = threading.Barrier(3)
+
+    def work(piece: int) -> tuple[int, int]:
+        together.wait(30)
+        return piece * 10, torch.get_num_threads()
+
+    assert lanes.map(work, [1, 2, 3], [1, 1, 1]) == [(10, 1), (20, 1), (30, 1)]
+
+
+def test_torch_keeps_its_threads_for_everybody_else(lanes: Lanes) -> None:
+    assert lanes.count == 3 and torch.get_num_threads() == 3
+    seen: list[int] = []
+    other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    other.start()
+    other.join()
+    assert seen == [3]
+
+
+def test_results_are_in_order_and_the_largest_begins_first(lanes: Lanes) -> None:
+    begun: list[int] = []
+    gate = threading.Semaphore(1)
+
+    def work(piece: int) -> int:
+        with gate:
+            begun.append(piece)
+        return -piece
+
+    assert lanes.map(work, [4, 1, 9, 2], [4, 1, 9, 2]) == [-4, -1, -9, -2]
+    assert begun.index(9) < 3 and sorted(begun) == [1, 2, 4, 9]
+
+
+def test_an_error_is_raised_once_nothing_runs_any_more(lanes: Lanes) -> None:
+    failed = threading.Event()
+    ended: list[int] = []
+
+    def work(piece: int) -> None:
+        if piece == 0:
+            failed.set()
+            raise ValueError("the first piece")
+        failed.wait(30)
+        ended.append(piece)
+
+    with pytest.raises(ValueError, match="the first piece"):
+        lanes.map(work, [0, 1, 2, 3, 4], [1, 1, 1, 1, 1])
+    assert sorted(ended) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "suit"),
+    [
+        ([], False),
+        ([9], False),
+        ([5, 5], False),  # a lane would have nothing
+        ([5, 5, 5], True),
+        ([5, 5, 5, 1], True),
+        ([5, 5, 5, 5], False),  # two would wait for the one with two
+        ([9, 1, 1, 1, 1], False),
+        ([4, 4, 4, 4, 4, 4, 4, 4], True),
+    ],
+)
+def test_whether_pieces_keep_the_lanes_busy(lanes: Lanes, sizes: list[int], suit: bool) -> None:
+    assert lanes.suit(sizes) is suit
+
+
+def test_one_thread_needs_no_lanes() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        made = Lanes()
+        assert not made.suit([1, 1])
+        made.close()
+    finally:
+        torch.set_num_threads(before)
