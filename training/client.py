@@ -16,7 +16,8 @@ from tqdm import tqdm
 Vectors = npt.NDArray[np.float32]
 
 _INPUTS = 8
-_REQUESTS = 2
+REQUESTS = 2
+"""At a time, unless told otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +39,11 @@ class Input:
 class Client:
     """Waits when the service says that it is busy; raises ``httpx.HTTPStatusError`` for other refusals."""
 
-    def __init__(self, http: httpx.AsyncClient, url: str, model: str, *, progress: bool) -> None:
+    def __init__(
+        self, http: httpx.AsyncClient, url: str, model: str, *, progress: bool, requests: int = REQUESTS
+    ) -> None:
         self._http, self._url, self._model, self._progress = http, url, model, progress
-        self._free = asyncio.Semaphore(_REQUESTS)
+        self._free = asyncio.Semaphore(requests)
 
     async def embed(self, name: str, inputs: Sequence[Input], role: str | None = None) -> Vectors:
         """Vectors ``[inputs, hidden]``; ``name`` stands beside the progress bar."""

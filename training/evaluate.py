@@ -18,7 +18,7 @@ import httpx
 import numpy as np
 from PIL import Image
 
-from training.client import Client, Input, Vectors
+from training.client import REQUESTS, Client, Input, Vectors
 from training.render.picture import as_jpeg, as_png, draw, encode, half_size
 from training.world.compositions import Composition, Page, key, written
 from training.world.grammar import ask_for, describe, pick_words
@@ -163,10 +163,11 @@ def halved(data: bytes) -> bytes:
 async def run(options: argparse.Namespace) -> list[Figure]:
     world = World.make(options.count, options.seed)
     async with httpx.AsyncClient(timeout=600) as http:
-        client = Client(http, options.url, options.model, progress=not options.quiet)
+        told = {"progress": not options.quiet, "requests": options.requests}
+        client = Client(http, options.url, options.model, **told)
         figures = await measure(client, world, variants=options.variants, documents=options.documents)
         if options.other_url:
-            other = Client(http, options.other_url, options.model, progress=not options.quiet)
+            other = Client(http, options.other_url, options.model, **told)
             inputs = [Input(image=image) for image in world.images[: options.variants]]
             own = np.arange(len(inputs))
             here = await client.embed("this service", inputs)
@@ -184,6 +185,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=1000, help="held-out compositions")
     parser.add_argument("--variants", type=int, default=1000, help="images to re-encode and to halve")
     parser.add_argument("--documents", type=int, default=100, help="images that get notes")
+    parser.add_argument("--requests", type=int, default=REQUESTS, help="at a time")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--quiet", action="store_true", help="no progress bar")
     return parser.parse_args(arguments)
