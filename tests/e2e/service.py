@@ -96,6 +96,16 @@ def signal_process(pid: int, number: signal.Signals) -> None:
     os.kill(pid, number)
 
 
+def default_signals() -> None:
+    """What a terminal sends ends a process again.
+
+    It is ignored where the tests themselves run in the background or under nohup, and a shell cannot trap
+    what it finds ignored.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @contextmanager
 def launch(
     script: str,
@@ -124,9 +134,7 @@ def launch(
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            # Ignored where the tests themselves run in the background, and a shell cannot trap what it
-            # finds ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=default_signals,
         )
     service = Service(f"http://127.0.0.1:{port}", tuple(worker_ports), process, log)
     try:

@@ -20,7 +20,7 @@ from tests.e2e.faults.stores import Etcd
 from tests.e2e.faults.test_processes import until
 from tests.e2e.faults.traffic import Known, picture, traffic
 from tests.e2e.inputs import parts
-from tests.e2e.service import MODEL, ROOT, _metric, group_members
+from tests.e2e.service import MODEL, ROOT, _metric, default_signals, group_members
 
 pytestmark = pytest.mark.e2e
 
@@ -107,7 +107,7 @@ def _launch(host: Host, role: str, checkpoint: Path, folder: Path, etcd: str) ->
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+            preexec_fn=default_signals,
         )
 
 
