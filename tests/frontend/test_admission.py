@@ -40,7 +40,7 @@ def close(tickets: list[Ticket]) -> None:
 def test_requests_are_let_in_up_to_what_the_workers_take() -> None:
     workers = Workers()
     tickets = workers.fill()
-    assert len(tickets) == 110 and workers.admission.tokens == 11_000
+    assert len(tickets) == 100 and workers.admission.tokens == 10_000
     close(tickets)
     assert (workers.admission.requests, workers.admission.tokens, workers.admission.tiles) == (0, 0, 0)
 
@@ -48,7 +48,7 @@ def test_requests_are_let_in_up_to_what_the_workers_take() -> None:
 def test_tiles_are_counted_as_well() -> None:
     workers = Workers()
     tickets = workers.fill(tokens=10, tiles=10)
-    assert len(tickets) == 11 and workers.admission.tiles == 110
+    assert len(tickets) == 10 and workers.admission.tiles == 100
     close(tickets)
 
 
@@ -73,7 +73,7 @@ def test_a_request_of_any_size_gets_in_when_there_is_room() -> None:
     small.charge(100, 0)
     large = workers.admission.enter("")
     large.charge(10_000_000, 5000)
-    assert workers.admission.tokens == 100 + 11_000 // 4 and workers.admission.tiles == 110 // 4
+    assert workers.admission.tokens == 100 + 10_000 // 4 and workers.admission.tiles == 100 // 4
     close([small, large])
     assert workers.admission.tokens == workers.admission.tiles == 0
 
@@ -82,7 +82,7 @@ def test_clients_share() -> None:
     workers = Workers(tokens=100_000)
     greedy = workers.fill("greedy")
     modest = workers.fill("modest")
-    assert len(greedy) > 5 * len(modest) > 0
+    assert len(greedy) >= 5 * len(modest) > 0
     for _ in range(3000):
         greedy.pop(0).close()
         greedy += workers.fill("greedy")
@@ -97,10 +97,10 @@ def test_capacity_follows_the_workers_and_outlives_them() -> None:
     workers = Workers(tokens=0)
     assert len(workers.fill()) == 50
     workers.tokens = 20_000
-    assert len(workers.fill()) == 170
+    assert len(workers.fill()) == 150
     workers.tokens = 0
     assert workers.fill() == []
-    assert workers.admission.tokens == 22_000
+    assert workers.admission.tokens == 20_000
 
 
 def test_a_small_body_is_not_taken_for_a_large_request() -> None:
@@ -118,5 +118,5 @@ def test_a_request_is_taken_to_cost_what_those_before_it_did() -> None:
     with pytest.raises(Overloaded):
         while True:
             waiting.append(workers.admission.enter(""))
-    assert 100 < len(waiting) < 130
+    assert 100 <= len(waiting) < 120
     close(waiting)

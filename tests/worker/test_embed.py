@@ -375,6 +375,20 @@ async def test_it_says_how_much_it_takes(make: MakeEmbedder) -> None:
     assert isinstance(info, wire.WorkerInfo) and info.tokens == 1100
 
 
+async def test_frontends_share_what_it_takes(make: MakeEmbedder) -> None:
+    service = make(queue=1000, batch=100).service
+
+    async def told(caller: str) -> int:
+        info = await service.handle(wire.Describe(caller=caller))
+        assert isinstance(info, wire.WorkerInfo)
+        return info.tokens
+
+    assert await told("a") == 1100
+    assert [await told("b"), await told("a")] == [550, 550]
+    # Somebody who only watches takes nothing from them.
+    assert [await told(""), await told("a")] == [1100, 550]
+
+
 async def test_a_text_worker_says_that_it_serves_no_images(make: MakeEmbedder, model: Model) -> None:
     reply = await make(images=False)(with_images(model, picture(1, param="input[0].image")))
     assert reply.failures[0].code == "invalid_input" and "text only" in reply.failures[0].message

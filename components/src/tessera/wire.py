@@ -203,7 +203,9 @@ class EncodeReply(Message, frozen=True, kw_only=True):
 
 
 class Describe(Message, frozen=True, kw_only=True):
-    """Ask an instance what it is."""
+    """Ask an instance what it is; ``caller`` names a frontend, which is told its share of the room there."""
+
+    caller: str = ""
 
 
 class WorkerInfo(Message, frozen=True, kw_only=True):
@@ -211,7 +213,8 @@ class WorkerInfo(Message, frozen=True, kw_only=True):
 
     Work is sent only where ``fingerprint`` (the checkpoint's) equals the caller's own; an embed worker also
     asks that the rows it would get are of its own ``dtype``. ``tokens`` and ``tiles`` say how much the
-    instance takes at a time, at its pace of now; 0 where it has no such stage or does not know.
+    instance takes from the caller at a time, at its pace of now; 0 where it has no such stage or does not
+    know.
     """
 
     role: str

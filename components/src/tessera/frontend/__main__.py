@@ -60,13 +60,16 @@ async def serve(config: FrontendConfig) -> None:
     metrics = FrontendMetrics()
     metrics.describe(config.served_model_name)
     runtime = Runtime(config.rpc)
-    peers = Peers(await Client.connect(runtime, config.embed_endpoint), _same_model(model))
+    name = f"frontend-{uuid.uuid4().hex}"
+    peers = Peers(await Client.connect(runtime, config.embed_endpoint), _same_model(model), caller=name)
     # Watched for health alone: the embed workers call them.
-    encode_peers = Peers(await Client.connect(runtime, config.encode_endpoint), _same_model(model))
+    encode_peers = Peers(
+        await Client.connect(runtime, config.encode_endpoint), _same_model(model), caller=name
+    )
     media = MediaLoader(_media_policy(config))
     metrics.watch_workers("embed", lambda: len(peers.ready))
     metrics.watch_workers("encode", lambda: len(encode_peers.ready))
-    lender = RowLender(f"frontend-{uuid.uuid4().hex}", capacity=_LENT_BYTES)
+    lender = RowLender(name, capacity=_LENT_BYTES)
     metrics.watch_lent_rows(lambda: lender.lent)
     expected = {"embed": config.expected_embed, "encode": config.expected_encode}
     for component, count in expected.items():

@@ -15,13 +15,11 @@ _WEIGHT: Final = 0.05
 # Of text, roughly; an image has many more.
 _BYTES_PER_TOKEN: Final = 4
 
-# Beyond what the workers take, so that they are never short of work because of a guess.
-_SLACK: Final = 1.1
-
 
 class Capacity:
-    """The tokens and tiles that the workers together take at a time, as they say themselves.
+    """The tokens and tiles that the workers together take from here at a time, as they say themselves.
 
+    Nothing is let in beyond that: a worker would refuse it when its body had been read and made into tokens.
     ``tokens`` and ``tiles`` ask for the sums over the workers that are there now. With none there, what was
     last known goes on: requests wait for a worker that is started again, and no more of them than before.
     """
@@ -32,11 +30,11 @@ class Capacity:
         self._tokens = self._tiles = unknown
 
     def tokens(self) -> int:
-        self._tokens = int(self._read_tokens() * _SLACK) or self._tokens
+        self._tokens = self._read_tokens() or self._tokens
         return self._tokens
 
     def tiles(self) -> int:
-        self._tiles = int(self._read_tiles() * _SLACK) or self._tiles
+        self._tiles = self._read_tiles() or self._tiles
         return self._tiles
 
 

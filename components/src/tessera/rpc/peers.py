@@ -32,7 +32,7 @@ class Peers:
     aside at once (``suspect``) and comes back when it answers ``Describe`` again. Every instance is asked
     again each ``check_every`` seconds; one that does not answer is set aside too, and the calls that are
     inside it end, because a frozen process would hold them until their deadlines. ``joined`` is called
-    before an instance gets its first work.
+    before an instance gets its first work. ``caller`` names a frontend to the instances.
     """
 
     def __init__(
@@ -42,8 +42,10 @@ class Peers:
         *,
         joined: Callable[[int, wire.WorkerInfo], None] = lambda *_: None,
         check_every: float = 1.0,
+        caller: str = "",
     ) -> None:
         self.client = client
+        self._describe = wire.Describe(caller=caller)
         self._check_every = check_every
         self._inside: defaultdict[int, set[asyncio.Task[wire.Reply]]] = defaultdict(set)
         self._joined = joined
@@ -155,7 +157,7 @@ class Peers:
     async def _take_pulse(self, instance: int) -> None:
         began = asyncio.get_running_loop().time()
         try:
-            info = await self.client.call(instance, wire.Describe(), timeout=_DESCRIBE_TIMEOUT)
+            info = await self.client.call(instance, self._describe, timeout=_DESCRIBE_TIMEOUT)
             if isinstance(info, wire.WorkerInfo) and instance in self._ready and self._check(info) is None:
                 # How much it takes may have changed.
                 self._ready[instance] = info
@@ -179,7 +181,7 @@ class Peers:
     async def _admit(self, instance: int, *, first: bool) -> bool:
         """Ask the instance what it is, once; false when it is worth asking again."""
         try:
-            info = await self.client.call(instance, wire.Describe(), timeout=_DESCRIBE_TIMEOUT)
+            info = await self.client.call(instance, self._describe, timeout=_DESCRIBE_TIMEOUT)
         except TesseraError as error:
             if first:
                 log.info("%s: instance %x is not answering yet: %s", self.client.address, instance, error)

@@ -28,6 +28,7 @@ from tessera.errors import (
     TesseraError,
 )
 from tessera.models.base import Model
+from tessera.worker.callers import Callers
 from tessera.worker.image_rows import ImageRows, Job
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.precomputed import PrecomputedRows
@@ -58,6 +59,7 @@ class EmbedService:
         self._metrics = metrics
         self._info = info
         self._in_flight = 0
+        self._callers = Callers()
         precomputed = PrecomputedRows("embed", hidden=model.hidden, dtype=info.dtype, metrics=metrics)
         self._images = ImageRows(model, cache, vision, precomputed, info.dtype)
 
@@ -90,8 +92,11 @@ class EmbedService:
 
     async def handle(self, request: wire.Request) -> wire.Reply:
         if isinstance(request, wire.Describe):
+            share = self._callers.share(request.caller)
             return msgspec.structs.replace(
-                self._info, tokens=self._batcher.capacity, tiles=self._images.tiles
+                self._info,
+                tokens=share.of(self._batcher.capacity, least=self._batch_cost),
+                tiles=share.of(self._images.tiles, least=self._model.max_tiles),
             )
         if not isinstance(request, wire.EmbedRequest):
             raise ProtocolError(f"an embed worker does not answer {type(request).__name__}")

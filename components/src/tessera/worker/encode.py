@@ -10,6 +10,7 @@ import msgspec
 from tessera import tracing, wire
 from tessera.errors import DeadlineExceeded, ProtocolError, RequestCancelled, TesseraError
 from tessera.transport.outbox import Outbox
+from tessera.worker.callers import Callers
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.published import Published
 from tessera.worker.vision_stage import VisionStage
@@ -31,10 +32,14 @@ class EncodeService:
         self._metrics = metrics
         self._info = info
         self._published = Published()
+        self._callers = Callers()
 
     async def handle(self, request: wire.Request) -> wire.Reply:
         if isinstance(request, wire.Describe):
-            return msgspec.structs.replace(self._info, tiles=self._stage.capacity)
+            share = self._callers.share(request.caller)
+            return msgspec.structs.replace(
+                self._info, tiles=share.of(self._stage.capacity, least=self._stage.max_tiles)
+            )
         if isinstance(request, wire.Forget):
             if (lease := self._published.forget(request.call)) is not None:
                 self._outbox.release(lease)

@@ -91,8 +91,13 @@ class VisionStage:
 
     @property
     def capacity(self) -> int:
-        """Tiles that may be here at a time."""
-        return self._batcher.capacity
+        """Tiles that may be here at a time, in the engine included."""
+        return self._admitted.limit
+
+    @property
+    def max_tiles(self) -> int:
+        """Tiles of the largest image."""
+        return self._model.max_tiles
 
     @property
     def running_seconds(self) -> float:
