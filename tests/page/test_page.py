@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 import tessera.frontend.page
 from tests.e2e.disaggregated import Disaggregated
@@ -72,6 +72,21 @@ def test_a_suggestion_ranks_the_examples(page: Page, service: Disaggregated) -> 
     # Names are compared where the scores are not as good as equal.
     assert shown[0][0] == expected[0][1] or expected[0][0] - expected[1][0] < 1e-3
     assert page.get_by_role("img", name=listed["pictures"][0]["caption"]).count() == 1
+
+
+def test_a_search_that_comes_before_the_service_has_answered_is_made_then(
+    open_url: str, opened: Open
+) -> None:
+    page = opened("about:blank")
+    held: list[Route] = []
+    page.route("**/status", lambda route: route.continue_() if held else held.append(route))
+    with page.expect_request("**/status"):
+        page.goto(open_url)
+    page.locator("#suggestion-list button").first.click()
+    expect(page.locator("#search-error")).to_have_text("Waiting for the service.")
+    held[0].continue_()
+    expect(page.locator("#pictures-state")).to_contain_text("ranked", timeout=60_000)
+    expect(page.locator("#search-error")).to_have_text("")
 
 
 def test_files_are_ranked_and_a_torn_one_is_named(page: Page, files: list[Path]) -> None:

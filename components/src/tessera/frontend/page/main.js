@@ -2,6 +2,8 @@
 
 let asked;
 let searching = 0;
+// Somebody was faster than the first answer of the service, or had to look for the key first.
+let delayed = false;
 
 function setQueryPicture(picture) {
   // What was chosen for the query alone is shown nowhere else.
@@ -25,7 +27,8 @@ async function search() {
     return;
   }
   if (!service.known) {
-    page["search-error"].textContent = "The service has not answered yet.";
+    page["search-error"].textContent = "Waiting for the service.";
+    delayed = true;
     return;
   }
   const number = (searching += 1);
@@ -44,6 +47,11 @@ async function search() {
     page["search-error"].textContent = error.message;
     if (error.status === 401) askForKey();
   }
+}
+
+function searchDelayed() {
+  if (delayed) search();
+  delayed = false;
 }
 
 /** A text asks as a query; a picture, with or without text, looks for its like and is embedded as they were. */

@@ -54,6 +54,7 @@ function showStatus(status) {
     service.known = true;
     if (stalled) page.failures.replaceChildren();
     embedPictures();
+    searchDelayed();
   }
 }
 
