@@ -107,7 +107,11 @@ def _parser() -> argparse.ArgumentParser:
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("folder", type=Path, help="pictures, also in folders below it")
     shared.add_argument("--index", type=Path, metavar="FILE", help=f"FOLDER/{INDEX_NAME} by default")
-    shared.add_argument("--url", default=os.environ.get("TESSERA_URL", "http://127.0.0.1:8000"))
+    shared.add_argument(
+        "--url",
+        default=os.environ.get("TESSERA_URL", "http://127.0.0.1:8000"),
+        help="of the service (%(default)s)",
+    )
     parser = argparse.ArgumentParser(
         description=(__doc__ or "").replace("``", ""), formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -119,8 +123,20 @@ def _parser() -> argparse.ArgumentParser:
     query.add_argument("text", nargs="?", default="", help="what to look for")
     query.add_argument("--image", type=Path, metavar="FILE", help="a picture to look for the like of")
     query.add_argument("--top", type=_positive, default=12, help="results (%(default)s)")
-    query.add_argument("--sheet", type=Path, default=Path("search.png"), metavar="PNG")
-    query.add_argument("--html", type=Path, default=Path("search.html"), metavar="HTML")
+    query.add_argument(
+        "--sheet",
+        type=Path,
+        default=Path("search.png"),
+        metavar="PNG",
+        help="where the picture of the results goes (%(default)s)",
+    )
+    query.add_argument(
+        "--html",
+        type=Path,
+        default=Path("search.html"),
+        metavar="HTML",
+        help="where the page goes (%(default)s)",
+    )
     return parser
 
 

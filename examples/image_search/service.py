@@ -113,7 +113,8 @@ class Service:
         rows: list[Vector | str] = []
         for row in answer["data"]:
             if row["embedding"] is None:
-                rows.append(str(row["error"]["message"]))
+                # The file's name stands before it, and says more than its place in a request.
+                rows.append(str(row["error"]["message"]).removeprefix(f"{row['error']['param']} "))
             else:
                 rows.append(np.frombuffer(base64.b64decode(row["embedding"]), "<f4"))
         return Embedded(rows, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])

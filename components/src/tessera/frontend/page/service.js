@@ -68,7 +68,7 @@ async function embed(request, signal) {
       }
       if (passing) throw new CallFailed(passing.error.message, 503);
       return {
-        vectors: parsed.data.map((row) => (row.error ? new Error(row.error.message) : decode(row.embedding))),
+        vectors: parsed.data.map((row) => (row.error ? new Error(reason(row.error)) : decode(row.embedding))),
         usage: parsed.usage,
         stages: stages(answer.headers),
         elapsed: performance.now() - started,
@@ -81,6 +81,9 @@ async function embed(request, signal) {
     await sleep(1000 * Math.min(Math.max(wait || 1, 0.2), 10));
   }
 }
+
+/** What was wrong, without the input's place in a request that nobody sees. */
+const reason = ({ message, param }) => (param && message.startsWith(`${param} `) ? message.slice(param.length + 1) : message);
 
 const ORDER = ["queue", "preprocess", "encode", "transfer", "embed"];
 
