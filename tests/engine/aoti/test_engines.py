@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tessera.commands.engine import main
-from tessera.engine.building.aoti_flavour import AotiFlavour
+from tessera.engine.building.aoti_flavour import AotiFlavour, calls_products
 from tessera.engine.building.manifest import Manifest
 from tessera.engine.building.spec import BuildSpec, Layout, Stage
 from tessera.engine.config import EngineConfig
@@ -26,6 +26,7 @@ from tessera.engine.packing import PackedInput, pack
 from tessera.engine.torch_device import place
 from tessera.errors import ConfigError, EngineBuildFailed, EngineMismatch
 from tessera.models import open_model
+from tessera.models.layers import exported_products
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
 from tests.families.dual_encoder import FAMILY
@@ -154,6 +155,10 @@ def _version(manifest: dict[str, Any]) -> None:
     manifest["versions"]["torch"] = "2.0.1"
 
 
+def _products(manifest: dict[str, Any]) -> None:
+    manifest["versions"]["quack-kernels"] = "0.0.1"
+
+
 def _flags(manifest: dict[str, Any]) -> None:
     manifest["notes"]["cpu_flags"] += " avx9000"
 
@@ -170,6 +175,7 @@ def _hash(manifest: dict[str, Any]) -> None:
     ("change", "names"),
     [
         (_version, ["torch 2.0.1", torch.__version__]),
+        (_products, ["quack-kernels 0.0.1", "quack-kernels not installed"]),
         (_flags, ["avx9000"]),
         (_capability, ["9.0", "cpu"]),
         (_hash, ["engine.pt2", "0" * 32]),
@@ -211,6 +217,19 @@ def test_what_cannot_be_built_says_why(
         AotiFlavour().build(
             model, BuildSpec(**(values | changes)), tmp_path, timing_cache=None, progress=lambda _: None
         )
+
+
+class _Gated(torch.nn.Module):
+    def forward(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return exported_products.gated_product(rows, weight) + exported_products.wide_product(
+            rows, weight[:4]
+        )
+
+
+def test_a_program_that_calls_products_is_known() -> None:
+    inputs = (torch.ones(3, 5), torch.ones(8, 5))
+    assert calls_products(torch.export.export(_Gated(), inputs))
+    assert not calls_products(torch.export.export(torch.nn.Linear(5, 8), inputs[:1]))
 
 
 def test_a_family_without_stages_says_so(tmp_path: Path) -> None:

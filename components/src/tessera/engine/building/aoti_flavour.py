@@ -16,7 +16,7 @@ from zipfile import ZipFile
 import torch
 from torch.export import ExportedProgram
 
-from tessera.engine.building.aoti_machine import CPU, FLAGS, capability, cpu_flags, versions
+from tessera.engine.building.aoti_machine import CPU, FLAGS, PRODUCTS, capability, cpu_flags, versions
 from tessera.engine.building.envelope import envelope_of
 from tessera.engine.building.flavours import Built, Progress
 from tessera.engine.building.manifest import Binding, Manifest
@@ -24,6 +24,7 @@ from tessera.engine.building.spec import BuildSpec
 from tessera.engine.building.torch_export import export_stage
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.base import Model
+from tessera.models.layers import exported_products
 from tessera.models.stages import StageFamily, StageTensor
 
 log = logging.getLogger(__name__)
@@ -68,11 +69,14 @@ class AotiFlavour:
         program = export_stage(stage, envelope, device=device)
         progress(f"compiling {len(program.graph.nodes)} nodes with AOTInductor")
         _compile(program, directory / PACKAGE)
+        libraries = versions(device)
+        if not calls_products(program):
+            libraries.pop(PRODUCTS, None)
         return Built(
             bindings=tuple(_binding(one, output=False) for one in stage.inputs)
             + tuple(_binding(one, output=True) for one in stage.outputs),
             capabilities=(capability(device),),
-            versions=versions(device),
+            versions=libraries,
             notes={FLAGS: " ".join(cpu_flags())} if device == CPU else {},
         )
 
@@ -147,6 +151,12 @@ def _compile(program: ExportedProgram, path: Path) -> None:
             )
     except Exception as error:
         raise EngineBuildFailed(f"AOTInductor: {type(error).__name__}: {error}") from error
+
+
+def calls_products(program: ExportedProgram) -> bool:
+    """Whether it calls the operators of ``exported_products``."""
+    called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    return not called.isdisjoint(f"tessera.{name}.default" for name in exported_products.OPERATORS)
 
 
 def _binding(tensor: StageTensor, *, output: bool) -> Binding:

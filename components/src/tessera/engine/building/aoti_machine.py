@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -10,6 +12,8 @@ from tessera.errors import EngineMismatch
 
 CPU = "cpu"
 FLAGS = "cpu_flags"
+# Whose products a program calls back into Python for, if it was there when the program was compiled.
+PRODUCTS = "quack-kernels"
 _VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx", "vaes", "vpclmulqdq", "gfni", "popcnt")
 
 
@@ -22,10 +26,12 @@ def capability(device: str) -> str:
 
 
 def versions(device: str) -> dict[str, str]:
-    """The libraries whose insides a compiled program calls."""
+    """The libraries whose insides a compiled program calls, ``PRODUCTS`` only where it is installed."""
     found = {"torch": str(torch.__version__)}
     if device.startswith("cuda"):
         found["cuda"] = str(torch.version.cuda)
+    with suppress(metadata.PackageNotFoundError):
+        found[PRODUCTS] = metadata.version(PRODUCTS)
     return found
 
 

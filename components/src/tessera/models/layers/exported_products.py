@@ -11,6 +11,8 @@ from torch.library import custom_op
 
 from tessera.models.layers import gemm
 
+OPERATORS = ("gated_product", "gelu_product", "wide_product")
+
 # With fewer rows cuBLAS and its own epilogue are faster.
 _WIDE_ROWS = 4096
 
@@ -36,4 +38,17 @@ def gelu_product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -
 
 @gelu_product.register_fake
 def _(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return rows.new_empty(rows.shape[0], weight.shape[0])
+
+
+@custom_op("tessera::wide_product", mutates_args=())
+def wide_product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``gemm.product`` without a bias."""
+    if len(rows) < _WIDE_ROWS:
+        return rows @ weight.t()
+    return gemm.product(rows.contiguous(), weight)
+
+
+@wide_product.register_fake
+def _(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return rows.new_empty(rows.shape[0], weight.shape[0])

@@ -165,7 +165,7 @@ class PackedText(nn.Module):
         cu_seqlens: torch.Tensor,
         sequence: torch.Tensor,
     ) -> torch.Tensor:
-        q, k, v = layer.self_attn.turned(layer.input_layernorm.plain(hidden), cosines, sines)
+        q, k, v = layer.self_attn.turn(self._qkv(layer, hidden), cosines, sines)
         if self.fused_attention:
             from tessera.models.layers.exported_ops import packed_attention
 
@@ -181,6 +181,14 @@ class PackedText(nn.Module):
         else:
             added = hidden + mlp(normed)
         return added
+
+    def _qkv(self, layer: Layer, hidden: torch.Tensor) -> torch.Tensor:
+        normed, product = layer.input_layernorm.plain(hidden), layer.self_attn.qkv_proj
+        if gemm.serves(product.weight):
+            called: torch.Tensor = exported_products.wide_product(normed, product.weight)
+            return called
+        plain: torch.Tensor = product(normed)
+        return plain
 
     def _pool(self, hidden: torch.Tensor, cu_seqlens: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
         if self._pooling == "cls":

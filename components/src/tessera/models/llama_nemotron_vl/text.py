@@ -67,7 +67,13 @@ class Attention(nn.Module):
         self, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Turned queries and keys, and values, each ``[..., tokens, heads, width]``."""
-        heads = self.qkv_proj(hidden).unflatten(-1, (-1, self._head_dim))
+        return self.turn(self.qkv_proj(hidden), cosines, sines)
+
+    def turn(
+        self, qkv: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same from the one product, ``[..., tokens, all heads * width]``."""
+        heads = qkv.view(*qkv.shape[:-1], -1, self._head_dim)
         turned = rotate(heads[..., : -self._kv_heads, :], cosines, sines)
         return (
             turned[..., : self._heads, :],
