@@ -1,21 +1,27 @@
+"""The torch engines, and the same compiled ahead of time by AOTInductor, beside float32 on the CPU."""
+
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tessera.engine.base import TextEngine, VisionEngine
+from tessera.engine.building.build import build_engine
+from tessera.engine.building.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.config import EngineConfig
+from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.packing import PackedInput, pack
 from tessera.engine.torch_device import Placement, place
 from tessera.engine.torch_host_copies import HostCopies
-from tessera.engine.torch_text import TorchTextEngine
-from tessera.engine.torch_vision import TorchVisionEngine
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 
-pytestmark = pytest.mark.gpu
+# The first test of each stage waits for the compiler.
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
 TOKENS, TILES = 4096, 12
 
@@ -30,22 +36,60 @@ def no_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def config(cost: int, graphs: int | None) -> EngineConfig:
-    return EngineConfig(max_batch_cost=cost, max_queue_cost=cost, graph_cost=graphs)
+def config(cost: int, graphs: int | None, path: Path | None = None) -> EngineConfig:
+    kind = "torch" if path is None else "aoti"
+    return EngineConfig(engine=kind, path=path, max_batch_cost=cost, max_queue_cost=cost, graph_cost=graphs)
 
 
-@pytest.fixture(scope="module", params=[None, 0], ids=["graphs", "plain"])
-def text(request: pytest.FixtureRequest, model: LlamaNemotronVL) -> TorchTextEngine:
-    chosen = config(TOKENS, request.param)
-    engine = TorchTextEngine(model, chosen, place(chosen))
+PROFILES = {
+    Stage.TEXT: Profile(sequences=Range(1, 16, 64), tokens=Range(1, 1024, 16384), rows=Range(1, 256, 16384)),
+    Stage.VISION: Profile(tiles=Range(1, 4, TILES)),
+}
+
+
+@pytest.fixture(scope="module")
+def built(
+    model: LlamaNemotronVL, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, Stage], Path | None]:
+    """The directory of a stage's engine, for kinds that have one; built when it is first asked for."""
+    folder = tmp_path_factory.mktemp("engines")
+
+    def path_of(kind: str, stage: Stage) -> Path | None:
+        if kind == "torch":
+            return None
+        path = folder / stage
+        if not path.exists():
+            layout = Layout.PACKED if stage is Stage.TEXT else Layout.PADDED
+            profiles = (PROFILES[stage],)
+            spec = BuildSpec(stage=stage, flavour=kind, dtype="bfloat16", layout=layout, profiles=profiles)
+            build_engine(model, spec, path, progress=print)
+        return path
+
+    return path_of
+
+
+KINDS = [("torch", None), ("torch", 0), ("aoti", None), ("aoti", 0)]
+KIND_NAMES = ["torch, graphs", "torch, plain", "aoti, graphs", "aoti, plain"]
+
+
+@pytest.fixture(scope="module", params=KINDS, ids=KIND_NAMES)
+def text(
+    request: pytest.FixtureRequest, model: LlamaNemotronVL, built: Callable[[str, Stage], Path | None]
+) -> TextEngine:
+    kind, graphs = request.param
+    chosen = config(TOKENS, graphs, built(kind, Stage.TEXT))
+    engine = make_text_engine(model, chosen, place(chosen))
     engine.warm()
     return engine
 
 
-@pytest.fixture(scope="module", params=[None, 0], ids=["graphs", "plain"])
-def vision(request: pytest.FixtureRequest, model: LlamaNemotronVL) -> TorchVisionEngine:
-    chosen = config(TILES, request.param)
-    engine = TorchVisionEngine(model, chosen, place(chosen))
+@pytest.fixture(scope="module", params=KINDS, ids=KIND_NAMES)
+def vision(
+    request: pytest.FixtureRequest, model: LlamaNemotronVL, built: Callable[[str, Stage], Path | None]
+) -> VisionEngine:
+    kind, graphs = request.param
+    chosen = config(TILES, graphs, built(kind, Stage.VISION))
+    engine = make_vision_engine(model, chosen, place(chosen))
     engine.warm()
     return engine
 
@@ -88,7 +132,7 @@ def expected_vectors(model: LlamaNemotronVL, sequences: list[PackedInput]) -> to
         )
 
 
-def check_text(engine: TorchTextEngine, model: LlamaNemotronVL, sequences: list[PackedInput]) -> None:
+def check_text(engine: TextEngine, model: LlamaNemotronVL, sequences: list[PackedInput]) -> None:
     """Unit vectors in the right direction, and the norms that pooling gave them."""
     found, expected = engine.launch(pack(sequences)).result(), expected_vectors(model, sequences)
     assert worst_cosine(torch.from_numpy(found.vectors), expected) > 0.999
@@ -103,14 +147,14 @@ def worst_cosine(found: torch.Tensor, expected: torch.Tensor) -> float:
 @pytest.mark.parametrize(
     "lengths", [[1], [5], [700], [1, 7, 33, 64], [1000, 3, 1, 1200], [2] * 40, [9] * 16], ids=str
 )
-def test_text_agrees_with_float32(text: TorchTextEngine, model: LlamaNemotronVL, lengths: list[int]) -> None:
+def test_text_agrees_with_float32(text: TextEngine, model: LlamaNemotronVL, lengths: list[int]) -> None:
     sequences = inputs(model, lengths)
     check_text(text, model, sequences)
 
 
 @pytest.mark.parametrize("where", ["device", "pinned", "pageable", "mixed"])
 def test_vision_rows_from_anywhere(
-    text: TorchTextEngine, model: LlamaNemotronVL, placement: Placement, where: str
+    text: TextEngine, model: LlamaNemotronVL, placement: Placement, where: str
 ) -> None:
     rows = torch.randn(8, model.hidden, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16) * 0.02
     places = {
@@ -124,7 +168,7 @@ def test_vision_rows_from_anywhere(
 
 
 @pytest.mark.parametrize("count", [1, 3, 8, 9, 12])
-def test_vision_agrees_with_float32(vision: TorchVisionEngine, model: LlamaNemotronVL, count: int) -> None:
+def test_vision_agrees_with_float32(vision: VisionEngine, model: LlamaNemotronVL, count: int) -> None:
     tiles = np.random.default_rng(count).integers(0, 256, (count, *model.tile_shape), dtype=np.uint8)
     shape = (count * model.tokens_per_tile, model.hidden)
     parts = list(torch.empty(shape, dtype=torch.bfloat16, device="cuda").split(model.tokens_per_tile))
@@ -135,9 +179,7 @@ def test_vision_agrees_with_float32(vision: TorchVisionEngine, model: LlamaNemot
     assert worst_cosine(torch.cat(parts).float(), expected) > 0.999
 
 
-def test_nothing_waits_for_the_device(
-    text: TorchTextEngine, vision: TorchVisionEngine, model: LlamaNemotronVL
-) -> None:
+def test_nothing_waits_for_the_device(text: TextEngine, vision: VisionEngine, model: LlamaNemotronVL) -> None:
     tiles = np.zeros((2, *model.tile_shape), np.uint8)
     out = torch.empty(2 * model.tokens_per_tile, model.hidden, dtype=torch.bfloat16, device="cuda")
     with no_waiting():
@@ -148,7 +190,7 @@ def test_nothing_waits_for_the_device(
 
 
 def test_nothing_is_compiled_after_the_warm_up(
-    text: TorchTextEngine, model: LlamaNemotronVL, monkeypatch: pytest.MonkeyPatch
+    text: TextEngine, model: LlamaNemotronVL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import triton
 
