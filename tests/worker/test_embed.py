@@ -45,6 +45,7 @@ class Rows:
         self.tiles = 0
         self.running_seconds = 0.0
         self.orders: list[tuple[float, str, int]] = []
+        self.roundings, self.next = ["fp8"], "fp8"
 
     async def encode(
         self, image: wire.Image, *, request_id: str, timeout: float, client: str = "", priority: int = 0
@@ -58,7 +59,7 @@ class Rows:
             raise
         if self.error is not None:
             raise type(self.error)(self.error.message, param=image.param)
-        return EncodedImage(torch.full(self._shape, 2.0), wire.Timings(encode_ms=5.0))
+        return EncodedImage(torch.full(self._shape, 2.0), wire.Timings(encode_ms=5.0), rounding=self.next)
 
     async def close(self) -> None: ...
 
@@ -129,6 +130,27 @@ def with_images(model: Model, *images: wire.Image, param: str = "input[0]") -> w
         param=param,
     )
     return wire.Item(tokens=prompt.tokens.astype("<i4").tobytes(), images=images, param=param)
+
+
+async def test_rows_of_an_engine_that_rounds_as_none_does_now_are_not_taken(
+    make: MakeEmbedder, model: Model
+) -> None:
+    """As workers go over to another precision: both serve, then the new one alone, then the old one again."""
+    embedder = make()
+    item, rows = with_images(model, picture(1)), embedder.rows
+    for roundings, next_, calls in (
+        (["fp8"], "fp8", 1),
+        (["", "fp8"], "", 1),
+        ([""], "", 2),
+        (["", "fp8"], "", 2),
+        (["fp8"], "fp8", 2),
+        (["fp8, 2"], "fp8, 2", 3),
+    ):
+        rows.roundings, rows.next = roundings, next_
+        await embedder(item)
+        assert len(rows.calls) == calls, roundings
+    stats = embedder.cache.stats()
+    assert (stats.hits, stats.misses, stats.entries) == (3, 3, 3)
 
 
 async def test_items_are_answered_in_order(make: MakeEmbedder) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import msgspec
 import pytest
 import torch
 
@@ -33,7 +34,7 @@ class Cluster:
         self.metrics = WorkerMetrics()
         self._vision: RemoteVision | None = None
 
-    async def add(self, fault: Fault | None = None) -> int:
+    async def add(self, fault: Fault | None = None, rounding: str = "") -> int:
         """Start an encode worker; ``fault`` sees each request first and may answer in its place."""
         encoder = Encoder.make(self._model, transport=self._transport)
         runtime = self._deployment.runtime()
@@ -43,6 +44,7 @@ class Cluster:
         encoder.outbox = make_outbox(self._model, transport=self._transport, producer=name)
         encoder.stage = make_stage(self._model, encoder.engine, WorkerMetrics())
         info = worker_info(self._model, "encode", encoder.outbox.infos())
+        info = msgspec.structs.replace(info, rounding=rounding)
         encoder.service = type(encoder.service)(encoder.stage, encoder.outbox, encoder.metrics, info)
         instance = int(name, 16)
 
@@ -109,6 +111,19 @@ async def test_rows_arrive_by_shared_memory_and_are_given_back(cluster: Cluster)
     assert [await cluster.rows(seed) for seed in (3, 4)] == [3.0, 4.0]
     assert cluster.outcome("ok") == 2
     assert set(cluster.inbox.routes().values()) == {"shm"}
+
+
+async def test_rows_carry_their_engines_rounding(cluster: Cluster) -> None:
+    async def full(_: wire.EncodeRequest) -> wire.Reply | None:
+        raise Unavailable("closing")
+
+    await cluster.add(full)
+    await cluster.add(rounding="fp8")
+    vision = await cluster.vision()
+    assert list(vision.roundings) == ["", "fp8"]
+    assert {
+        (await vision.encode(picture(seed), request_id="r", timeout=20)).rounding for seed in range(3)
+    } == {"fp8"}
 
 
 async def test_a_worker_that_is_gone_costs_a_call_to_another(cluster: Cluster) -> None:

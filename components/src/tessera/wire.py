@@ -16,7 +16,7 @@ import msgspec
 
 from tessera.errors import ProtocolError, TesseraError, from_code
 
-VERSION: Final = 4
+VERSION: Final = 5
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -212,7 +212,9 @@ class WorkerInfo(Message, frozen=True, kw_only=True):
     """What an instance is; ``host`` as in ``ReaderInfo``.
 
     Work is sent only where ``fingerprint`` (the checkpoint's) equals the caller's own; an embed worker also
-    asks that the rows it would get are of its own ``dtype``. ``tokens`` and ``tiles`` say how much the
+    asks that the rows it would get are of its own ``dtype``. ``rounding`` says what its engines round beyond
+    that; what was kept of another rounding is not taken for its own.
+    ``tokens`` and ``tiles`` say how much the
     instance takes from the caller at a time, at its pace of now; 0 where it has no such stage or does not
     know.
     """
@@ -223,6 +225,7 @@ class WorkerInfo(Message, frozen=True, kw_only=True):
     dtype: str
     hidden: int
     images: bool
+    rounding: str = ""
     host: str = ""
     slabs: tuple[SlabInfo, ...] = ()
     tokens: int = 0

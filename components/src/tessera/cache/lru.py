@@ -36,14 +36,15 @@ class EmbeddingCache:
         self._nbytes = 0
         self._hits = self._misses = self._evictions = self._refused = 0
 
-    def get(self, key: bytes) -> torch.Tensor | None:
-        rows = self._entries.get(key)
-        if rows is None:
+    def get(self, *keys: bytes) -> torch.Tensor | None:
+        """What is there under the first key that has something; counts as one lookup."""
+        key = next((key for key in keys if key in self._entries), None)
+        if key is None:
             self._misses += 1
             return None
         self._hits += 1
         self._entries.move_to_end(key)
-        return rows
+        return self._entries[key]
 
     def put(self, key: bytes, rows: torch.Tensor) -> bool:
         """Store the rows, evicting the least recently used; false when they are larger than the cache."""

@@ -29,6 +29,7 @@ from tessera.frontend.page import Page
 from tessera.frontend.pipeline import Pipeline
 from tessera.frontend.rate_limit import RateLimiter
 from tessera.frontend.result_cache import ResultCache
+from tessera.frontend.result_salt import ResultSalt
 from tessera.frontend.router import Router
 from tessera.frontend.status import StatusBoard, origin
 from tessera.leaving import leave
@@ -85,7 +86,7 @@ async def serve(config: FrontendConfig) -> None:
     )
     admission = Admission(capacity, max_requests=config.limits.max_in_flight)
     metrics.watch_admission(lambda: admission.requests, lambda: admission.tokens, lambda: admission.tiles)
-    embedder = _embedder(config, model, dispatcher, peers, metrics)
+    embedder = _embedder(config, model, dispatcher, peers, encode_peers, metrics)
     pipeline = Pipeline(model, media, embedder, config.limits, metrics)
     keys = Authenticator(config.api_keys)
     limiter = RateLimiter(
@@ -149,25 +150,22 @@ async def _leave_when_lost(
 
 
 def _embedder(
-    config: FrontendConfig, model: Model, dispatcher: Dispatcher, peers: Peers, metrics: FrontendMetrics
+    config: FrontendConfig,
+    model: Model,
+    dispatcher: Dispatcher,
+    peers: Peers,
+    encode_peers: Peers,
+    metrics: FrontendMetrics,
 ) -> Embedder:
     if not config.result_cache_bytes:
         return dispatcher
-    dtypes: list[str] = []
-
-    def salt() -> bytes:
-        # Workers of the same checkpoint may run it in another number type, and give other vectors.
-        if found := sorted({info.dtype for info in peers.ready.values()}):
-            dtypes[:] = found
-        return "\0".join((model.fingerprint, *dtypes)).encode()
-
     return ResultCache(
         dispatcher,
         metrics,
         capacity=config.result_cache_bytes,
         hidden=model.hidden,
         tokens_per_tile=model.tokens_per_tile,
-        salt=salt,
+        salt=ResultSalt(model.fingerprint, lambda: peers.ready.values(), lambda: encode_peers.ready.values()),
         flight_seconds=config.limits.timeout_seconds,
         workers=lambda: len(peers.ready),
     )

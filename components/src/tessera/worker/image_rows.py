@@ -44,8 +44,8 @@ class ImageRows:
         self._vision = vision
         self._precomputed = precomputed
         self._flights: SingleFlight[EncodedImage] = SingleFlight()
-        # The digest names the image; the salt names everything else that its rows depend on.
-        self._salt = blake3(f"{model.fingerprint}\0{dtype}".encode()).digest(16)
+        self._dtype = dtype
+        self._salts: dict[str, bytes] = {}
 
     @property
     def tiles(self) -> int:
@@ -85,8 +85,8 @@ class ImageRows:
             return EncodedImage(await self._precomputed.fetch(image), wire.Timings()), False
         if self._vision is None:
             raise InvalidInput("this deployment serves text only", param=image.param)
-        key = image.digest + self._salt
-        cached = self._cache.get(key)
+        # What an engine gave that rounds as none of them does now is not what a miss would give.
+        cached = self._cache.get(*(self._key(image, rounding) for rounding in self._vision.roundings))
         span.set({"tessera.cache": "miss" if cached is None else "hit", "tessera.tiles": image.tiles})
         if cached is not None:
             return self._checked(EncodedImage(cached, wire.Timings()), image), True
@@ -95,7 +95,7 @@ class ImageRows:
                 f"{image.param}: the image is not cached any more; send it again", param=image.param
             )
         try:
-            encoded = await self._fly(key, job, image)
+            encoded = await self._fly(job, image)
         except TesseraError as error:
             if error.param is None:
                 raise
@@ -107,15 +107,15 @@ class ImageRows:
             span.link(encoded.asked)
         return self._checked(encoded, image), False
 
-    async def _fly(self, key: bytes, job: Job, image: wire.Image) -> EncodedImage:
+    async def _fly(self, job: Job, image: wire.Image) -> EncodedImage:
         try:
-            return await self._flights.run(key, lambda: self._encode(key, job, image))
+            return await self._flights.run(image.digest, lambda: self._encode(job, image))
         except DeadlineExceeded:
             # A flight has the time of whoever began it; one who joined late may have more. Our own
             # deadline would have cancelled us.
-            return await self._flights.run(key, lambda: self._encode(key, job, image))
+            return await self._flights.run(image.digest, lambda: self._encode(job, image))
 
-    async def _encode(self, key: bytes, job: Job, image: wire.Image) -> EncodedImage:
+    async def _encode(self, job: Job, image: wire.Image) -> EncodedImage:
         assert self._vision is not None
         encoded = await self._vision.encode(
             image,
@@ -125,8 +125,15 @@ class ImageRows:
             priority=job.request.priority,
         )
         self._checked(encoded, image)
-        self._fill.put(key, encoded.rows)
+        self._fill.put(self._key(image, encoded.rounding), encoded.rows)
         return replace(encoded, asked=tracing.here())
+
+    def _key(self, image: wire.Image, rounding: str) -> bytes:
+        """The digest names the image, what follows it everything else that its rows depend on."""
+        if rounding not in self._salts:
+            named = "\0".join((self._model.fingerprint, self._dtype, rounding))
+            self._salts[rounding] = blake3(named.encode()).digest(16)
+        return image.digest + self._salts[rounding]
 
     def _checked(self, encoded: EncodedImage, image: wire.Image) -> EncodedImage:
         expected = (image.tiles * self._model.tokens_per_tile, self._model.hidden)

@@ -16,10 +16,11 @@ from tessera.worker.vision_stage import VisionStage
 class LocalVision:
     """The rows stay where the vision engine wrote them."""
 
-    def __init__(self, stage: VisionStage, hidden: int, placement: Placement) -> None:
+    def __init__(self, stage: VisionStage, hidden: int, placement: Placement, rounding: str = "") -> None:
         self._stage = stage
         self._hidden = hidden
         self._placement = placement
+        self.roundings = (rounding,)
 
     @property
     def tiles(self) -> int:
@@ -48,6 +49,7 @@ class LocalVision:
         return EncodedImage(
             out,
             wire.Timings(queue_ms=outcome.queue_ms, preprocess_ms=preprocess_ms, encode_ms=outcome.run_ms),
+            rounding=self.roundings[0],
         )
 
     async def close(self) -> None:

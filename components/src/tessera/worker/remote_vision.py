@@ -7,6 +7,7 @@ import itertools
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -68,6 +69,7 @@ class RemoteVision:
         self._wait_seconds = wait_seconds
         self._tiles: Counter[int] = Counter()
         self._connected: set[str] = set()
+        self._roundings: list[str] = []
         self._budget = RetryBudget()
         self._calls = itertools.count(1)
         self._forgetting: set[asyncio.Task[None]] = set()
@@ -81,6 +83,12 @@ class RemoteVision:
     @property
     def running_seconds(self) -> float:
         return 0.0
+
+    @property
+    def roundings(self) -> Sequence[str]:
+        if found := sorted({info.rounding for info in self._peers.ready.values()}):
+            self._roundings = found
+        return self._roundings
 
     async def encode(
         self, image: wire.Image, *, request_id: str, timeout: float, client: str = "", priority: int = 0
@@ -172,7 +180,8 @@ class RemoteVision:
                 del self._tiles[instance]
         if not isinstance(reply, wire.EncodeReply):
             raise ProtocolError(f"encode worker {instance:x} answered {type(reply).__name__}")
-        return EncodedImage(*await self._fetch(reply, order.deadline))
+        rows, timings = await self._fetch(reply, order.deadline)
+        return EncodedImage(rows, timings, rounding=info.rounding)
 
     def _forget(self, instance: int, call: str) -> None:
         if len(self._forgetting) < _MOST_FORGETTING:

@@ -16,6 +16,7 @@ from tessera import wire
 from tessera.cache import EmbeddingCache
 from tessera.config import Mode, WorkerConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
+from tessera.engine.rounding import rounding
 from tessera.engine.torch_device import Placement, place
 from tessera.errors import EngineDead
 from tessera.models import Model, open_model
@@ -158,10 +159,10 @@ class Builder:
         self, model: Model, placement: Placement, own: wire.WorkerInfo
     ) -> VisionSource | None:
         if self.config.mode is Mode.AGG:
-            vision_placement = place(self.config.stages.vision)
-            return LocalVision(
-                await self._vision_stage(model, vision_placement), model.hidden, vision_placement
-            )
+            config = self.config.stages.vision
+            vision_placement = place(config)
+            stage = await self._vision_stage(model, vision_placement)
+            return LocalVision(stage, model.hidden, vision_placement, rounding(config))
         if not self.config.images:
             return None
 
@@ -225,11 +226,18 @@ class Builder:
             model=self.config.served_model_name,
             fingerprint=model.fingerprint,
             dtype=placement.dtype,
+            rounding=self._rounding(),
             hidden=model.hidden,
             images=self.config.mode is not Mode.EMBED or self.config.images,
             host=host_id(),
             slabs=slabs,
         )
+
+    def _rounding(self) -> str:
+        stages, mode = self.config.stages, self.config.mode
+        vision = "" if mode is Mode.EMBED else rounding(stages.vision)
+        text = "" if mode is Mode.ENCODE else rounding(stages.text)
+        return f"{vision}; {text}" if vision or text else ""
 
 
 def _batches(placement: Placement, nbytes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,12 +16,13 @@ if TYPE_CHECKING:
 class EncodedImage:
     """Rows ``[tiles * tokens_per_tile, hidden]`` that nobody will write to again, and what they cost.
 
-    ``asked`` is the span that they were made for, for those who share them.
+    ``asked`` is the span that they were made for, for those who share them; ``rounding`` that of the engine.
     """
 
     rows: torch.Tensor
     timings: wire.Timings
     asked: tracing.Reference | None = None
+    rounding: str = ""
 
 
 class VisionSource(Protocol):
@@ -34,6 +36,11 @@ class VisionSource(Protocol):
     @property
     def running_seconds(self) -> float:
         """How long an engine of this process has been busy with one batch."""
+        ...
+
+    @property
+    def roundings(self) -> Sequence[str]:
+        """Those of the engines that an image may come to now, or came to last if there is none."""
         ...
 
     async def encode(

@@ -1,0 +1,49 @@
+"""Which engines give results that may stand for one another's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tessera.engine.building.manifest import Manifest, describe_files
+from tessera.engine.building.spec import Layout, Stage
+from tessera.engine.config import EngineConfig
+from tessera.engine.rounding import rounding
+
+
+def config(**settings: object) -> EngineConfig:
+    return EngineConfig(max_batch_cost=1, max_queue_cost=1, **settings)  # type: ignore[arg-type]
+
+
+def built(folder: Path, dtype: str, content: bytes) -> EngineConfig:
+    folder.mkdir()
+    (folder / "engine.plan").write_bytes(content)
+    Manifest(
+        stage=Stage.VISION,
+        flavour="tensorrt",
+        layout=Layout.PADDED,
+        dtype=dtype,
+        family="f",
+        fingerprint="f",
+        hidden=4,
+        capabilities=("8.9",),
+        versions={},
+        profiles=(),
+        bindings=(),
+        files=describe_files(folder),
+        build_seconds=1.0,
+        built_at="",
+    ).write(folder)
+    return config(engine="tensorrt", path=folder)
+
+
+def test_only_what_rounds_further_is_told_apart(tmp_path: Path) -> None:
+    exact = [config(), config(engine="aoti"), built(tmp_path / "a", "bfloat16", b"a")]
+    assert {rounding(one) for one in exact} == {""}
+    coarse = [
+        config(quantization="fp8"),
+        config(quantization="fp8", unquantized_blocks=2),
+        built(tmp_path / "b", "float8", b"calibrated with this"),
+        built(tmp_path / "c", "float8", b"calibrated with that"),
+    ]
+    assert len({rounding(one) for one in coarse} - {""}) == 4
+    assert rounding(built(tmp_path / "d", "float8", b"calibrated with this")) == rounding(coarse[2])

@@ -1,0 +1,41 @@
+"""When kept vectors are taken for those that the workers would give now."""
+
+from __future__ import annotations
+
+from tessera import wire
+from tessera.frontend.result_salt import ResultSalt
+
+
+def worker(dtype: str = "bfloat16", rounding: str = "", tokens: int = 0) -> wire.WorkerInfo:
+    return wire.WorkerInfo(
+        role="embed",
+        model="m",
+        fingerprint="f",
+        dtype=dtype,
+        rounding=rounding,
+        hidden=4,
+        images=True,
+        tokens=tokens,
+    )
+
+
+def test_it_changes_with_how_workers_compute_and_with_nothing_else() -> None:
+    embed, encode = [worker()], [worker()]
+    salt = ResultSalt("f", lambda: embed, lambda: encode)
+    plain = salt()
+    embed.append(worker(tokens=5))
+    assert salt() == plain
+    embed.clear()
+    assert salt() == plain, "their last ones count"
+    seen = {plain, ResultSalt("g", lambda: [worker()], lambda: [worker()])()}
+    for component, changed in (
+        (embed, worker(rounding="fp8")),
+        (encode, worker(rounding="fp8")),
+        (encode, worker(rounding="fp8, 2")),
+        (embed, worker("float16")),
+    ):
+        component[:] = [changed]
+        assert salt() not in seen
+        seen.add(salt())
+    embed[:] = encode[:] = [worker()]
+    assert salt() == plain
