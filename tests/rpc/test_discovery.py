@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import pytest
 
 from tessera.errors import DiscoveryLost
 from tessera.rpc import Client, Peers, RpcConfig, Runtime, Server, until_back
-from tests.e2e.faults.stores import Etcd
+from tests.e2e.faults.stores import Etcd, Nats
 from tests.rpc.conftest import Deployment, echoing, until
 
 CONFIG = RpcConfig(namespace="lost", discovery_backend="etcd")
@@ -69,6 +72,41 @@ async def test_a_removed_discovery_directory_is_a_loss(deployment: Deployment) -
     shutil.rmtree(deployment.store)
     (deployment.store / "v1" / "instances").mkdir(parents=True)
     assert isinstance(await asyncio.wait_for(lost, 10), DiscoveryLost)
+
+
+# Registers while it watches for the end of its runtime.
+_WATCHED = """
+import asyncio
+from tessera.rpc import RpcConfig, Runtime, Server, set_environment_defaults
+from tests.rpc.conftest import echoing
+
+async def main():
+    runtime = Runtime(RpcConfig(namespace="watched", request_plane="nats"))
+    starting = asyncio.ensure_future(Server(runtime, runtime.address("embed"), echoing).start())
+    await asyncio.sleep(0)
+    lost = asyncio.ensure_future(runtime.lost())
+    await starting
+    print("registered", lost.done())
+    lost.cancel()
+    runtime.shutdown()
+
+set_environment_defaults()
+asyncio.run(main())
+"""
+
+
+def test_a_runtime_is_watched_while_it_registers(store: Path, tmp_path: Path) -> None:
+    """Over NATS an endpoint that was made meanwhile waited for a thread that waited for Python, for ever."""
+    nats = Nats(tmp_path)
+    # With one thread it happened every time.
+    environment = os.environ | {"NATS_SERVER": nats.url, "DYN_RUNTIME_NUM_WORKER_THREADS": "1"}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _WATCHED], env=environment, capture_output=True, text=True, timeout=60
+        )
+    finally:
+        nats.stop()
+    assert "registered False" in done.stdout, done.stderr
 
 
 async def test_discovery_is_waited_for(etcd: Etcd, monkeypatch: pytest.MonkeyPatch) -> None:

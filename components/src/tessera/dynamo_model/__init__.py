@@ -4,6 +4,6 @@ It puts the frontend's translation in front of a worker's service: nothing else 
 the frontend's package. It knows neither HTTP nor what the service is.
 """
 
-from tessera.dynamo_model.model import DynamoModel
+from tessera.dynamo_model.model import DynamoModel, names_of
 
-__all__ = ["DynamoModel"]
+__all__ = ["DynamoModel", "names_of"]

@@ -31,6 +31,11 @@ _ANNOTATIONS: Final = "nvext"
 """The frontend's own extensions, which ask for nothing that an embedding has."""
 
 
+def names_of(name: str) -> tuple[str, ...]:
+    """The model's own name, and those that say which side of a retrieval pair an input is on."""
+    return (name, *(name + suffix for suffix in SUFFIXES))
+
+
 class DynamoModel:
     """Answers embeddings requests with the worker's own engine.
 
@@ -40,7 +45,7 @@ class DynamoModel:
     """
 
     def __init__(self, model: Model, name: str, ask: Ask, limits: Limits) -> None:
-        self.names = (name, *(name + suffix for suffix in SUFFIXES))
+        self.names = names_of(name)
         self._name = name
         self._limits = limits
         self._metrics = FrontendMetrics()

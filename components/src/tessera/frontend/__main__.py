@@ -62,11 +62,11 @@ async def serve(config: FrontendConfig) -> None:
     metrics.describe(config.served_model_name)
     runtime = Runtime(config.rpc)
     name = f"frontend-{uuid.uuid4().hex}"
-    peers = Peers(await Client.connect(runtime, config.embed_endpoint), _same_model(model), caller=name)
+    embed = await Client.connect(runtime, config.embed_endpoint)
+    encode = await Client.connect(runtime, config.encode_endpoint)
+    peers = Peers(embed, _same_model(model), caller=name)
     # Watched for health alone: the embed workers call them.
-    encode_peers = Peers(
-        await Client.connect(runtime, config.encode_endpoint), _same_model(model), caller=name
-    )
+    encode_peers = Peers(encode, _same_model(model), caller=name)
     media = MediaLoader(_media_policy(config))
     metrics.watch_workers("embed", lambda: len(peers.ready))
     metrics.watch_workers("encode", lambda: len(encode_peers.ready))

@@ -76,16 +76,26 @@ class Runtime:
         except Exception as error:
             planes = f"discovery {config.discovery_backend!r}, request plane {config.request_plane!r}"
             raise ConfigError(f"cannot join the Dynamo deployment ({planes}): {error}") from error
+        self._endpoints: dict[str, Any] = {}
+        # Nobody serves it; see ``_ended``.
+        self._nobody = self.endpoint(self.address(f"nobody-{uuid.uuid4().hex}"))
 
     def address(self, component: str) -> str:
         return f"{self.config.namespace}.{component}.generate"
 
     def endpoint(self, address: str) -> Any:
-        """The Dynamo endpoint at ``namespace.component.endpoint`` or ``dyn://namespace.component.endpoint``."""
+        """The Dynamo endpoint at ``namespace.component.endpoint`` or ``dyn://namespace.component.endpoint``.
+
+        The first time it is made, which must be before anything runs in this runtime. Over NATS the runtime
+        waits for its own threads meanwhile and keeps the interpreter's lock; when they want that lock, to
+        report how a call or a registration went, neither side ever goes on.
+        """
         path = address.removeprefix("dyn://")
         if len(path.split(".")) != 3:
             raise ConfigError(f"{address!r} is no endpoint: expected dyn://namespace.component.endpoint")
-        return self._runtime.endpoint(path)
+        if path not in self._endpoints:
+            self._endpoints[path] = self._runtime.endpoint(path)
+        return self._endpoints[path]
 
     def context(self) -> Any:
         """A new call's context, through which the caller can stop it."""
@@ -117,10 +127,9 @@ class Runtime:
                 wiped.cancel()
 
     async def _ended(self) -> None:
-        # Nobody serves this endpoint: waiting for an instance of it ends with the runtime alone, by an error.
-        endpoint = self.endpoint(self.address(f"nobody-{uuid.uuid4().hex}"))
+        # Waiting for an instance of what nobody serves ends with the runtime alone, by an error.
         with suppress(Exception):
-            await (await endpoint.client()).wait_for_instances()
+            await (await self._nobody.client()).wait_for_instances()
 
     def shutdown(self) -> None:
         self._runtime.shutdown()

@@ -19,7 +19,7 @@ from tessera.leaving import leave
 from tessera.logs import LogFormat, log_as, log_settings
 from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
 from tessera.worker.arguments import parse
-from tessera.worker.dynamo_model import model_servers
+from tessera.worker.dynamo_model import model_addresses, model_servers
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.roles import COMPONENT, Builder, Service
 
@@ -58,6 +58,8 @@ async def serve(config: WorkerConfig) -> None:
     metrics = WorkerMetrics()
     metrics.describe(config.mode.value, config.served_model_name)
     address = runtime.address(COMPONENT[config.mode])
+    for served in (address, *model_addresses(config)):
+        runtime.endpoint(served)
     name = f"{runtime.endpoint(address).connection_id():x}"
     builder = Builder(config=config, runtime=runtime, metrics=metrics, name=name, died=died)
     service = await _unless(stop.wait(), builder.build())
@@ -74,15 +76,10 @@ async def serve(config: WorkerConfig) -> None:
     server.expose_metrics(metrics.render)
     # Discovery may keep a worker waiting; a signal must not wait with it.
     servers = [server, *model_servers(runtime, config, service, server)]
-    ending: asyncio.Task[EngineDead | DiscoveryLost | None] | None = None
-    if config.rpc.discovery_backend == "file":
-        # The directory may go while a worker is only just registering, which would then wait for ever. With
-        # etcd the runtime must not be watched yet: a worker that did so right after an outage never came up.
-        ending = asyncio.create_task(_ending(stop, dead, runtime))
+    # Watched from now on: discovery may lose a worker that is only just registering.
+    ending = asyncio.create_task(_ending(stop, dead, runtime))
     for each in servers:
-        await _unless(stop.wait() if ending is None else asyncio.shield(ending), each.start())
-    if ending is None:
-        ending = asyncio.create_task(_ending(stop, dead, runtime))
+        await _unless(asyncio.shield(ending), each.start())
     if not ending.done():
         log.info(
             "ready after %.1f s: %s worker %s serves %s at %s",

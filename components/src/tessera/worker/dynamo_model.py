@@ -12,6 +12,17 @@ from tessera.worker.embed import EmbedService
 log = logging.getLogger(__name__)
 
 
+def model_addresses(config: WorkerConfig) -> tuple[str, ...]:
+    """Where discovery lists the model's names, one at each; none unless the configuration asks for them."""
+    if not config.dynamo_model:
+        return ()
+    # It brings the frontend's package along, which no other worker needs.
+    from tessera.dynamo_model import names_of
+
+    count = len(names_of(config.served_model_name))
+    return tuple(f"{config.rpc.namespace}.embed.model{index or ''}" for index in range(count))
+
+
 def model_servers(
     runtime: Runtime, config: WorkerConfig, service: object, server: Server
 ) -> Sequence[ModelServer]:
@@ -22,16 +33,13 @@ def model_servers(
     """
     if not config.dynamo_model or not isinstance(service, EmbedService):
         return ()
-    # The translation brings the frontend's package along, which no other worker needs.
     from tessera.dynamo_model import DynamoModel
 
     limits = Limits(max_image_pixels=config.max_image_pixels)
     model = DynamoModel(service.model, config.served_model_name, server.answer, limits)
     server.expose_metrics(model.render_metrics)
-    # Discovery lists one model at each endpoint.
-    addresses = [f"{config.rpc.namespace}.embed.model{index or ''}" for index in range(len(model.names))]
     log.info("will also be served as models of Dynamo's own: %s", ", ".join(model.names))
     return [
         ModelServer(runtime, address, name, model.answer)
-        for address, name in zip(addresses, model.names, strict=True)
+        for address, name in zip(model_addresses(config), model.names, strict=True)
     ]
