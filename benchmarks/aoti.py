@@ -22,6 +22,7 @@ from typing import IO
 
 import yaml
 
+from benchmarks import usage
 from benchmarks.table import table, write_csv
 
 ROOT = Path(__file__).parents[1]
@@ -36,7 +37,7 @@ _MESSAGE_LINES = 60
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.aoti", description=__doc__)
+    parser = usage.parser("benchmarks.aoti", __doc__)
     parser.add_argument("--model-path", type=Path, help="a checkpoint; a random one by default")
     parser.add_argument("--size", choices=("tiny", "full"), default="full", help="of the random one")
     parser.add_argument("--config", type=Path, default=CONFIG)

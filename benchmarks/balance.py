@@ -6,7 +6,6 @@ worker has not seen costs it an encode. The router is the service's own; workers
 
 from __future__ import annotations
 
-import argparse
 import heapq
 import random
 import statistics
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from benchmarks import usage
 from benchmarks.table import number, table
 from tessera.frontend.router import Router
 
@@ -124,7 +124,7 @@ def _images(chance: random.Random, count: int, distinct: int) -> list[Request]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.balance", description=__doc__)
+    parser = usage.parser("benchmarks.balance", __doc__)
     parser.add_argument("--workers", type=int, default=64)
     parser.add_argument("--requests", type=int, default=40_000)
     parser.add_argument("--images", type=int, default=5_000, help="distinct ones")

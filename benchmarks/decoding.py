@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import tempfile
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from benchmarks import usage
 from benchmarks.table import number, table
 from tessera.models import Model, open_model
 from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
@@ -64,7 +64,7 @@ def decoders(model: Model, threads: int) -> dict[str, Decoder]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.decoding", description=__doc__)
+    parser = usage.parser("benchmarks.decoding", __doc__)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--repeats", type=int, default=3, help="rounds of both, in turn; the best counts")

@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import torch
 
+from benchmarks import usage
 from benchmarks.accuracy import text_cosine, vision_cosine
 from benchmarks.batches import Workload, random_tiles, text_batch, workloads
 from benchmarks.products import Product, seconds, text_products, vision_products
@@ -145,7 +146,7 @@ def _timed(what: str, make: Callable[[], T]) -> T:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=__doc__)
+    parser = usage.parser("benchmarks.engine", __doc__)
     parser.add_argument("--model-path", type=Path, help="a checkpoint; a random one by default")
     parser.add_argument("--size", choices=("tiny", "full"), default="full", help="of the random one")
     parser.add_argument("--config", type=Path, help="an engine config, for other engines and their budgets")

@@ -25,6 +25,7 @@ from pathlib import Path
 import httpx
 import uvloop
 
+from benchmarks import usage
 from benchmarks.bodies import Bodies, HttpWorkload
 from benchmarks.ports import free_ports
 from benchmarks.table import table
@@ -189,7 +190,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.faults", description=__doc__)
+    parser = usage.parser("benchmarks.faults", __doc__)
     parser.add_argument("--model-path", type=Path, help="a checkpoint; a small random one by default")
     parser.add_argument("--rate", type=float, default=20.0, help="requests a second; well below capacity")
     parser.add_argument("--kills", type=int, default=4)

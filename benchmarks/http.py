@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks import usage
 from benchmarks.bodies import WORKLOADS, HttpWorkload
 from benchmarks.bound import bounds
 from benchmarks.load import Outcome, Plan, run
@@ -146,7 +147,7 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.http", description=__doc__)
+    parser = usage.parser("benchmarks.http", __doc__)
     parser.add_argument("--url", nargs="*", help="a running service; started here by default")
     parser.add_argument("--mode", choices=("agg", "e_p"), default="agg")
     parser.add_argument(

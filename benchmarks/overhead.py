@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import http
+from benchmarks import http, usage
 from benchmarks.bodies import HttpWorkload
 from benchmarks.free_family import MODEL_TYPE, FreeModel
 from benchmarks.service import Deployment, service
@@ -170,7 +170,7 @@ def _installed() -> Iterator[Path]:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overhead", description=__doc__)
+    parser = usage.parser("benchmarks.overhead", __doc__)
     parser.add_argument(
         "--transports", nargs="*", default=["inline", "shm", "nixl"], help="also cuda_ipc, with a card"
     )

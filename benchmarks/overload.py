@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import cpu
+from benchmarks import cpu, usage
 from benchmarks.flood import Answers, Flood, flood
 from benchmarks.service import Deployment, service
 from benchmarks.table import table
@@ -215,7 +215,7 @@ def _percentile(values: list[float], share: float) -> float:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.overload", description=__doc__)
+    parser = usage.parser("benchmarks.overload", __doc__)
     parser.add_argument("--model-path", type=Path, help="a checkpoint; a random one by default")
     parser.add_argument("--size", choices=("tiny", "full"), default="tiny", help="of the random checkpoint")
     parser.add_argument("--model-name", default="benchmark")

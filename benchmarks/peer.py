@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import http
+from benchmarks import http, usage
 from benchmarks.bodies import WORKLOADS, Bodies, Body, HttpWorkload
 from benchmarks.load import Outcome
 from benchmarks.service import service
@@ -195,7 +195,7 @@ def _workload(value: str) -> tuple[str, int]:
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peer", description=__doc__)
+    parser = usage.parser("benchmarks.peer", __doc__)
     parser.add_argument("--peer", default="transformers", help="transformers, vllm or a URL")
     parser.add_argument("--workloads", nargs="*", type=_workload, metavar="NAME[@N]")
     parser.add_argument("--batch", type=int, default=32, help="inputs in a batch of transformers")

@@ -6,7 +6,6 @@ errors do not cancel as they do in a trained network, so the cosines are a lower
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from benchmarks import usage
 from benchmarks.accuracy import LENGTHS
 from benchmarks.batches import Workload, random_tiles, text_batch
 from benchmarks.products import timed
@@ -92,7 +92,7 @@ def _seconds(run: Callable[[], object]) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.quantization", description=__doc__)
+    parser = usage.parser("benchmarks.quantization", __doc__)
     parser.add_argument("--model-path", type=Path, required=True)
     parser.add_argument("--keep", type=int, nargs="+", default=[0, 1, 2, 4, 6])
     parser.add_argument("--tokens", type=int, default=16384)

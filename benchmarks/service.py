@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,11 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.ports import free_ports
 from tessera.frontend.ready import workers
 
 _ROOT = Path(__file__).parent.parent
-# Workers answer /metrics here and above; the runtime wants a port below 32768.
-_METRICS_PORT = 28081
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +35,11 @@ class Deployment:
 def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iterator[tuple[str, ...]]:
     """The frontends' URLs, once every process serves."""
     logs.mkdir(parents=True, exist_ok=True)
-    ports = _free_ports(deployment.frontends)
-    urls = tuple(f"http://127.0.0.1:{port}" for port in ports)
     modes = {"agg": ["agg"], "e_p": ["encode", "embed"]}[deployment.mode]
+    # Workers answer /metrics on the first ones.
+    found = free_ports(len(modes) + deployment.frontends)
+    ports = found[len(modes) :]
+    urls = tuple(f"http://127.0.0.1:{port}" for port in ports)
     shared = ["--model-path", str(deployment.model_path), "--served-model-name", "benchmark"]
     processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as store:
@@ -48,10 +48,10 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
             [str(_ROOT / "components/src"), os.environ.get("PYTHONPATH", "")]
         )
         try:
-            for mode in modes:
+            for mode, port in zip(modes, found, strict=False):
                 flags = [*shared, "--disaggregation-mode", mode, *deployment.worker_flags]
                 flags += ["--override-engine-args", json.dumps(deployment.engine)]
-                own = environment | {"DYN_SYSTEM_PORT": str(_METRICS_PORT + len(processes))}
+                own = environment | {"DYN_SYSTEM_PORT": str(port)}
                 processes.append(_start("tessera.worker", flags, own, logs / f"{mode}.log"))
             for port in ports:
                 flags = [*shared, "--port", str(port), *deployment.frontend_flags]
@@ -92,14 +92,3 @@ def _wait(
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{url} was not ready after {timeout:.0f} s")
             time.sleep(0.1)
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()

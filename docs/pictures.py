@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ ROOT = Path(__file__).parents[1]
 # What starts services and Prometheus for the tests does so here, too.
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.ports import free_ports  # noqa: E402
 from tests.e2e.monitoring import prometheus  # noqa: E402
 from tests.e2e.service import launch  # noqa: E402
 
@@ -39,7 +39,7 @@ QUERY = "a yellow heart on the left of an orange triangle"
 @contextmanager
 def service(folder: Path) -> Iterator[str]:
     """The URL of an aggregated service on free ports."""
-    ports = [_free_port() for _ in range(2)]
+    ports = free_ports(2)
     environment = os.environ | {"DYN_HTTP_PORT": str(ports[0]), "DYN_SYSTEM_PORT_BASE": str(ports[1])}
     log = folder / "log"
     with log.open("wb") as output:
@@ -59,19 +59,6 @@ def service(folder: Path) -> Iterator[str]:
     finally:
         script.terminate()
         script.wait()
-
-
-def _free_port() -> int:
-    # Dynamo takes ports below 32768 only, which the system does not hand out by itself.
-    for port in range(20_000 + os.getpid() % 5000, 32_000):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)) != 0 and port not in _taken:
-                _taken.add(port)
-                return port
-    raise OSError("no free port")
-
-
-_taken: set[int] = set()
 
 
 def search(url: str, folder: Path) -> None:

@@ -22,18 +22,24 @@ def _store_row(x, inside, at, row, out, scales, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _load_sum(rows, added, inside, at, ADD: tl.constexpr):
+    x = tl.load(rows + at, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(added + at, mask=inside, other=0.0).to(tl.float32)
+        rounded = x.to(rows.dtype.element_ty)
+        tl.store(rows + at, rounded, mask=inside)
+        x = rounded.to(tl.float32)
+    return x
+
+
+@triton.jit
 def _add_rms_norm(
     rows, added, weight, out, scales, eps, ADD: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
-    x = tl.load(rows + row * WIDTH + at, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        x += tl.load(added + row * WIDTH + at, mask=inside, other=0.0).to(tl.float32)
-        rounded = x.to(rows.dtype.element_ty)
-        tl.store(rows + row * WIDTH + at, rounded, mask=inside)
-        x = rounded.to(tl.float32)
+    x = _load_sum(rows, added, inside, row * WIDTH + at, ADD)
     scale = tl.rsqrt(tl.sum(x * x, 0) / WIDTH + eps)
     w = tl.load(weight + at, mask=inside, other=0.0).to(tl.float32)
     _store_row(x * scale * w, inside, at, row, out, scales, WIDTH)
@@ -56,12 +62,7 @@ def _add_layer_norm(
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     inside = at < WIDTH
-    x = tl.load(rows + row * WIDTH + at, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        x += tl.load(added + row * WIDTH + at, mask=inside, other=0.0).to(tl.float32)
-        rounded = x.to(rows.dtype.element_ty)
-        tl.store(rows + row * WIDTH + at, rounded, mask=inside)
-        x = rounded.to(tl.float32)
+    x = _load_sum(rows, added, inside, row * WIDTH + at, ADD)
     x += tl.load(offset + at, mask=inside, other=0.0)
     mean = tl.sum(x, 0) / WIDTH
     centred = tl.where(inside, x - mean, 0.0)
@@ -105,32 +106,29 @@ Quantised = tuple[torch.Tensor, torch.Tensor]
 """e4m3 ``[total, width]`` and float32 ``[total, 1]``, by which each row is to be multiplied."""
 
 
-def _empty(total: int, width: int, device: torch.device) -> Quantised:
-    return (
-        torch.empty(total, width, dtype=torch.float8_e4m3fn, device=device),
-        torch.empty(total, 1, dtype=torch.float32, device=device),
-    )
+def _launch(
+    kernel: triton.JITFunction,
+    width: int,
+    rows: torch.Tensor,
+    *others: torch.Tensor,
+    warps: int,
+    **scalars: float,
+) -> Quantised:
+    """One program for each of ``rows``, each of which gives ``width`` numbers."""
+    total = rows.shape[0]
+    out = torch.empty(total, width, dtype=torch.float8_e4m3fn, device=rows.device)
+    scales = torch.empty(total, 1, dtype=torch.float32, device=rows.device)
+    block = triton.next_power_of_2(width)
+    kernel[(total,)](rows, *others, out, scales, **scalars, WIDTH=width, BLOCK=block, num_warps=warps)
+    return out, scales
 
 
 def add_rms_norm(
     rows: torch.Tensor, added: torch.Tensor | None, weight: torch.Tensor, eps: float
 ) -> Quantised:
     """``rows += added``, in place, and the norm of that; contiguous ``[total, width]``."""
-    total, width = rows.shape
-    out, scales = _empty(total, width, rows.device)
-    _add_rms_norm[(total,)](
-        rows,
-        rows if added is None else added,
-        weight,
-        out,
-        scales,
-        eps,
-        ADD=added is not None,
-        WIDTH=width,
-        BLOCK=triton.next_power_of_2(width),
-        num_warps=4,
-    )
-    return out, scales
+    other, add = (rows, False) if added is None else (added, True)
+    return _launch(_add_rms_norm, rows.shape[1], rows, other, weight, eps=eps, ADD=add, warps=4)
 
 
 def add_layer_norm(
@@ -142,44 +140,21 @@ def add_layer_norm(
     eps: float,
 ) -> Quantised:
     """``rows += added``, in place, and the norm of that ``+ offset``; offset float32 ``[width]``."""
-    total, width = rows.shape
-    out, scales = _empty(total, width, rows.device)
-    _add_layer_norm[(total,)](
-        rows,
-        rows if added is None else added,
-        offset,
-        weight,
-        bias,
-        out,
-        scales,
-        eps,
-        ADD=added is not None,
-        WIDTH=width,
-        BLOCK=triton.next_power_of_2(width),
-        num_warps=4,
-    )
-    return out, scales
+    other, add = (rows, False) if added is None else (added, True)
+    width = rows.shape[1]
+    return _launch(_add_layer_norm, width, rows, other, offset, weight, bias, eps=eps, ADD=add, warps=4)
 
 
 def silu_gate(both: torch.Tensor) -> Quantised:
     """Gate and up side by side, contiguous ``[total, 2 * width]``, to ``silu(gate) * up``."""
-    total, width = both.shape[0], both.shape[1] // 2
-    out, scales = _empty(total, width, both.device)
-    _silu_gate[(total,)](both, out, scales, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=8)
-    return out, scales
+    return _launch(_silu_gate, both.shape[1] // 2, both, warps=8)
 
 
 def gelu_tanh(rows: torch.Tensor) -> Quantised:
     """GELU in its tanh form of contiguous ``[total, width]``."""
-    total, width = rows.shape
-    out, scales = _empty(total, width, rows.device)
-    _gelu_tanh[(total,)](rows, out, scales, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=8)
-    return out, scales
+    return _launch(_gelu_tanh, rows.shape[1], rows, warps=8)
 
 
 def quantise(rows: torch.Tensor) -> Quantised:
     """Contiguous ``[total, width]`` as it is."""
-    total, width = rows.shape
-    out, scales = _empty(total, width, rows.device)
-    _quantise[(total,)](rows, out, scales, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4)
-    return out, scales
+    return _launch(_quantise, rows.shape[1], rows, warps=4)
