@@ -72,7 +72,7 @@ def write_reports(directory: Path, reports: list[Report]) -> None:
     ):
         right.plot(steps, [row[name] for row in rows], label=f"recall@1, {label}")
     right.set_ylabel("recall@1, held-out")
-    right.set_ylim(0, 1)
+    right.set_ylim(0, 1.02)
     figure.legend(loc="center right", bbox_to_anchor=(0.9, 0.5), fontsize="small")
     figure.tight_layout()
     with replacing(directory / PLOT_FILE) as fresh:
