@@ -76,13 +76,16 @@ def page(url: str, folder: Path) -> None:
     taken = folder / "page.png"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
-        shown = browser.new_page(viewport={"width": 1040, "height": 920}, color_scheme="light")
+        shown = browser.new_page(
+            viewport={"width": 1040, "height": 920}, color_scheme="light", reduced_motion="reduce"
+        )
         shown.goto(url)
         shown.locator("#suggestion-list button").first.click()
         examples = json.loads(
             (ROOT / "components/src/tessera/frontend/page/examples/examples.json").read_text()
         )
         expect(shown.locator(".score:visible")).to_have_count(len(examples["pictures"]), timeout=60_000)
+        expect(shown.locator("#examples")).to_be_enabled()
         shown.screenshot(path=taken)
         browser.close()
     keep(taken, IMAGES / "page.png")
