@@ -65,7 +65,12 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--stop-after", type=int, metavar="STEP", help="stop there, to resume later")
     parser.add_argument("--chunk", type=int, default=128, help="pictures in a chunk")
-    parser.add_argument("--chunks", type=int, default=8, help="chunks in a batch")
+    parser.add_argument(
+        "--chunks",
+        type=int,
+        default=8,
+        help="chunks in a batch; 6 take about 62 GB of a card, views included",
+    )
     parser.add_argument("--pool", type=int, default=64, help="chunks waiting on the device")
     parser.add_argument("--uses", type=int, default=3, help="how often a chunk is trained on")
     parser.add_argument("--simple-steps", type=int, default=1000, help="steps on pictures of one tile")
