@@ -69,7 +69,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--chunks",
         type=int,
         default=8,
-        help="chunks in a batch; 6 take about 62 GB of a card, views included",
+        help="chunks in a batch; 6, views included, take some 60 GB of a card",
     )
     parser.add_argument("--pool", type=int, default=64, help="chunks waiting on the device")
     parser.add_argument("--uses", type=int, default=3, help="how often a chunk is trained on")
