@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[3]
 CONFIG = ROOT / "engine_configs" / "llama_nemotron_vl" / "aoti.yaml"
-# Two builders at a time, of about the same length.
+# Two builders at a time, of about the same length. The second one's compiler would link libstdc++.a.
 LANES = (("vision", "lm", "post"), ("text", "fused", "embed"))
 
 _BUILD = """
@@ -38,15 +38,18 @@ def engines(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "OMP_NUM_THREADS": "1",
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
     }
+    static = tmp_path_factory.mktemp("compiler") / "g++"
+    static.write_text('#!/bin/sh\nexec g++ -static-libstdc++ "$@"\n')
+    static.chmod(0o755)
     builders = [
         subprocess.Popen(
             [sys.executable, "-c", _BUILD, str(checkpoint), str(CONFIG), str(out), *stages],
-            env=environment,
+            env=environment | {"CXX": compiler},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
         )
-        for stages in LANES
+        for compiler, stages in zip(("g++", str(static)), LANES, strict=True)
     ]
     try:
         said = [builder.communicate(timeout=1500)[0] for builder in builders]

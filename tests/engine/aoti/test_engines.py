@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from zipfile import ZipFile
 
 import msgspec
 import numpy as np
@@ -17,7 +18,7 @@ import pytest
 import torch
 
 from tessera.commands.engine import main
-from tessera.engine.building.aoti_flavour import AotiFlavour, calls_products
+from tessera.engine.building.aoti_flavour import AotiFlavour, calls_products, require_shared_library
 from tessera.engine.building.manifest import Manifest
 from tessera.engine.building.spec import BuildSpec, Layout, Stage
 from tessera.engine.config import EngineConfig
@@ -230,6 +231,14 @@ def test_a_program_that_calls_products_is_known() -> None:
     inputs = (torch.ones(3, 5), torch.ones(8, 5))
     assert calls_products(torch.export.export(_Gated(), inputs))
     assert not calls_products(torch.export.export(torch.nn.Linear(5, 8), inputs[:1]))
+
+
+def test_a_program_with_a_library_of_its_own_is_refused(engines: Path, tmp_path: Path) -> None:
+    require_shared_library(engines / "text" / "engine.pt2")
+    with ZipFile(tmp_path / "engine.pt2", "w") as archive:
+        archive.writestr("model/program.so", b"\x7fELF\0libc.so.6\0")
+    with pytest.raises(EngineBuildFailed, match=r"libstdc\+\+\.so\.6"):
+        require_shared_library(tmp_path / "engine.pt2")
 
 
 def test_a_family_without_stages_says_so(tmp_path: Path) -> None:

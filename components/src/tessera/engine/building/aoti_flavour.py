@@ -30,7 +30,11 @@ from tessera.models.stages import StageFamily, StageTensor
 log = logging.getLogger(__name__)
 
 PACKAGE = "engine.pt2"
+_STANDARD_LIBRARY = "libstdc++.so.6"
 _OPTIONS = {
+    # By its own name: where only libstdc++.a lies beside g++, the program would get a copy of its own, whose
+    # locales are not the process's, and would die in std::regex when it is loaded.
+    "aot_inductor.custom_op_libs": [f":{_STANDARD_LIBRARY}"],
     "aot_inductor.package_constants_in_so": False,
     # Twelve CPU seconds, for headers that the compiler then reads no faster.
     "aot_inductor.precompile_headers": False,
@@ -69,6 +73,7 @@ class AotiFlavour:
         program = export_stage(stage, envelope, device=device)
         progress(f"compiling {len(program.graph.nodes)} nodes with AOTInductor")
         _compile(program, directory / PACKAGE)
+        require_shared_library(directory / PACKAGE)
         libraries = versions(device)
         if not calls_products(program):
             libraries.pop(PRODUCTS, None)
@@ -151,6 +156,18 @@ def _compile(program: ExportedProgram, path: Path) -> None:
             )
     except Exception as error:
         raise EngineBuildFailed(f"AOTInductor: {type(error).__name__}: {error}") from error
+
+
+def require_shared_library(package: Path) -> None:
+    """Raises ``EngineBuildFailed`` for a program with a C++ library of its own."""
+    with ZipFile(package) as archive:
+        programs = [archive.read(name) for name in archive.namelist() if name.endswith(".so")]
+    # As the dynamic section names it.
+    if not all(f"\0{_STANDARD_LIBRARY}\0".encode() in program for program in programs):
+        raise EngineBuildFailed(
+            "the C++ compiler put its standard library into the program, which would die when it is loaded:"
+            f" install one that links {_STANDARD_LIBRARY}, or name it with CXX"
+        )
 
 
 def calls_products(program: ExportedProgram) -> bool:
