@@ -5,7 +5,6 @@ from __future__ import annotations
 import httpx
 import numpy as np
 import pytest
-from langchain_openai import OpenAIEmbeddings
 
 from tests.clients.conftest import ClosedService
 from tests.e2e.inputs import cosine, data_url
@@ -127,6 +126,9 @@ def test_documentation(http: httpx.Client) -> None:
 
 
 def test_langchain(service: ClosedService, reference: Reference) -> None:
+    # Imported here: a second and a half of every process that collects these tests.
+    from langchain_openai import OpenAIEmbeddings
+
     # Its own tokenisation is OpenAI's, which would be wrong for any other model.
     with httpx.Client() as wire:
         embeddings = OpenAIEmbeddings(
