@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from tessera.errors import CheckpointError
+from tessera.models.base import Role, Truncate
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 from tests.models.llama_nemotron_vl.packing import prompt
@@ -103,3 +106,24 @@ def test_markers_that_strip_their_neighbours(make_checkpoint: MakeCheckpoint, tm
     for text in ("", "text", "  more text"):
         for tiles in ([1], [1, 2]):
             assert prompt(model, text, tiles).tokens.tolist() == reference.tokens(text, tiles, "passage")
+
+
+@pytest.mark.parametrize("truncate", [Truncate.NONE, Truncate.END])
+def test_a_long_text_does_not_hold_up_other_threads(
+    make_checkpoint: MakeCheckpoint, truncate: Truncate
+) -> None:
+    model = LlamaNemotronVL.open(make_checkpoint())
+    text = "several words of a long text " * 20_000
+    limit = 10_000_000 if truncate is Truncate.NONE else 100
+
+    def tokenise() -> None:
+        model.prompt(text, [], role=Role.NONE, max_tokens=limit, truncate=truncate, param="input[0]")
+
+    working = threading.Thread(target=tokenise)
+    working.start()
+    looks = 0
+    while working.is_alive():
+        time.sleep(0.0005)
+        looks += 1
+    # With the interpreter's lock held to the end there would be one or two.
+    assert looks > 10

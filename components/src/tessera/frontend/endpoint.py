@@ -28,6 +28,7 @@ from tessera.frontend.shapes import Json, read_json
 from tessera.frontend.shapes.tei import parse_tei_tokenize, write_tei_tokens
 from tessera.frontend.shapes.tokenize import wants_token_texts
 from tessera.frontend.shapes.values import json_object
+from tessera.frontend.turns import Turns
 from tessera.logs import RequestLine, note
 
 
@@ -59,13 +60,15 @@ class Endpoint:
         self._limits = limits
         self._limiter = limiter
         self._metrics = metrics
+        self._turns = Turns()
 
     async def embed(self, http: Request, translate: Translate) -> Response:
         """The answer in the form that ``translate`` knows; errors are raised, for the route's own shape."""
         deadline = Deadline.after(self._limits.timeout_seconds)
         raw = await self._body(http)
-        with tracing.span("parse"):
-            translated = translate(read_json(raw), self._request_limits, (self._model,))
+        async with self._turns.take():
+            with tracing.span("parse"):
+                translated = translate(read_json(raw), self._request_limits, (self._model,))
         request = translated.request
         self._check_model(request)
         request_id = _identify(http, request)
@@ -86,8 +89,9 @@ class Endpoint:
             **embedded.timings.spent(),
         )
         result = Result(embedded=embedded, model=self._model, request_id=request_id, created=int(time.time()))
-        with self._metrics.format_seconds.time(), tracing.span("format"):
-            body = translated.write(result)
+        async with self._turns.take():
+            with self._metrics.format_seconds.time(), tracing.span("format"):
+                body = translated.write(result)
         headers = body.headers | {"x-request-id": request_id}
         if http.headers.get("x-tessera-timings") is not None:
             headers |= _timings(embedded.timings)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 
 import numpy as np
 
@@ -17,12 +21,21 @@ from tessera.models.base import Int32Array, Model, Prompt
 _INLINE_CHARACTERS = 4096
 
 
+def _threads() -> int:
+    """As many as there are processors beside the event loop's, and no more than tokenising ever needs.
+
+    When hundreds of requests come at once, more of them would only take the loop's share.
+    """
+    return min(4, max(2, len(os.sched_getaffinity(0)) - 1))
+
+
 class Prompter:
     """Tokenises the inputs of a request; ``max_tokens`` bounds each of them."""
 
     def __init__(self, model: Model, max_tokens: int) -> None:
         self._model = model
         self.max_tokens = max_tokens
+        self._threads = ThreadPoolExecutor(_threads(), thread_name_prefix="tokenise")
 
     async def build(
         self, request: EmbeddingsRequest, visions: Sequence[Visions | TesseraError]
@@ -34,7 +47,9 @@ class Prompter:
 
         if sum(len(entry.text) for entry in request.inputs) <= _INLINE_CHARACTERS:
             return build()
-        return await asyncio.to_thread(build)
+        # With the context of the request, for its spans.
+        run = partial(copy_context().run, build)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, run)
 
     def _build(
         self, request: EmbeddingsRequest, entry: Input, visions: Visions | TesseraError

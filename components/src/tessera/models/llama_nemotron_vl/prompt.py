@@ -96,14 +96,14 @@ class PromptBuilder:
         if not text:
             raise InvalidInput(f"{param} is empty: it has neither text nor an image", param=param)
         prefix = self._prefixes[role]
-        encoding = self._tokenizer.encode(prefix + text)
-        ids = as_ids(encoding.ids)
+        ids = self._tokenizer.ids(prefix + text)
         length = len(ids) + 1
         if length <= max_tokens:
             return Prompt(tokens=np.concatenate((self._bos, ids)), image_tokens=0)
         _refuse_unless_truncating(length, max_tokens, truncate, param)
         # a token that spans the end of the prefix carries the first word of the text: not prefix
-        fixed = sum(1 for _ in takewhile(lambda span: span[1] <= len(prefix), encoding.offsets))
+        offsets = self._tokenizer.encode(prefix + text).offsets
+        fixed = sum(1 for _ in takewhile(lambda span: span[1] <= len(prefix), offsets))
         if max_tokens < 1 + fixed + 1:
             raise InvalidInput(
                 f"{param} cannot be truncated to {max_tokens} tokens:"

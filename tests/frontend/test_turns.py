@@ -1,0 +1,50 @@
+"""However much work is ready at once, the network is looked at in between."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+import pytest
+
+from tessera.frontend.turns import Turns
+
+
+async def test_whoever_comes_meanwhile_does_not_wait_for_all_of_it() -> None:
+    turns, happened = Turns(), []
+    here, there = socket.socketpair()
+    here.setblocking(False)
+
+    async def work(number: int) -> None:
+        async with turns.take():
+            happened.append(number)
+            if number == 3:
+                there.send(b"x")
+
+    async def listen() -> None:
+        await asyncio.get_running_loop().sock_recv(here, 1)
+        happened.append(-1)
+
+    await asyncio.gather(listen(), *(work(number) for number in range(50)))
+    assert [number for number in happened if number >= 0] == list(range(50))
+    assert 4 <= happened.index(-1) < 20
+    here.close()
+    there.close()
+
+
+async def test_a_turn_that_fails_or_is_given_up_is_over() -> None:
+    turns = Turns()
+    with pytest.raises(ValueError, match="broken"):
+        async with turns.take():
+            raise ValueError("broken")
+
+    async def take() -> None:
+        async with turns.take():
+            pass
+
+    async with turns.take():
+        waiting = [asyncio.ensure_future(take()) for _ in range(3)]
+        await asyncio.sleep(0)
+        waiting[0].cancel()
+    await asyncio.wait(waiting, timeout=10)
+    assert waiting[0].cancelled() and waiting[1].done() and waiting[2].done()
