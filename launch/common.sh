@@ -221,7 +221,7 @@ wait_ready() {
     fi
     cat >&2 <<EOF
   curl -s http://$DYN_HTTP_HOST:$DYN_HTTP_PORT/v1/embeddings -H 'Content-Type: application/json'$key \\
-    -d '{"model": "$SERVED_MODEL_NAME", "input": "a photo of a flower"}'
+    -d '{"model": "$SERVED_MODEL_NAME", "input": "a yellow heart"}'
 
 EOF
 }
