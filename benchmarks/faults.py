@@ -2,7 +2,9 @@
 
 Starts two encode and two embed workers with ``launch/e_p.sh``, sends mixed requests at a steady ``--rate``,
 kills one worker after another with SIGKILL, and reports for each when the p99 was back where it had been: no
-higher than in the worst second before the first kill, and so until the next.
+higher than at any time in the ``--before`` seconds, and so until the next kill. Each p99 is that of
+``--window`` answers in a row, so that one slow answer alone is not it. In the ``--control`` seconds of the
+rows "nothing" nobody is killed: they show what chance does.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ _MODEL = "benchmark"
 _WHOLE = {"embed": 2, "encode": 2}
 # In the order in which the script starts them.
 _WORKERS = ("encode", "encode", "embed", "embed")
-_WINDOW = 1.0
+_WINDOW = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +111,17 @@ async def measure(options: argparse.Namespace, service: Service) -> tuple[Answer
         # What was slow at first says nothing of the level before the faults.
         answers.good.clear()
         await asyncio.sleep(options.before)
+        # Until the p99 of what follows is known, and a while longer.
+        calm = max(options.calm, 1.5 * options.window / options.rate)
+        for _ in range(options.controls):
+            kills.append(Kill(role="nothing", at=time.monotonic(), replaced=0.0))
+            await asyncio.sleep(options.control)
         for worker in islice(cycle((2, 0, 3, 1)), options.kills):
             at = time.monotonic()
             os.kill(service.pid(worker), signal.SIGKILL)
             await _whole(service.url)
             kills.append(Kill(role=_WORKERS[worker], at=at, replaced=time.monotonic() - at))
-            await asyncio.sleep(options.calm)
+            await asyncio.sleep(calm)
         load.cancel()
         await asyncio.gather(load, return_exceptions=True)
     return answers, kills
@@ -153,8 +160,8 @@ async def _load(options: argparse.Namespace, url: str, client: httpx.AsyncClient
             running.create_task(ask(next(bodies).data, due))
 
 
-def report(answers: Answers, kills: Sequence[Kill]) -> list[tuple[str, ...]]:
-    level, back = recoveries(answers.good, [kill.at for kill in kills])
+def report(answers: Answers, kills: Sequence[Kill], window: int = _WINDOW) -> list[tuple[str, ...]]:
+    level, back = recoveries(answers.good, [kill.at for kill in kills], window)
     ends = [*(kill.at for kill in kills[1:]), float("inf")]
     rows = []
     for kill, end, seconds in zip(kills, ends, back, strict=True):
@@ -164,24 +171,26 @@ def report(answers: Answers, kills: Sequence[Kill]) -> list[tuple[str, ...]]:
     return rows
 
 
-def recoveries(answers: Sequence[tuple[float, float]], faults: Sequence[float]) -> tuple[float, list[float]]:
+def recoveries(
+    answers: Sequence[tuple[float, float]], faults: Sequence[float], window: int = _WINDOW
+) -> tuple[float, list[float]]:
     """The level of the p99 before the first fault, and the seconds from each fault until it is back there.
 
-    ``answers`` are pairs of when an answer came and the seconds that it took. The p99 is that of a second
-    which begins with an answer; its level is the worst one that is over before the first fault. It is back
-    when it stays at that or below until the next fault.
+    ``answers`` are pairs of when an answer came and the seconds that it took. The p99 is that of ``window``
+    answers in a row; its level is the worst one that is over before the first fault. It is back when it
+    stays at that or below until the next fault. Both are nan where there are not so many answers.
     """
     ends = sorted(answers)
     p99s = [
-        (at, percentile([took for end, took in islice(ends, n, None) if end < at + _WINDOW], 0.99))
-        for n, (at, _) in enumerate(ends)
+        (ends[n][0], ends[n + window - 1][0], percentile([took for _, took in ends[n : n + window]], 0.99))
+        for n in range(len(ends) - window + 1)
     ]
-    level = max((p99 for at, p99 in p99s if at < faults[0] - _WINDOW), default=float("nan"))
-    spans = zip(faults, [*faults[1:], float("inf")], strict=True)
-    return level, [
-        max([0.0, *(at - fault for at, p99 in p99s if fault <= at < later - _WINDOW and p99 > level)])
-        for fault, later in spans
-    ]
+    level = max((p99 for _, last, p99 in p99s if last < faults[0]), default=float("nan"))
+    back = []
+    for fault, later in zip(faults, [*faults[1:], float("inf")], strict=True):
+        own = [(first - fault, p99) for first, last, p99 in p99s if fault <= first and last < later]
+        back.append(max([0.0, *(after for after, p99 in own if p99 > level)]) if own else float("nan"))
+    return level, back
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -195,8 +204,11 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=20.0, help="requests a second; well below capacity")
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--warm", type=float, default=5.0, help="seconds that are not looked at")
-    parser.add_argument("--before", type=float, default=20.0, help="seconds that show the level")
-    parser.add_argument("--calm", type=float, default=5.0, help="seconds after a worker is back")
+    parser.add_argument("--before", type=float, default=60.0, help="seconds that show the level")
+    parser.add_argument("--controls", type=int, default=2, help="rows without a kill")
+    parser.add_argument("--control", type=float, default=10.0, help="seconds of each of these")
+    parser.add_argument("--window", type=int, default=_WINDOW, help="answers that a p99 is of")
+    parser.add_argument("--calm", type=float, default=5.0, help="seconds after a worker is back, at least")
     return parser.parse_args(argv)
 
 
@@ -210,7 +222,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         service = stack.enter_context(started(options.model_path, folder / "log"))
         answers, kills = uvloop.run(measure(options, service))
     head = ("killed", "p99 before, ms", "slowest after, ms", "p99 back after, s", "replaced after, s")
-    print(table(head, report(answers, kills)))
+    print(table(head, report(answers, kills, options.window)))
     print(f"{len(answers.good)} answers, {len(answers.failed)} failed: {answers.failed[:3]}")
 
 

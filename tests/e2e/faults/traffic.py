@@ -115,7 +115,7 @@ class Traffic:
         before = self.percentile(0.99, 0.0, faults[0])
         slowest = self.percentile(1.0, faults[0], float("inf"))
         ended = [(one.at + one.seconds, one.seconds) for one in self.answered]
-        back = ", ".join(f"{seconds:.1f}" for seconds in recoveries(ended, faults)[1])
+        back = ", ".join(f"{seconds:.1f}" for seconds in recoveries(ended, faults, window=20)[1])
         print(
             f"{what}: {len(self.answered)} requests, {self.vectors} vectors, {len(self.errors)} errors; "
             f"p99 before {before * 1e3:.0f} ms, slowest after {slowest * 1e3:.0f} ms, p99 back after {back} s"
