@@ -163,7 +163,8 @@ def require_shared_library(package: Path) -> None:
     with ZipFile(package) as archive:
         programs = [archive.read(name) for name in archive.namelist() if name.endswith(".so")]
     # As the dynamic section names it.
-    if not all(f"\0{_STANDARD_LIBRARY}\0".encode() in program for program in programs):
+    wanted = f"\0{_STANDARD_LIBRARY}\0".encode()
+    if not programs or not all(wanted in program for program in programs):
         raise EngineBuildFailed(
             "the C++ compiler put its standard library into the program, which would die when it is loaded:"
             f" install one that links {_STANDARD_LIBRARY}, or name it with CXX"
