@@ -127,9 +127,17 @@ def test_frontend_flags() -> None:
     assert config.embed_endpoint == "dyn://tessera.embed.generate"
 
 
-@pytest.mark.parametrize("flags", [["--max-inputs", "0"], ["--request-timeout-seconds", "-1"]], ids=" ".join)
-def test_limits_that_make_no_sense(flags: list[str]) -> None:
-    with pytest.raises(ConfigError, match="positive"):
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(["--max-inputs", "0"], ["--request-timeout-seconds", "-1"], ["--max-tokens", "-1"]),
+        *(["--max-body-mb", "nan"], ["--max-file-size-mb", "inf"], ["--media-timeout-seconds", "0"]),
+        *(["--drain-seconds", "nan"], ["--worker-wait-seconds", "-1"], ["--port", "65536"], ["--port", "-1"]),
+    ],
+    ids=" ".join,
+)
+def test_frontend_flags_that_make_no_sense(flags: list[str]) -> None:
+    with pytest.raises(ConfigError, match=flags[0]):
         parse_frontend(["--model-path", "m", *flags])
 
 

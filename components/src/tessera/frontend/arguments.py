@@ -24,6 +24,15 @@ from tessera.logs import add_log_arguments
 API_KEYS_VARIABLE = "TESSERA_API_KEYS"
 
 _MIB = 1 << 20
+_POSITIVE = (
+    *("max_body_mb", "max_inputs", "max_images", "max_images_per_input", "max_file_size_mb", "max_media_mb"),
+    *("max_image_pixels", "max_in_flight", "request_timeout_seconds", "header_timeout_seconds"),
+    *("max_header_kb", "media_timeout_seconds"),
+)
+_NOT_NEGATIVE = (
+    *("max_tokens", "requests_per_minute", "tokens_per_minute", "result_cache_mb", "drain_seconds"),
+    *("worker_wait_seconds", "expect_embed", "expect_encode"),
+)
 
 
 def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> FrontendConfig:
@@ -69,16 +78,7 @@ def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> 
     local = parsed.allowed_local_media_path
     if local is not None and not local.is_dir():
         raise ConfigError(f"--allowed-local-media-path {local}: no such directory")
-    for name in (
-        "requests_per_minute",
-        "tokens_per_minute",
-        "result_cache_mb",
-        "worker_wait_seconds",
-        "expect_embed",
-        "expect_encode",
-    ):
-        if not 0 <= getattr(parsed, name) < math.inf:
-            raise ConfigError(f"--{name.replace('_', '-')} must be 0 or more")
+    _check_numbers(parsed)
     rpc = rpc_config(parsed)
     return FrontendConfig(
         model_path=parsed.model_path,
@@ -111,6 +111,18 @@ def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> 
     )
 
 
+def _check_numbers(parsed: argparse.Namespace) -> None:
+    for name in (*_POSITIVE, *_NOT_NEGATIVE):
+        value = getattr(parsed, name)
+        # Written so that what is no number is refused as well.
+        if not 0 <= value < math.inf or (value == 0 and name in _POSITIVE):
+            kind = "positive" if name in _POSITIVE else "0 or more"
+            raise ConfigError(f"--{name.replace('_', '-')} must be {kind}, not {value:g}")
+    # Beyond it the socket would take the port's lower 16 bits.
+    if not 0 <= parsed.port < 1 << 16:
+        raise ConfigError(f"--port must be 0 to 65535, not {parsed.port}")
+
+
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     limits = Limits()
     group = parser.add_argument_group("limits of one request")
@@ -141,7 +153,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def _limits(parsed: argparse.Namespace) -> Limits:
-    limits = Limits(
+    return Limits(
         max_body_bytes=int(parsed.max_body_mb * _MIB),
         max_inputs=parsed.max_inputs,
         max_images=parsed.max_images,
@@ -155,11 +167,6 @@ def _limits(parsed: argparse.Namespace) -> Limits:
         header_seconds=parsed.header_timeout_seconds,
         max_header_bytes=int(parsed.max_header_kb * 1024),
     )
-    for name in limits.__struct_fields__:
-        value = getattr(limits, name)
-        if value < 0 or (value == 0 and name != "max_tokens"):
-            raise ConfigError(f"{name} must be positive, not {value}")
-    return limits
 
 
 def _add_media(parser: argparse.ArgumentParser) -> None:
