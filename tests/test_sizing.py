@@ -94,21 +94,37 @@ def test_own_rates_take_the_place_of_the_defaults(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize(
     ("content", "named"),
-    [("tiles: 5\n", "source"), ("source: x\ntiles: 0\nsequences: {1: 1, 2: 1}\n", "tiles")],
+    [
+        (b"tiles: 5\n", "source"),
+        (b"source: x\ntiles: 0\nsequences: {1: 1, 2: 1}\n", "tiles"),
+        (b"source: x\ntiles: .nan\nsequences: {1: 1, 2: 1}\n", "tiles"),
+        (b"source: x\ntiles: 1\nsequences: {1: .inf, 2: 1}\n", "rates"),
+        (b"\xd0\x00", "YAML"),
+    ],
 )
 def test_wrong_rates_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str, named: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, named: str
 ) -> None:
     path = tmp_path / "rates.yaml"
-    path.write_text(content)
+    path.write_bytes(content)
     assert main(["--text", "1@5", "--rates", str(path)]) == 1
     said = capsys.readouterr().err
     assert str(path) in said and named in said
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--text", "5"], ["--images", "0@1"], ["--text", "1@1", "--busy", "0"]]
+    ("arguments", "named"),
+    [
+        ([], "--text"),
+        (["--text", "5"], "RATE@TOKENS"),
+        (["--text", "1.2.3@4"], "RATE@TOKENS"),
+        (["--images", "0@1"], "RATE@TILES"),
+        (["--text", "1@1", "--busy", "0"], "--busy"),
+    ],
 )
-def test_what_is_no_mix_is_refused(arguments: list[str]) -> None:
+def test_what_is_no_mix_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], named: str
+) -> None:
     with pytest.raises(SystemExit):
         main(arguments)
+    assert named in capsys.readouterr().err.splitlines()[-1]

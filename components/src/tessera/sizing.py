@@ -26,6 +26,8 @@ from tessera.errors import ConfigError, TesseraError
 
 TOKENS_PER_TILE = 256
 
+_NUMBER = r"\d+(?:\.\d*)?|\.\d+"
+
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one worker of each kind was measured to do.
@@ -40,11 +42,11 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     shared: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.tiles <= 0 or len(self.sequences) < 2 or not 0 < self.shared <= 1:
+        if not 0 < self.tiles < math.inf or len(self.sequences) < 2 or not 0 < self.shared <= 1:
             raise ValueError(
                 "tiles must be positive, sequences have two lengths or more, shared be in (0, 1]"
             )
-        if any(length < 1 or rate <= 0 for length, rate in self.sequences.items()):
+        if any(length < 1 or not 0 < rate < math.inf for length, rate in self.sequences.items()):
             raise ValueError("lengths and rates of sequences must be positive")
 
     def sequence_seconds(self, tokens: float) -> float:
@@ -120,14 +122,14 @@ def _workers(seconds: float, busy: float) -> int:
 
 
 def _text(value: str) -> Text:
-    found = re.fullmatch(r"([\d.]+)@(\d+)", value)
+    found = re.fullmatch(rf"({_NUMBER})@(\d+)", value)
     if not found or float(found[1]) <= 0 or int(found[2]) < 1:
         raise argparse.ArgumentTypeError(f"{value!r} is not RATE@TOKENS, such as 500@128")
     return Text(float(found[1]), int(found[2]))
 
 
 def _images(value: str) -> Images:
-    found = re.fullmatch(r"([\d.]+)@(\d+)(?:\+(\d+))?", value)
+    found = re.fullmatch(rf"({_NUMBER})@(\d+)(?:\+(\d+))?", value)
     if not found or float(found[1]) <= 0 or int(found[2]) < 1:
         raise argparse.ArgumentTypeError(f"{value!r} is not RATE@TILES+TOKENS, such as 40@7+4")
     return Images(float(found[1]), int(found[2]), int(found[3] or 0))
@@ -161,8 +163,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _read(path: Path) -> Rates:
     try:
         return convert(Rates, yaml.safe_load(path.read_text()), str(path))
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
 
 
 def report(rates: Rates, work: Demand, busy: float, gpu_hour: float) -> str:
