@@ -24,7 +24,7 @@ from tessera.errors import (
     UnsupportedMedia,
 )
 from tessera.frontend.deadline import Deadline
-from tessera.frontend.inputs import ImageSource
+from tessera.frontend.inputs import BARE_BASE64, ImageSource
 from tessera.frontend.media import Fetcher, LoadedImage, MediaLoader, MediaPolicy
 from tessera.frontend.media.data_url import decode
 from tessera.frontend.media.local import read_local
@@ -78,6 +78,7 @@ def test_data_urls(url: str) -> None:
         ("data:image/png;base64,SECRET\N{SNOWMAN}x", "not valid base64"),
         ("data:image/png;base64,SECRET%FFx", "not valid base64"),
         ("data:image/png;base64,-SECRET+", "two base64 alphabets"),
+        (BARE_BASE64 + "SECRET.jpg", "is base64, or a data, http, https or file URL"),
     ],
 )
 def test_data_urls_that_are_refused(url: str, words: str) -> None:

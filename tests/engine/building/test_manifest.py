@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tessera.commands.engine import main
 from tessera.engine.building.manifest import Binding, Manifest, describe_files
 from tessera.engine.building.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.errors import ConfigError, EngineMismatch
@@ -123,3 +124,12 @@ def test_shapes_in_a_spec() -> None:
 def test_a_spec_that_makes_no_sense_is_refused(changes: dict[str, object]) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"stage": "text", "flavour": "aoti"} | changes, BuildSpec)
+
+
+def test_a_build_without_a_flavour_says_how_to_name_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["build", "--model-path", str(tmp_path), "--stage", "vision", "--out", str(tmp_path / "out")])
+    said = capsys.readouterr().err
+    assert "--flavour" in said and "--config" in said

@@ -28,7 +28,7 @@ def add_to(commands: Subparsers) -> None:
     parser.add_argument("--config", type=Path, help="an engine config file whose build list has the stage")
     parser.add_argument("--timing-cache", type=Path, metavar="FILE", help="read and updated")
     changes = parser.add_argument_group("instead of what the config says")
-    changes.add_argument("--flavour")
+    changes.add_argument("--flavour", help="aoti, tensorrt or tensorrt_rtx")
     changes.add_argument("--dtype", choices=DTYPES)
     changes.add_argument("--layout", choices=[layout.value for layout in Layout])
     changes.add_argument("--capability", action="append", metavar="8.9", help="may be given several times")
@@ -75,4 +75,6 @@ def spec_of(options: argparse.Namespace) -> BuildSpec:
         "calibration": options.calibration and str(options.calibration),
     }
     values |= {key: value for key, value in changes.items() if value is not None}
-    return convert(BuildSpec, values, str(options.config or "tessera-engine build"))
+    if "flavour" not in values:
+        raise ConfigError("build needs --flavour, or --config with a file whose build list has the stage")
+    return convert(BuildSpec, values, str(options.config or "build"))

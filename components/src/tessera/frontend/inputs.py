@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from tessera.errors import InvalidInput
 from tessera.models.base import Role, Truncate
@@ -31,6 +32,10 @@ class EmbedDtype(StrEnum):
     UINT8 = "uint8"
     BINARY = "binary"
     UBINARY = "ubinary"
+
+
+BARE_BASE64: Final = "data:;base64,"
+"""What a client's base64 gets before it when it came without the head of a data URL."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,8 @@ try:
     from tessera.tracing.sampler import LinkedSampler
 except ImportError as missing:
     raise ConfigError(
-        f"traces need the extra 'traces' of pyproject.toml (pip install 'tessera-embed[traces]'): {missing}"
+        "traces need the extra 'traces' of pyproject.toml"
+        f" (pip install -c constraints.txt -e '.[traces]'): {missing}"
     ) from missing
 except ValueError as unknown:
     # OpenTelemetry looks for the propagators of the environment when it is imported.

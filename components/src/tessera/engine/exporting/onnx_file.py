@@ -61,7 +61,10 @@ def require_exporter() -> None:
     """Raises ``ConfigError`` naming the packages that are not there."""
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"exporting needs {' and '.join(missing)}: pip install 'tessera-embed[export]'")
+        raise ConfigError(
+            f"exporting needs {' and '.join(missing)}, which the extra 'export' of pyproject.toml brings:"
+            " pip install -c constraints.txt -e '.[export]'"
+        )
 
 
 def _name_axes(graph: Any, stage: StageModule, envelope: Envelope) -> None:

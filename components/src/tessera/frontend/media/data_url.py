@@ -12,6 +12,7 @@ import re
 from urllib.parse import unquote
 
 from tessera.errors import InvalidInput, PayloadTooLarge
+from tessera.frontend.inputs import BARE_BASE64
 
 _HEADER_CHARACTERS = 256
 _SPACES = re.compile(r"[ \t\r\n\f]+")
@@ -42,8 +43,12 @@ def decode(url: str, *, param: str, max_bytes: int) -> bytes:
     try:
         data = binascii.a2b_base64(payload + "=" * (-len(payload) % 4), strict_mode=True)
     except (binascii.Error, ValueError):
-        # The module's own message can quote the input.
-        raise InvalidInput(f"{param}: the data URL is not valid base64", param=param) from None
+        # The module's own message can quote the input. A payload that came without a URL around it may be
+        # a file's name, or a URL that somebody cut.
+        why = "the data URL is not valid base64"
+        if url.startswith(BARE_BASE64):
+            why = "not valid base64; an image is base64, or a data, http, https or file URL"
+        raise InvalidInput(f"{param}: {why}", param=param) from None
     if len(data) > max_bytes:
         raise _too_large(param, max_bytes)
     return data

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from tessera.errors import InvalidInput
-from tessera.frontend.inputs import ImageSource
+from tessera.frontend.inputs import BARE_BASE64, ImageSource
 from tessera.frontend.shapes.scope import Scope
 from tessera.frontend.shapes.values import Json, JsonObject, expected, join, reject_unknown, string
 
@@ -64,7 +64,7 @@ def _source(value: Json, param: str, *, bare: bool) -> ImageSource:
     if value.startswith("/") and not (bare and value.startswith("/9j/")):
         return ImageSource(url=value, param=param)
     if bare and ":" not in value[:16]:
-        return ImageSource(url=f"data:;base64,{value}", param=param)
+        return ImageSource(url=f"{BARE_BASE64}{value}", param=param)
     # What stands there may hold a password or an image, so it is not repeated.
     raise InvalidInput(
         f"{param}: expected a data, http, https or file URL, found another string of {len(value)} characters",

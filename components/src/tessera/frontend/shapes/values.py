@@ -74,7 +74,7 @@ def join(param: str, key: str) -> str:
 def json_object(value: Json) -> JsonObject:
     """The body itself, which every route wants to be an object."""
     if not isinstance(value, dict):
-        raise InvalidInput(f"expected a JSON object as the body, found {type(value).__name__}")
+        raise InvalidInput(f"expected a JSON object as the body, found {describe(value)}")
     return value
 
 
