@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from tessera.errors import InvalidInput
 from tessera.frontend.inputs import EmbeddingsRequest, EmbedDtype, EncodingFormat
-from tessera.frontend.shapes import EMBEDDINGS_BODY, parse_embeddings, read_json
+from tessera.frontend.shapes import parse_embeddings, read_json
 from tessera.frontend.shapes.options import FIELDS, INERT
+from tessera.frontend.shapes.schema import EMBEDDINGS_SCHEMA
 from tessera.models.base import Truncate
 
 
@@ -124,10 +125,9 @@ def test_a_body_is_an_object(body: object) -> None:
 
 
 def test_the_schema_describes_every_field_and_is_json() -> None:
-    schema = EMBEDDINGS_BODY["requestBody"]["content"]["application/json"]["schema"]
-    assert schema["properties"].keys() == FIELDS
-    assert schema["additionalProperties"] is False
-    assert orjson.loads(orjson.dumps(EMBEDDINGS_BODY)) == EMBEDDINGS_BODY
+    assert EMBEDDINGS_SCHEMA["properties"].keys() == FIELDS
+    assert EMBEDDINGS_SCHEMA["additionalProperties"] is False
+    assert orjson.loads(orjson.dumps(EMBEDDINGS_SCHEMA)) == EMBEDDINGS_SCHEMA
 
 
 def test_short_strings_parse_in_well_under_a_millisecond() -> None:

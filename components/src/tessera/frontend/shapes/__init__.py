@@ -7,7 +7,6 @@ messages are made of parts.
 from __future__ import annotations
 
 from tessera.frontend.shapes.embeddings import parse_embeddings, read_json
-from tessera.frontend.shapes.schema import EMBEDDINGS_BODY
 from tessera.frontend.shapes.values import Json
 
-__all__ = ["EMBEDDINGS_BODY", "Json", "parse_embeddings", "read_json"]
+__all__ = ["Json", "parse_embeddings", "read_json"]

@@ -1,7 +1,6 @@
 """The OpenAPI description of the ``/v1/embeddings`` body, built from the tables the parser itself uses.
 
-A route takes it as ``openapi_extra=EMBEDDINGS_BODY``. The parser is stricter in what a schema cannot
-say, such as fields that contradict each other.
+The parser is stricter in what a schema cannot say, such as fields that contradict each other.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from tessera.frontend.shapes.json_schema import (
     Schema,
     list_of,
     nullable,
-    request_body,
     values_of,
 )
 from tessera.frontend.shapes.options import FIELDS, INERT
@@ -79,6 +77,5 @@ EMBEDDINGS_SCHEMA: Final[Schema] = {
     },
     "additionalProperties": False,
 }
-EMBEDDINGS_BODY: Final = request_body(EMBEDDINGS_SCHEMA)
 
 assert EMBEDDINGS_SCHEMA["properties"].keys() == FIELDS, "the schema and the parser know different fields"
