@@ -60,8 +60,9 @@ class StageConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     the worker; ``preprocess_threads`` is how many at a time. A process has ``preprocess_seconds`` and
     ``preprocess_mb`` MiB for an image.
 
-    ``threads`` are the CPU threads of one torch operation, 0 for torch's own choice. ``build`` lists what
-    ``tessera-engine build`` makes; workers do not read it.
+    ``threads`` are the CPU threads of a batch, which it uses for its pieces side by side or all for each
+    operation; 0 for torch's own choice. ``build`` lists what ``tessera-engine build`` makes; workers do not
+    read it.
     """
 
     vision: EngineConfig = EngineConfig(max_batch_cost=8, max_queue_cost=512)

@@ -213,10 +213,9 @@ class WorkerInfo(Message, frozen=True, kw_only=True):
 
     Work is sent only where ``fingerprint`` (the checkpoint's) equals the caller's own; an embed worker also
     asks that the rows it would get are of its own ``dtype``. ``rounding`` says what its engines round beyond
-    that; what was kept of another rounding is not taken for its own.
-    ``tokens`` and ``tiles`` say how much the
-    instance takes from the caller at a time, at its pace of now; 0 where it has no such stage or does not
-    know.
+    that; what was kept of another rounding is not taken for its own. ``tokens`` and ``tiles`` say how much
+    the instance takes from the caller at a time, at its pace of now; 0 where it has no such stage or does
+    not know.
     """
 
     role: str

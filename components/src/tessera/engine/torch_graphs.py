@@ -51,7 +51,7 @@ class Recorder:
 
 
 def graph_sizes(most: int) -> list[int]:
-    """From 32 on in steps of a quarter, beyond 1024 of an eighth, of the next power of two."""
+    """From 32 to ``most``, in steps of a quarter, from 1024 on a sixteenth, of the next power of two."""
     sizes = [32]
     while sizes[-1] < most:
         above = 1 << sizes[-1].bit_length()

@@ -34,8 +34,8 @@ class Transport(Protocol):
     """One kind of hand-off; the same object serves producers (``publish``) and readers (the rest).
 
     A slab's words, not a call, carry leases and releases, so that neither side waits for the other. Not
-    thread-safe: every call is made from the event loop that created it. A handle is data
-    from another process: ``fetch`` checks shape, dtype, byte count and bounds before it touches memory.
+    thread-safe: every call is made from the event loop that created it. A handle is data from another
+    process: ``fetch`` checks shape, dtype, byte count and bounds before it touches memory.
     """
 
     @property
