@@ -26,6 +26,7 @@ class PackedInput:
 
 
 def pack(sequences: Sequence[PackedInput]) -> TextBatch:
+    """One batch of at least one sequence, in their order."""
     lengths = np.fromiter((len(sequence.tokens) for sequence in sequences), np.int32, len(sequences))
     bounds = np.zeros(len(sequences) + 1, np.int32)
     np.cumsum(lengths, out=bounds[1:])
@@ -45,6 +46,12 @@ def pack(sequences: Sequence[PackedInput]) -> TextBatch:
             np.concatenate([index for index, _ in with_vision]) if with_vision else np.empty(0, np.int32)
         ),
     )
+
+
+def zeros(total: int, length: int) -> TextBatch:
+    """``total`` tokens of id 0 in sequences of ``length``, the last one shorter if need be; to warm with."""
+    lengths = [length] * (total // length) + [total % length] * (total % length > 0)
+    return pack([PackedInput(tokens=np.zeros(length, np.int32)) for length in lengths])
 
 
 def split(batch: TextBatch, most: int) -> list[TextBatch]:

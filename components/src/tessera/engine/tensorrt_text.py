@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from tessera.engine.base import Cost, Launched, TextBatch, TextVectors, packed_cost, padded_cost
 from tessera.engine.building.spec import Layout, Stage
 from tessera.engine.config import EngineConfig
-from tessera.engine.packing import PackedInput, pack
+from tessera.engine.packing import zeros
 from tessera.engine.tensorrt_lane import CudaLane
 from tessera.engine.tensorrt_loaded import LoadedEngine, open_engine
 from tessera.engine.tensorrt_plan import check_text_profiles
@@ -43,11 +41,11 @@ class TensorRTTextEngine:
 
     def warm(self) -> None:
         # The widest batch comes twice, because two are in flight.
-        widest = _sequences(self._max_tokens, self._max_length)
-        for launched in [self.launch(_sequences(8, 8)), self.launch(widest), self.launch(widest)]:
+        widest = zeros(self._max_tokens, self._max_length)
+        for launched in [self.launch(zeros(8, 8)), self.launch(widest), self.launch(widest)]:
             launched.result()
         self._runs.record()
-        self.launch(_sequences(8, 8)).result()
+        self.launch(zeros(8, 8)).result()
         if self._loaded is not None:
             self._loaded.keep_compiled()
         settle()
@@ -58,9 +56,3 @@ class TensorRTTextEngine:
     def close(self) -> None:
         self._runs.close()
         self._loaded = None
-
-
-def _sequences(total: int, length: int) -> TextBatch:
-    """``total`` tokens in sequences of ``length``, the last one shorter if need be."""
-    lengths = [length] * (total // length) + [total % length] * (total % length > 0)
-    return pack([PackedInput(tokens=np.zeros(length, np.int32)) for length in lengths])

@@ -8,7 +8,7 @@ import torch
 
 from tessera.engine.base import Cost, Finished, Launched, TextBatch, TextVectors, packed_cost
 from tessera.engine.config import EngineConfig
-from tessera.engine.packing import PackedInput, pack, split
+from tessera.engine.packing import split, zeros
 from tessera.engine.torch_device import Placement
 from tessera.engine.torch_lanes import Lanes
 from tessera.engine.torch_process import settle
@@ -57,18 +57,18 @@ class TorchTextEngine:
 
     def warm(self) -> None:
         if self._cuda is None:
-            self.launch(_sequences(8, 8)).result()
+            self.launch(zeros(8, 8)).result()
             settle()
             return
         # Short and long sequences run different kernels, and the widest batch comes twice, because two are
         # in flight: what cannot be allocated must fail before the worker says it is ready.
-        self.launch(_sequences(8, 8)).result()
-        self.launch(_sequences(self._max_tokens, min(256, self._max_length))).result()
-        widest = _sequences(self._max_tokens, self._max_length)
+        self.launch(zeros(8, 8)).result()
+        self.launch(zeros(self._max_tokens, min(256, self._max_length))).result()
+        widest = zeros(self._max_tokens, self._max_length)
         for launched in [self.launch(widest), self.launch(widest)]:
             launched.result()
         self._cuda.record()
-        self.launch(_sequences(8, 8)).result()
+        self.launch(zeros(8, 8)).result()
         settle()
 
     def launch(self, batch: TextBatch) -> Launched[TextVectors]:
@@ -112,9 +112,3 @@ class TorchTextEngine:
         if self._lanes is not None:
             self._lanes.close()
         del self._module
-
-
-def _sequences(total: int, length: int) -> TextBatch:
-    """``total`` tokens in sequences of ``length``, the last one shorter if need be."""
-    lengths = [length] * (total // length) + [total % length] * (total % length > 0)
-    return pack([PackedInput(tokens=np.zeros(length, np.int32)) for length in lengths])
