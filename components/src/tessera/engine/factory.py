@@ -30,12 +30,14 @@ _Make = Callable[[Model, EngineConfig, "Placement"], object]
 
 
 def make_vision_engine(model: Model, config: EngineConfig, placement: Placement) -> VisionEngine:
+    """The engine that ``config.engine`` names, not yet warm; raises ``ConfigError`` for an unknown name."""
     from tessera.engine.guard import GuardedVisionEngine
 
     return GuardedVisionEngine(cast(VisionEngine, _kind(config, 0, "vision")(model, config, placement)))
 
 
 def make_text_engine(model: Model, config: EngineConfig, placement: Placement) -> TextEngine:
+    """The engine that ``config.engine`` names, not yet warm; raises ``ConfigError`` for an unknown name."""
     from tessera.engine.guard import GuardedTextEngine
 
     return GuardedTextEngine(cast(TextEngine, _kind(config, 1, "text")(model, config, placement)))

@@ -51,6 +51,8 @@ class Lane(Protocol):
 
 
 class CudaTicket:
+    """Implements ``Ticket`` by an event on the compute stream."""
+
     def __init__(self, event: torch.cuda.Event, keep: tuple[object, ...]) -> None:
         self._event = event
         self._keep = keep

@@ -19,10 +19,12 @@ _NAMES = {
 
 
 def to_tensorrt(trt: Any, name: str) -> Any:
+    """The member of ``trt.DataType`` for a type's name here."""
     return getattr(trt.DataType, _NAMES[name])
 
 
 def to_name(trt: Any, dtype: Any) -> str:
+    """The name here of a member of ``trt.DataType``; for one without a name TensorRT's own words."""
     for name, member in _NAMES.items():
         if getattr(trt.DataType, member) == dtype:
             return name

@@ -17,6 +17,8 @@ from tessera.engine.tensorrt_replays import Replays
 
 @dataclass(frozen=True, slots=True)
 class LaunchedVision:
+    """A batch whose rows are where they are wanted once its ticket is done."""
+
     ticket: Ticket
 
     def done(self) -> bool:

@@ -12,6 +12,8 @@ from tessera.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
+    """``device`` is cpu, cuda or cuda:N, ``dtype`` float32, bfloat16 or float16; neither is auto any more."""
+
     device: str
     dtype: str
 

@@ -115,6 +115,7 @@ class TextGraphs:
 
 
 def sequences_of(size: int) -> int:
+    """Sequences that a graph for ``size`` tokens has room for."""
     return max(16, size // 32)
 
 

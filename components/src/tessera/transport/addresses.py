@@ -24,6 +24,7 @@ A = TypeVar("A", bound=Address)
 
 
 def slab_info(kind: str, producer: str, slab: Slab, address: Address) -> SlabInfo:
+    """What a producer tells its readers about a slab and one way to it."""
     return SlabInfo(
         kind=kind,
         producer=producer,
@@ -34,6 +35,7 @@ def slab_info(kind: str, producer: str, slab: Slab, address: Address) -> SlabInf
 
 
 def slab_handle(kind: str, producer: str, slab: Slab, slot: Slot) -> Handle:
+    """A leased slot's handle, for readers that reach the slab by ``kind``."""
     return Handle(
         kind=kind,
         producer=producer,

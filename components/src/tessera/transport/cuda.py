@@ -31,6 +31,7 @@ def pin(rows: torch.Tensor) -> None:
 
 
 def unpin(rows: torch.Tensor) -> None:
+    """Undo ``pin``."""
     _cuda.cudart().cudaHostUnregister(rows.data_ptr())
 
 

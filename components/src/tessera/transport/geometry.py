@@ -88,6 +88,7 @@ def check_origin(handle: Handle, *, kind: str, producer: str) -> None:
 
 
 def unknown_slab(handle: Handle) -> TransportUnavailable:
+    """The error for a handle of a slab that this process has not connected, or has let go."""
     return TransportUnavailable(
         f"slab {handle.slab!r} of {handle.producer!r} is not connected by {handle.kind}"
     )

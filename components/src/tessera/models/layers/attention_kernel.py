@@ -42,6 +42,9 @@ def attend(
     KEYS: tl.constexpr,
     SEARCH: tl.constexpr,
 ):
+    # The kernel of ``packed_attention``: one program for ROWS rows (tokens times heads of a group) of one key
+    # head, KEYS keys a step. Strides count elements. SEARCH is 0, or a power of two of at least ``sequences``
+    # that makes each program look for its sequence.
     # A constant, with the logarithm of e to base 2 for exp2. As an argument it would be float32 here, but
     # float64 to a compiler that takes Python's floats for what they are, and every score with it.
     scale: tl.constexpr = WIDTH**-0.5 * 1.4426950408889634
@@ -100,6 +103,7 @@ def attend(
 
 
 def supports(head_dim: int) -> bool:
+    """Whether the kernel takes heads of this width."""
     return head_dim in FUSED_HEAD_DIMS
 
 

@@ -68,6 +68,7 @@ def activated(
 def plain(
     rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor, *, wide: bool
 ) -> None:
+    """``rows @ weight.T``, plus float32 ``bias`` if there is one, into ``out``; ``wide`` is of the tiles."""
     config = _WIDE if wide else _NARROW
     if bias is None:
         _plain(rows, weight.t(), out={"D": out}, config=config, tuned=False)
@@ -76,5 +77,6 @@ def plain(
 
 
 def added(onto: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, *, wide: bool) -> None:
+    """``rows @ weight.T`` added to ``onto`` in place."""
     config = _WIDE if wide else _NARROW
     _added(rows, weight.t(), onto, out={"D": onto}, config=config, tuned=False)

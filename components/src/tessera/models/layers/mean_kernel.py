@@ -15,6 +15,7 @@ COLUMNS = 128
 
 @triton.jit(do_not_specialize_on_alignment=["bounds"])
 def mean(rows, bounds, out, WIDTH: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    # The kernel of ``segment_mean``: one program for COLUMNS columns of one sequence, ROWS rows a step.
     sequence = tl.program_id(0)
     at = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     inside = at < WIDTH

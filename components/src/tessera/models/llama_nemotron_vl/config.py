@@ -112,6 +112,8 @@ class PromptConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
+    """All of it. ``max_tokens`` bounds one input; ``dimensions`` are output widths beside ``text.hidden``."""
+
     vision: VisionConfig
     projector: ProjectorConfig
     text: TextConfig

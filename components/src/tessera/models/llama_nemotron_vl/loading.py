@@ -51,6 +51,7 @@ def load_text(path: Path, config: ModelConfig, *, dtype: str, device: str) -> Te
 
 
 def torch_dtype(name: str) -> torch.dtype:
+    """The type of that name; raises ``ConfigError`` for one that modules are not loaded in."""
     if name not in _DTYPES:
         raise ConfigError(f"dtype {name!r} is none of {sorted(_DTYPES)}")
     return _DTYPES[name]

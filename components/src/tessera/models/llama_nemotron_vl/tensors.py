@@ -63,6 +63,7 @@ def used_for_vision(config: ModelConfig) -> Shapes:
 
 
 def vision_shapes(config: VisionConfig, *, layers: int, final_norm: bool) -> Shapes:
+    """The encoder's tensors by canonical name, its first ``layers`` layers."""
     hidden, wide = config.hidden, config.intermediate
     shapes: Shapes = {
         "embeddings.patch_embedding.weight": (hidden, config.channels, config.patch_size, config.patch_size),
@@ -84,6 +85,7 @@ def vision_shapes(config: VisionConfig, *, layers: int, final_norm: bool) -> Sha
 
 
 def projector_shapes(config: ProjectorConfig, vision: VisionConfig, text: TextConfig) -> Shapes:
+    """The projector's tensors by canonical name."""
     features = vision.hidden * config.factor**2
     return {
         "projector.0.weight": (features,),
@@ -96,6 +98,7 @@ def projector_shapes(config: ProjectorConfig, vision: VisionConfig, text: TextCo
 
 
 def text_shapes(config: TextConfig) -> Shapes:
+    """The backbone's tensors by canonical name."""
     hidden, wide = config.hidden, config.intermediate
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes: Shapes = {"embed_tokens.weight": (config.vocab_size, hidden)}

@@ -58,4 +58,5 @@ def count_tiles(width: int, height: int, image: ImageConfig) -> int:
 
 
 def has_thumbnail(grid: Grid, image: ImageConfig) -> bool:
+    """Whether an image cut into this grid becomes one more tile, of the whole of it."""
     return image.dynamic and image.thumbnail and grid != (1, 1)

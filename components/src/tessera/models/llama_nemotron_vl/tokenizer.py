@@ -99,6 +99,7 @@ class TextTokenizer:
 
 
 def as_ids(values: Sequence[int]) -> Int32Array:
+    """Token ids as int32 ``[n]``."""
     return np.array(values, dtype=np.int32)
 
 

@@ -165,4 +165,5 @@ def _like(graph: Graph, value: Node, shape: Node) -> Node:
 
 
 def row_input(graph: Graph, dtype: str, width: int) -> Node:
+    """The vision rows of the batch, ``[rows, width]``."""
     return graph.input("vision_rows", dtype, (ROWS, width))
