@@ -54,14 +54,13 @@ def zeros(total: int, length: int) -> TextBatch:
     return pack([PackedInput(tokens=np.zeros(length, np.int32)) for length in lengths])
 
 
-def split(batch: TextBatch, most: int) -> list[TextBatch]:
-    """The batch as several of up to ``most`` tokens each, in order; a longer sequence is one by itself."""
+def split(batch: TextBatch, count: int) -> list[TextBatch]:
+    """The batch as up to ``count`` with about as many tokens each, in order; no sequence is divided."""
     bounds = batch.cu_seqlens
-    cuts = [0]
-    for last in range(1, len(batch.lengths)):
-        if bounds[last + 1] - bounds[cuts[-1]] > most:
-            cuts.append(last)
-    cuts.append(len(batch.lengths))
+    wanted = np.arange(count + 1) * (bounds[-1] / count)
+    after = np.clip(np.searchsorted(bounds, wanted), 1, len(bounds) - 1)
+    nearest = np.where(wanted - bounds[after - 1] < bounds[after] - wanted, after - 1, after)
+    cuts = np.unique(nearest).tolist()
     # Rows come in the order of their positions, so that each piece has a run of them, and whole images.
     rows = np.searchsorted(batch.vision_index, bounds[cuts])
     ends = np.cumsum([0, *(len(image) for image in batch.vision)])

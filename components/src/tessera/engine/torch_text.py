@@ -74,15 +74,17 @@ class TorchTextEngine:
     def launch(self, batch: TextBatch) -> Launched[TextVectors]:
         if self._cuda is not None:
             return self._cuda.launch(batch)
-        pieces = [] if self._lanes is None else split(batch, self._piece_tokens(batch))
+        pieces = [] if self._lanes is None else split(batch, self._pieces(batch))
         sizes = [len(piece.input_ids) for piece in pieces]
         if self._lanes is None or not self._lanes.suit(sizes):
             return Finished(TextVectors.of(self._pooled(batch)))
         return Finished(TextVectors.of(np.concatenate(self._lanes.map(self._pooled, pieces, sizes))))
 
-    def _piece_tokens(self, batch: TextBatch) -> int:
+    def _pieces(self, batch: TextBatch) -> int:
+        """The same number for each lane, as far as the pieces are not too small for that."""
         assert self._lanes is not None
-        return max(_LEAST_TOKENS, len(batch.input_ids) // (_PIECES * self._lanes.count))
+        most = min(_PIECES * self._lanes.count, len(batch.input_ids) // _LEAST_TOKENS)
+        return max(1, most - most % self._lanes.count if most > self._lanes.count else most)
 
     def _pooled(self, batch: TextBatch) -> npt.NDArray[np.float32]:
         with torch.inference_mode():
