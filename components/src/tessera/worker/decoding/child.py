@@ -18,14 +18,13 @@ from tessera.worker.decoding.messages import (
     decode_task,
     encode,
 )
-from tessera.worker.decoding.sandbox import allow_cpu, confine, die_with_parent
+from tessera.worker.decoding.sandbox import allow_cpu, confine
 
 _MAX_MESSAGE = 4096
 
 
 def serve(channel: socket.socket, memory: UInt8Array, model: Model, limits: Limits) -> None:
     """``memory`` is what the worker has mapped as well; tiles are left there."""
-    die_with_parent()
     confine(memory_bytes=limits.memory_bytes)
     while True:
         message, descriptors, _, _ = socket.recv_fds(channel, MAX_BYTES, 1)

@@ -37,6 +37,7 @@ def main(argv: list[str]) -> int:
     Image.init()
     gc.freeze()
     control.send(b"ready")
+    own = os.getpid()
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, 16, 2)
         if not message:
@@ -45,6 +46,8 @@ def main(argv: list[str]) -> int:
         channel = socket.socket(fileno=descriptors[0])
         pid = os.fork()
         if pid == 0:
+            # Killed meanwhile, the nursery cannot take its child with it.
+            die_with_parent(own)
             control.close()
             _live(channel, descriptors[1], model, limits)
         channel.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import os
 import resource
 import signal
 from pathlib import Path
@@ -14,9 +15,11 @@ _PR_SET_NO_NEW_PRIVS: Final = 38
 _DESCRIPTORS: Final = 64
 
 
-def die_with_parent() -> None:
-    """Be killed when the parent ends, however it ends."""
+def die_with_parent(parent: int | None = None) -> None:
+    """Be killed when the parent ends, however it ends; at once where ``parent`` is it no longer."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent is not None and os.getppid() != parent:
+        os._exit(0)
 
 
 def confine(*, memory_bytes: int) -> None:
