@@ -63,10 +63,14 @@ class Answered:
 
 @dataclass(slots=True)
 class Traffic:
-    """``urls`` are the frontends; a request whose connection breaks goes to the next one, as balancers do."""
+    """``urls`` are the frontends; a request whose connection breaks goes to the next one, as balancers do.
+
+    Each client waits for ``pause`` seconds between two requests.
+    """
 
     urls: Sequence[str]
     known: Sequence[Known]
+    pause: float = 0.0
     answered: list[Answered] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     vectors: int = 0
@@ -80,6 +84,7 @@ class Traffic:
             try:
                 moved = await self._ask(client, chosen, chance.randrange(len(self.urls)))
                 self.answered.append(Answered(started, time.monotonic() - started, moved))
+                await asyncio.sleep(self.pause)
             except Exception as error:
                 self.errors.append(f"{time.monotonic() - started:.1f} s: {error!r}")
                 await asyncio.sleep(0.1)
@@ -124,9 +129,13 @@ class Traffic:
 
 @asynccontextmanager
 async def traffic(
-    urls: Sequence[str], known: Sequence[Known], concurrency: int = 6, timeout: float = 60.0
+    urls: Sequence[str],
+    known: Sequence[Known],
+    concurrency: int = 6,
+    timeout: float = 60.0,
+    pause: float = 0.0,
 ) -> AsyncIterator[Traffic]:
-    running = Traffic(urls, known)
+    running = Traffic(urls, known, pause)
     limits = httpx.Limits(max_connections=4 * concurrency)
     async with httpx.AsyncClient(timeout=timeout, limits=limits) as client:
         tasks = [asyncio.create_task(running.run(client, number)) for number in range(concurrency)]
