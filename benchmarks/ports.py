@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import random
 import socket
+
+# Names the variable with the ports that this process and its children may take, as FIRST-LAST.
+PORTS = "TESSERA_PORTS"
+_FIRST, _LAST = 20_000, 31_999
 
 
 def free_ports(count: int) -> list[int]:
     """Consecutive ports that nobody listens on now, below 32768: the runtime reads its own as int16."""
+    lowest, highest = map(int, os.environ.get(PORTS, f"{_FIRST}-{_LAST}").split("-"))
     while True:
-        first = random.randrange(20_000, 32_000)
+        first = random.randint(lowest, highest - count + 1)
         try:
             for port in range(first, first + count):
                 with socket.socket() as probe:
@@ -17,3 +23,9 @@ def free_ports(count: int) -> list[int]:
         except OSError:
             continue
         return list(range(first, first + count))
+
+
+def share(part: int, parts: int) -> str:
+    """What ``PORTS`` holds for one of several processes, so that no two take the same port at once."""
+    size = (_LAST - _FIRST + 1) // parts
+    return f"{_FIRST + part * size}-{_FIRST + (part + 1) * size - 1}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,10 +11,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from benchmarks.ports import PORTS, share
+from xdist.remote import Producer
 
 from tessera.models.llama_nemotron_vl.random_checkpoint import write_checkpoint
 from tessera.models.llama_nemotron_vl.random_spec import TINY
 from tests.e2e.disaggregated import Disaggregated, disaggregated
+from tests.groups import GroupScheduling, place_of
 from tests.references.llama_nemotron_vl import Reference
 from tests.tracing.collector import Collector, collecting
 
@@ -25,26 +29,19 @@ torch.set_num_threads(1)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Packages whose tests share what is slow to make.
-TOGETHER = ("deploy", "clients", "faults", "aoti")
+def pytest_configure(config: pytest.Config) -> None:
+    worker = getattr(config, "workerinput", None)
+    if worker is not None:
+        # Beside one another, processes would find the same ports free.
+        os.environ[PORTS] = share(int(worker["workerid"].removeprefix("gw")), worker["workercount"])
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
+    return GroupScheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests stay together when several processes run them, and in what order.
-
-    What waits for an environment of its own runs last, since it is installed beside the other tests; what
-    starts services begins, since it takes longest.
-    """
-    for item in items:
-        group = next((name for name in TOGETHER if name in item.path.parts), str(item.path))
-        if _has(item, "installs"):
-            group = "installs"
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: (_has(item, "installs"), not _has(item, "e2e")))
-
-
-def _has(item: pytest.Item, marker: str) -> bool:
-    return item.get_closest_marker(marker) is not None
+    items.sort(key=place_of)
 
 
 @pytest.fixture(scope="session")
