@@ -62,6 +62,12 @@ class Embedded:
     cached_tokens: int
 
 
+def reason(error: dict[str, Any]) -> str:
+    """What was wrong, without the input's place in a request: the name of the file says more."""
+    message, param = str(error["message"]), str(error["param"] or "")
+    return message.removeprefix(param).lstrip(": ") if param and message.startswith(param) else message
+
+
 def picture_part(data: bytes, media_type: str) -> dict[str, Any]:
     """A picture as a content part of an input."""
     url = f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
@@ -113,8 +119,7 @@ class Service:
         rows: list[Vector | str] = []
         for row in answer["data"]:
             if row["embedding"] is None:
-                # The file's name stands before it, and says more than its place in a request.
-                rows.append(str(row["error"]["message"]).removeprefix(f"{row['error']['param']} "))
+                rows.append(reason(row["error"]))
             else:
                 rows.append(np.frombuffer(base64.b64decode(row["embedding"]), "<f4"))
         return Embedded(rows, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])

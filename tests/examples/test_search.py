@@ -23,6 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.inputs import parts
 from tests.e2e.service import ROOT, free_ports
+from tests.test_imaging import png_of_size
 
 pytestmark = pytest.mark.e2e
 
@@ -99,11 +100,13 @@ def test_indexing_and_what_it_costs_the_second_time(
     search: Search, folder: Path, service: Disaggregated, photos: dict[str, bytes]
 ) -> None:
     (folder / "torn.png").write_bytes(b"\x89PNG\r\n\x1a\n torn")
+    (folder / "wide.png").write_bytes(png_of_size(11_000, 10_000))
     process = search.start("index", folder)
     output, errors = process.communicate(timeout=120)
     assert process.returncode == 1, errors
-    assert "5 pictures, 3 of them new" in output
+    assert "6 pictures, 3 of them new" in output
     assert re.search(r"not indexed: .*torn\.png: is .*image", output)
+    assert re.search(r"not indexed: .*wide\.png: the image has 11000x10000 pixels", output)
     assert "embedding: 100%" in errors
     held = vectors(folder / INDEX)
     assert set(held) == {b"china.jpg", b"flower.jpg", b"again.JPG", NASTY.encode()}
@@ -112,6 +115,7 @@ def test_indexing_and_what_it_costs_the_second_time(
     np.testing.assert_allclose(held[b"again.JPG"], flower, atol=1e-4)
     # A file that was renamed is known by its content, and one that is gone is forgotten.
     (folder / "torn.png").unlink()
+    (folder / "wide.png").unlink()
     (folder / "china.jpg").rename(folder / "renamed.jpg")
     before = embedding_requests(service)
     assert "4 pictures, 0 of them new" in search.run("index", folder)

@@ -83,7 +83,7 @@ async function embed(request, signal) {
 }
 
 /** What was wrong, without the input's place in a request that nobody sees. */
-const reason = ({ message, param }) => (param && message.startsWith(`${param} `) ? message.slice(param.length + 1) : message);
+const reason = ({ message, param }) => (param && message.startsWith(param) ? message.slice(param.length).replace(/^[: ]+/, "") : message);
 
 const ORDER = ["queue", "preprocess", "encode", "transfer", "embed"];
 
