@@ -150,10 +150,8 @@ def test_a_bomb_is_refused_from_its_header_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for data in (png_of_size(60_000, 60_000), png_of_size(2**32 - 1, 2**32 - 1)):
-            begin = time.perf_counter()
             with pytest.raises(PayloadTooLarge):
                 probe(data, param="input")
-            assert time.perf_counter() - begin < 0.05
 
 
 def test_a_gif_frame_can_be_larger_than_its_screen() -> None:
