@@ -17,15 +17,15 @@ import torch
 from torch.export import ExportedProgram
 
 from tessera.engine.building.aoti_machine import CPU, FLAGS, PRODUCTS, capability, cpu_flags, versions
-from tessera.engine.building.envelope import envelope_of
+from tessera.engine.building.envelope import Envelope, envelope_of
 from tessera.engine.building.flavours import Built, Progress
 from tessera.engine.building.manifest import Binding, Manifest
-from tessera.engine.building.spec import BuildSpec
-from tessera.engine.building.torch_export import export_stage
+from tessera.engine.building.spec import BuildSpec, Range
+from tessera.engine.building.torch_export import example_inputs, export_stage
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.base import Model
 from tessera.models.layers import exported_products
-from tessera.models.stages import StageFamily, StageTensor
+from tessera.models.stages import StageFamily, StageModule, StageTensor
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +75,10 @@ class AotiFlavour:
         _compile(program, directory / PACKAGE)
         require_shared_library(directory / PACKAGE)
         libraries = versions(device)
-        if not calls_products(program):
+        if calls_products(program):
+            progress("compiling the products that it calls")
+            _call_products(stage, envelope, device)
+        else:
             libraries.pop(PRODUCTS, None)
         return Built(
             bindings=tuple(_binding(one, output=False) for one in stage.inputs)
@@ -175,6 +178,15 @@ def calls_products(program: ExportedProgram) -> bool:
     """Whether it calls the operators of ``exported_products``."""
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     return not called.isdisjoint(f"tessera.{name}.default" for name in exported_products.OPERATORS)
+
+
+def _call_products(stage: StageModule, envelope: Envelope, device: str) -> None:
+    """Their library keeps what it compiles on disk; else the engine's first start would wait for it."""
+    few = {axis: Range(1, 1, sizes.max) for axis, sizes in envelope.items()}
+    with torch.inference_mode():
+        for sizes in (envelope, few):
+            stage.module(*example_inputs(stage, sizes, device=device))
+    torch.cuda.synchronize()
 
 
 def _binding(tensor: StageTensor, *, output: bool) -> Binding:

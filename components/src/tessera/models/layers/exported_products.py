@@ -11,7 +11,7 @@ from torch.library import custom_op
 
 from tessera.models.layers import gemm
 
-OPERATORS = ("gated_product", "gelu_product", "wide_product")
+OPERATORS = ("gated_product", "gelu_product", "attention_product", "add_product")
 
 # With fewer rows cuBLAS and its own epilogue are faster.
 _WIDE_ROWS = 4096
@@ -41,14 +41,59 @@ def _(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Ten
     return rows.new_empty(rows.shape[0], weight.shape[0])
 
 
-@custom_op("tessera::wide_product", mutates_args=())
-def wide_product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """``gemm.product`` without a bias."""
-    if len(rows) < _WIDE_ROWS:
-        return rows @ weight.t()
-    return gemm.product(rows.contiguous(), weight)
+@custom_op("tessera::attention_product", mutates_args=())
+def attention_product(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    cosines: torch.Tensor,
+    sines: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    heads: int,
+    kv_heads: int,
+) -> torch.Tensor:
+    """From normed rows to ``[tokens, heads * width]`` within each sequence, as without a compiler.
+
+    A compiler would turn queries and keys in float32 memory, with cosines computed anew in every layer.
+    """
+    from tessera.models.layers.attention_kernel import packed_attention
+    from tessera.models.layers.rotary_kernel import rotate_in_place
+
+    rows = rows.contiguous()
+    qkv = rows @ weight.t() if len(rows) < _WIDE_ROWS else gemm.product(rows, weight)
+    split = qkv.view(len(rows), heads + 2 * kv_heads, -1)
+    turned = heads + kv_heads
+    rotate_in_place(split, turned, cosines.contiguous(), sines.contiguous())
+    attended = packed_attention(
+        split[:, :heads], split[:, heads:turned], split[:, turned:], cu_seqlens.contiguous(), len(rows)
+    )
+    return attended.flatten(1)
 
 
-@wide_product.register_fake
-def _(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    return rows.new_empty(rows.shape[0], weight.shape[0])
+@attention_product.register_fake
+def _(
+    rows: torch.Tensor,
+    weight: torch.Tensor,
+    cosines: torch.Tensor,
+    sines: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    heads: int,
+    kv_heads: int,
+) -> torch.Tensor:
+    return rows.new_empty(rows.shape[0], weight.shape[0] // (heads + 2 * kv_heads) * heads)
+
+
+@custom_op("tessera::add_product", mutates_args=("onto",))
+def add_product(onto: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, wide_rows: int) -> None:
+    """``onto += rows @ weight.T`` within the product; by ``gemm`` from ``wide_rows`` rows on, if not 0.
+
+    A compiler would write the product, and read and write the sum in the norm that follows.
+    """
+    if wide_rows and len(rows) >= wide_rows:
+        gemm.add_product(onto, rows.contiguous(), weight)
+    else:
+        onto.addmm_(rows, weight.t())
+
+
+@add_product.register_fake
+def _(onto: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor, wide_rows: int) -> None:
+    return None

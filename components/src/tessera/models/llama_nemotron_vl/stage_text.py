@@ -165,7 +165,9 @@ class PackedText(nn.Module):
         cu_seqlens: torch.Tensor,
         sequence: torch.Tensor,
     ) -> torch.Tensor:
-        q, k, v = layer.self_attn.turn(self._qkv(layer, hidden), cosines, sines)
+        if self.fused_attention and gemm.serves(layer.self_attn.qkv_proj.weight):
+            return self._called(layer, hidden, cosines, sines, cu_seqlens)
+        q, k, v = layer.self_attn.turned(layer.input_layernorm.plain(hidden), cosines, sines)
         if self.fused_attention:
             from tessera.models.layers.exported_ops import packed_attention
 
@@ -174,21 +176,31 @@ class PackedText(nn.Module):
             mask = (sequence[:, None] == sequence)[None, None]
             attended = _attend(q[None], k[None], v[None], mask).squeeze(0)
         hidden = hidden + layer.self_attn.o_proj(attended.flatten(-2))
-        normed, mlp = layer.post_attention_layernorm.plain(hidden), layer.mlp
-        if mlp.is_silu and gemm.serves(mlp.gate_up_proj.weight):
-            gated = exported_products.gated_product(normed, mlp.gate_up_proj.weight)
-            added: torch.Tensor = hidden + mlp.down_proj(gated)
-        else:
-            added = hidden + mlp(normed)
+        added: torch.Tensor = hidden + layer.mlp(layer.post_attention_layernorm.plain(hidden))
         return added
 
-    def _qkv(self, layer: Layer, hidden: torch.Tensor) -> torch.Tensor:
-        normed, product = layer.input_layernorm.plain(hidden), layer.self_attn.qkv_proj
-        if gemm.serves(product.weight):
-            called: torch.Tensor = exported_products.wide_product(normed, product.weight)
-            return called
-        plain: torch.Tensor = product(normed)
-        return plain
+    def _called(
+        self,
+        layer: Layer,
+        hidden: torch.Tensor,
+        cosines: torch.Tensor,
+        sines: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+    ) -> torch.Tensor:
+        """The layer as the engine without a compiler runs it on Hopper, which leaves the norms to compile."""
+        attention, mlp = layer.self_attn, layer.mlp
+        normed = layer.input_layernorm.plain(hidden)
+        attended = exported_products.attention_product(
+            normed, attention.qkv_proj.weight, cosines, sines, cu_seqlens, *attention.counts
+        )
+        exported_products.add_product(hidden, attended, attention.o_proj.weight, 0)
+        normed = layer.post_attention_layernorm.plain(hidden)
+        if mlp.is_silu:
+            gated = exported_products.gated_product(normed, mlp.gate_up_proj.weight)
+        else:
+            gated = mlp.activate(mlp.gate_up_proj(normed))
+        exported_products.add_product(hidden, gated, mlp.down_proj.weight, 0)
+        return hidden
 
     def _pool(self, hidden: torch.Tensor, cu_seqlens: torch.Tensor, sequence: torch.Tensor) -> torch.Tensor:
         if self._pooling == "cls":

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
 
 from tessera.models.layers import exported_products, gemm
 from tessera.models.layers.fused import uses_fused
 from tessera.models.llama_nemotron_vl.config import VisionConfig
 from tessera.models.llama_nemotron_vl.vision import Attention, Layer, Mlp, VisionTower
+
+# From so many rows on, the attention's output product is faster without cuBLAS.
+_ADDED_ROWS = 8192
 
 
 class VisionStage(nn.Module):
@@ -27,12 +32,35 @@ class VisionStage(nn.Module):
             return rows
         encoder = self.tower.vision
         hidden: torch.Tensor = encoder.embeddings(tiles)
-        for layer in encoder.layers:
-            hidden = self._layer(layer, hidden)
+        if self._tanh and gemm.serves(weight):
+            hidden = self._called(encoder.layers, hidden)
+        else:
+            for layer in encoder.layers:
+                hidden = self._layer(layer, hidden)
         if encoder.post_layernorm is not None:
             hidden = encoder.post_layernorm(hidden)
         projected: torch.Tensor = self.tower.projector(hidden)
         return projected
+
+    def _called(self, layers: Sequence[Layer], hidden: torch.Tensor) -> torch.Tensor:
+        """All layers with their sums inside products, as the engine without a compiler runs them on Hopper.
+
+        The biases of these products are the same for every row: their running sums are added as it is read.
+        """
+        shape = hidden.shape
+        rows = hidden.flatten(0, 1)
+        biases: list[torch.Tensor] = [
+            bias for layer in layers for bias in (layer.self_attn.out_proj.bias, layer.mlp.fc2.bias)
+        ]
+        offsets = torch.stack(biases).float().cumsum(0)
+        for number, layer in enumerate(layers):
+            normed = _norm(layer.layer_norm1, rows, offsets[2 * number - 1] if number else None)
+            attended = _attended(layer.self_attn, normed.view(shape)).flatten(0, 1)
+            exported_products.add_product(rows, attended, layer.self_attn.out_proj.weight, _ADDED_ROWS)
+            normed = _norm(layer.layer_norm2, rows, offsets[2 * number])
+            wide = exported_products.gelu_product(normed, layer.mlp.fc1.weight, layer.mlp.fc1.bias)
+            exported_products.add_product(rows, wide, layer.mlp.fc2.weight, 0)
+        return (rows + offsets[-1]).to(rows.dtype).view(shape)
 
     def _layer(self, layer: Layer, hidden: torch.Tensor) -> torch.Tensor:
         hidden = hidden + _attend(layer.self_attn, layer.layer_norm1(hidden))
@@ -44,19 +72,27 @@ class VisionStage(nn.Module):
             return plain
         # A compiler would add the activation as a kernel of its own; the product can apply it on its way out.
         rows = normed.flatten(0, 1)
-        if gemm.serves(mlp.fc1.weight):
-            wide = exported_products.gelu_product(rows, mlp.fc1.weight, mlp.fc1.bias)
-        else:
-            wide = torch.ops.aten._addmm_activation(mlp.fc1.bias, rows, mlp.fc1.weight.t(), use_gelu=True)
+        wide = torch.ops.aten._addmm_activation(mlp.fc1.bias, rows, mlp.fc1.weight.t(), use_gelu=True)
         return linear(wide, mlp.fc2.weight, mlp.fc2.bias).view(normed.shape)
 
 
+def _norm(norm: nn.LayerNorm, rows: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor:
+    exact = rows.float() if offset is None else rows.float() + offset
+    weight, bias = norm.weight.float(), norm.bias.float()
+    return layer_norm(exact, rows.shape[1:], weight, bias, norm.eps).to(rows.dtype)
+
+
 def _attend(attention: Attention, normed: torch.Tensor) -> torch.Tensor:
+    projected: torch.Tensor = attention.out_proj(_attended(attention, normed))
+    return projected
+
+
+def _attended(attention: Attention, normed: torch.Tensor) -> torch.Tensor:
     q, k, v = attention.split(normed)
     if q.shape[-1] % 8 == 0 and q.shape[-1] <= 128:
         # By name, as the engine without a compiler does: the function below picks a slower kernel.
         attended = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, False)[0]
     else:
         attended = scaled_dot_product_attention(q, k, v)
-    projected: torch.Tensor = attention.out_proj(attended.transpose(1, 2).flatten(2))
-    return projected
+    rows: torch.Tensor = attended.transpose(1, 2).flatten(2)
+    return rows

@@ -63,17 +63,16 @@ class Attention(nn.Module):
         projected: torch.Tensor = self.o_proj(attended.flatten(1))
         return projected
 
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Heads of queries, and of keys and values."""
+        return self._heads, self._kv_heads
+
     def turned(
         self, hidden: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Turned queries and keys, and values, each ``[..., tokens, heads, width]``."""
-        return self.turn(self.qkv_proj(hidden), cosines, sines)
-
-    def turn(
-        self, qkv: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same from the one product, ``[..., tokens, all heads * width]``."""
-        heads = qkv.view(*qkv.shape[:-1], -1, self._head_dim)
+        heads = self.qkv_proj(hidden).unflatten(-1, (-1, self._head_dim))
         turned = rotate(heads[..., : -self._kv_heads, :], cosines, sines)
         return (
             turned[..., : self._heads, :],
