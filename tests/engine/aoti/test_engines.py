@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from torch.nn.functional import scaled_dot_product_attention
 
 from tessera.commands.engine import main
 from tessera.engine.building.aoti_flavour import AotiFlavour, calls_products, require_shared_library
@@ -28,8 +29,10 @@ from tessera.engine.torch_device import place
 from tessera.errors import ConfigError, EngineBuildFailed, EngineMismatch
 from tessera.models import open_model
 from tessera.models.layers import exported_products
+from tessera.models.llama_nemotron_vl import stage_vision
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
+from tessera.models.llama_nemotron_vl.vision import Attention
 from tests.families.dual_encoder import FAMILY
 
 # The first test waits for the compilers.
@@ -237,6 +240,27 @@ def test_a_program_with_a_library_of_its_own_is_refused(engines: Path, tmp_path:
         archive.writestr("model/program.so", b"\x7fELF\0libc.so.6\0")
     with pytest.raises(EngineBuildFailed, match=r"libstdc\+\+\.so\.6"):
         require_shared_library(tmp_path / "engine.pt2")
+
+
+@torch.inference_mode()
+def test_sums_inside_products_change_nothing(model: LlamaNemotronVL, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The layers as Hopper runs them, with torch's products in place of that library's."""
+
+    def attended(attention: Attention, normed: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(*attention.split(normed)).transpose(1, 2).flatten(2)
+
+    stage = model.load_stage(Stage.VISION, layout=Layout.PADDED, dtype="float32", device="cpu").module
+    tiles = torch.randint(0, 256, (2, *model.tile_shape), dtype=torch.uint8)
+    expected = stage(tiles)
+    monkeypatch.setattr(stage_vision, "uses_fused", lambda *_: True)
+    monkeypatch.setattr(stage_vision.gemm, "serves", lambda _: True)
+    monkeypatch.setattr(stage_vision, "_attended", attended)
+    called = []
+    added = exported_products.add_product
+    monkeypatch.setattr(exported_products, "add_product", lambda *given: called.append(added(*given)))
+    found = stage(tiles)
+    assert called
+    assert worst_cosine(found.flatten(0, 1).numpy(), expected.flatten(0, 1).numpy()) > 0.99999
 
 
 def test_a_family_without_stages_says_so(tmp_path: Path) -> None:
