@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return 1
         time.sleep(0.1)
     found = [workers(url) for url in parsed.url] + [_is_ready(url) for url in parsed.worker]
-    print(f"not ready after {parsed.timeout:.0f} s: {found}", file=sys.stderr)
+    print(f"tessera: not ready after {parsed.timeout:.0f} s: {found}", file=sys.stderr)
     return 1
 
 
