@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
 from tessera.commands.engine import main
 from tessera.engine.building.aoti_flavour import AotiFlavour, calls_products, require_shared_library
@@ -32,7 +32,6 @@ from tessera.models.layers import exported_products
 from tessera.models.llama_nemotron_vl import stage_vision
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
-from tessera.models.llama_nemotron_vl.vision import Attention
 from tests.families.dual_encoder import FAMILY
 
 # The first test waits for the compilers.
@@ -244,10 +243,15 @@ def test_a_program_with_a_library_of_its_own_is_refused(engines: Path, tmp_path:
 
 @torch.inference_mode()
 def test_sums_inside_products_change_nothing(model: LlamaNemotronVL, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layers as Hopper runs them, with torch's products in place of that library's."""
+    """The layers as Hopper runs them, with torch's products and norms."""
 
-    def attended(attention: Attention, normed: torch.Tensor) -> torch.Tensor:
-        return scaled_dot_product_attention(*attention.split(normed)).transpose(1, 2).flatten(2)
+    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+    def normed(
+        rows: torch.Tensor, offset: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+    ) -> torch.Tensor:
+        return layer_norm(rows + offset, rows.shape[1:], weight, bias, eps)
 
     stage = model.load_stage(Stage.VISION, layout=Layout.PADDED, dtype="float32", device="cpu").module
     tiles = torch.randint(0, 256, (2, *model.tile_shape), dtype=torch.uint8)
@@ -255,6 +259,7 @@ def test_sums_inside_products_change_nothing(model: LlamaNemotronVL, monkeypatch
     monkeypatch.setattr(stage_vision, "uses_fused", lambda *_: True)
     monkeypatch.setattr(stage_vision.gemm, "serves", lambda _: True)
     monkeypatch.setattr(stage_vision, "_attended", attended)
+    monkeypatch.setattr(exported_products, "offset_layer_norm", normed)
     called = []
     added = exported_products.add_product
     monkeypatch.setattr(exported_products, "add_product", lambda *given: called.append(added(*given)))

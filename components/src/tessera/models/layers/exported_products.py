@@ -11,7 +11,7 @@ from torch.library import custom_op
 
 from tessera.models.layers import gemm
 
-OPERATORS = ("gated_product", "gelu_product", "attention_product", "add_product")
+OPERATORS = ("gated_product", "gelu_product", "biased_product", "attention_product", "add_product")
 
 # With fewer rows cuBLAS and its own epilogue are faster.
 _WIDE_ROWS = 4096
@@ -39,6 +39,36 @@ def gelu_product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -
 @gelu_product.register_fake
 def _(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return rows.new_empty(rows.shape[0], weight.shape[0])
+
+
+@custom_op("tessera::biased_product", mutates_args=())
+def biased_product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """``gemm.product``."""
+    if len(rows) < _WIDE_ROWS:
+        return torch.addmm(bias, rows, weight.t())
+    return gemm.product(rows.contiguous(), weight, bias.float())
+
+
+@biased_product.register_fake
+def _(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return rows.new_empty(rows.shape[0], weight.shape[0])
+
+
+@custom_op("tessera::offset_layer_norm", mutates_args=())
+def offset_layer_norm(
+    rows: torch.Tensor, offset: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """``norm_kernels.layer_norm``; a compiler would read rows of more than 1024 numbers twice."""
+    from tessera.models.layers.norm_kernels import layer_norm
+
+    return layer_norm(rows.contiguous(), offset.contiguous(), weight, bias, eps)
+
+
+@offset_layer_norm.register_fake
+def _(
+    rows: torch.Tensor, offset: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
+) -> torch.Tensor:
+    return torch.empty_like(rows, memory_format=torch.contiguous_format)
 
 
 @custom_op("tessera::attention_product", mutates_args=())

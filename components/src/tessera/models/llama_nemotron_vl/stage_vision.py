@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import nn
-from torch.nn.functional import layer_norm, linear, scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from tessera.models.layers import exported_products, gemm
 from tessera.models.layers.fused import uses_fused
@@ -54,8 +54,11 @@ class VisionStage(nn.Module):
         ]
         offsets = torch.stack(biases).float().cumsum(0)
         for number, layer in enumerate(layers):
-            normed = _norm(layer.layer_norm1, rows, offsets[2 * number - 1] if number else None)
-            attended = _attended(layer.self_attn, normed.view(shape)).flatten(0, 1)
+            first = layer.layer_norm1
+            normed = _norm(first, rows, offsets[2 * number - 1]) if number else first(rows)
+            product = layer.self_attn.qkv_proj
+            qkv = exported_products.biased_product(normed, product.weight, product.bias)
+            attended = _attended(*layer.self_attn.heads(qkv.view(*shape[:-1], -1))).flatten(0, 1)
             exported_products.add_product(rows, attended, layer.self_attn.out_proj.weight, _ADDED_ROWS)
             normed = _norm(layer.layer_norm2, rows, offsets[2 * number])
             wide = exported_products.gelu_product(normed, layer.mlp.fc1.weight, layer.mlp.fc1.bias)
@@ -76,19 +79,17 @@ class VisionStage(nn.Module):
         return linear(wide, mlp.fc2.weight, mlp.fc2.bias).view(normed.shape)
 
 
-def _norm(norm: nn.LayerNorm, rows: torch.Tensor, offset: torch.Tensor | None) -> torch.Tensor:
-    exact = rows.float() if offset is None else rows.float() + offset
-    weight, bias = norm.weight.float(), norm.bias.float()
-    return layer_norm(exact, rows.shape[1:], weight, bias, norm.eps).to(rows.dtype)
+def _norm(norm: nn.LayerNorm, rows: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    normed: torch.Tensor = exported_products.offset_layer_norm(rows, offset, norm.weight, norm.bias, norm.eps)
+    return normed
 
 
 def _attend(attention: Attention, normed: torch.Tensor) -> torch.Tensor:
-    projected: torch.Tensor = attention.out_proj(_attended(attention, normed))
+    projected: torch.Tensor = attention.out_proj(_attended(*attention.split(normed)))
     return projected
 
 
-def _attended(attention: Attention, normed: torch.Tensor) -> torch.Tensor:
-    q, k, v = attention.split(normed)
+def _attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     if q.shape[-1] % 8 == 0 and q.shape[-1] <= 128:
         # By name, as the engine without a compiler does: the function below picks a slower kernel.
         attended = torch.ops.aten._scaled_dot_product_cudnn_attention(q, k, v, None, False)[0]

@@ -88,8 +88,12 @@ class Attention(nn.Module):
 
     def split(self, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, keys and values of ``[n, patches, hidden]``, each ``[n, heads, patches, width]``."""
-        qkv = self.qkv_proj(hidden).unflatten(-1, (3, self._heads, -1))
-        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
+        return self.heads(self.qkv_proj(hidden))
+
+    def heads(self, qkv: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same from the one product, ``[n, patches, 3 * heads * width]``."""
+        parts = qkv.view(*qkv.shape[:2], 3, self._heads, -1)
+        q, k, v = (x.transpose(1, 2) for x in parts.unbind(2))
         return q, k, v
 
     def add_to(self, hidden: torch.Tensor, normed: torch.Tensor, patches: int) -> None:
