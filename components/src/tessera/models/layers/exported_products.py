@@ -13,9 +13,6 @@ from tessera.models.layers import gemm
 
 OPERATORS = ("gated_product", "gelu_product", "biased_product", "attention_product", "add_product")
 
-# With fewer rows cuBLAS and its own epilogue are faster.
-_WIDE_ROWS = 4096
-
 
 @custom_op("tessera::gated_product", mutates_args=())
 def gated_product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -31,7 +28,7 @@ def _(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 @custom_op("tessera::gelu_product", mutates_args=())
 def gelu_product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """``gemm.gelu_tanh``."""
-    if len(rows) < _WIDE_ROWS:
+    if len(rows) < gemm.LEAST_ROWS:
         return torch._addmm_activation(bias, rows, weight.t(), use_gelu=True)
     return gemm.gelu_tanh(rows.contiguous(), weight, bias.float())
 
@@ -44,7 +41,7 @@ def _(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Ten
 @custom_op("tessera::biased_product", mutates_args=())
 def biased_product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """``gemm.product``."""
-    if len(rows) < _WIDE_ROWS:
+    if len(rows) < gemm.LEAST_ROWS:
         return torch.addmm(bias, rows, weight.t())
     return gemm.product(rows.contiguous(), weight, bias.float())
 
@@ -89,7 +86,7 @@ def attention_product(
     from tessera.models.layers.rotary_kernel import rotate_in_place
 
     rows = rows.contiguous()
-    qkv = rows @ weight.t() if len(rows) < _WIDE_ROWS else gemm.product(rows, weight)
+    qkv = rows @ weight.t() if len(rows) < gemm.LEAST_ROWS else gemm.product(rows, weight)
     split = qkv.view(len(rows), heads + 2 * kv_heads, -1)
     turned = heads + kv_heads
     rotate_in_place(split, turned, cosines.contiguous(), sines.contiguous())

@@ -22,6 +22,9 @@ import importlib.util
 
 import torch
 
+LEAST_ROWS = 4096
+"""From this many rows on, a product that widens them is faster here than by cuBLAS."""
+
 # From this many rows on, tiles of 192 columns beat tiles of 128.
 _WIDE_ROWS = 2048
 

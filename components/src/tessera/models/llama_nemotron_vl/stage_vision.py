@@ -11,10 +11,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 from tessera.models.layers import exported_products, gemm
 from tessera.models.layers.fused import uses_fused
 from tessera.models.llama_nemotron_vl.config import VisionConfig
-from tessera.models.llama_nemotron_vl.vision import Attention, Layer, Mlp, VisionTower
-
-# From so many rows on, the attention's output product is faster without cuBLAS.
-_ADDED_ROWS = 8192
+from tessera.models.llama_nemotron_vl.vision import ADDED_ROWS, Attention, Layer, Mlp, VisionTower
 
 
 class VisionStage(nn.Module):
@@ -59,7 +56,7 @@ class VisionStage(nn.Module):
             product = layer.self_attn.qkv_proj
             qkv = exported_products.biased_product(normed, product.weight, product.bias)
             attended = _attended(*layer.self_attn.heads(qkv.view(*shape[:-1], -1))).flatten(0, 1)
-            exported_products.add_product(rows, attended, layer.self_attn.out_proj.weight, _ADDED_ROWS)
+            exported_products.add_product(rows, attended, layer.self_attn.out_proj.weight, ADDED_ROWS)
             normed = _norm(layer.layer_norm2, rows, offsets[2 * number])
             wide = exported_products.gelu_product(normed, layer.mlp.fc1.weight, layer.mlp.fc1.bias)
             exported_products.add_product(rows, wide, layer.mlp.fc2.weight, 0)

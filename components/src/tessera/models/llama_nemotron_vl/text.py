@@ -36,13 +36,12 @@ class Packing:
         self.sines = sines
 
 
-# From so many rows on, the qkv product is faster without cuBLAS; the output products never are.
-_WIDE_PRODUCT_ROWS = 4096
-
-
 def wide_product(module: nn.Linear, rows: torch.Tensor) -> torch.Tensor:
-    """``module(rows)`` without its bias, by the faster of two libraries."""
-    if len(rows) >= _WIDE_PRODUCT_ROWS and gemm.serves(module.weight):
+    """``module(rows)`` without its bias, by the faster of two libraries.
+
+    It is for the qkv product; for those that bring the width back cuBLAS is always faster.
+    """
+    if len(rows) >= gemm.LEAST_ROWS and gemm.serves(module.weight):
         return gemm.product(rows, module.weight)
     return functional.linear(rows, module.weight)
 
