@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tessera.admission import Budget
 
 
@@ -28,6 +30,17 @@ def test_named_clients_leave_room_for_others() -> None:
     for client in "abc":
         budget.give(client, budget.held(client))
     assert budget.used == 0 and budget.held("a") == 0
+
+
+@pytest.mark.parametrize("amount", [1, 130, 700, 1000, 1300])
+def test_the_fifth_that_one_client_leaves_is_whole_whatever_the_size_of_its_pieces(amount: int) -> None:
+    budget = Budget(lambda: 10_000)
+    assert 0 < fill(budget, "greedy", amount) <= 8000
+    for _ in range(2):
+        assert budget.admits("modest", 800)
+        budget.take("modest", 800)
+        # What the other one takes leaves the greedy one less than before.
+        assert not budget.admits("greedy", amount)
 
 
 def test_clients_that_come_and_go_end_with_equal_shares() -> None:

@@ -11,9 +11,10 @@ _FACTOR: Final = 4
 class Budget:
     """Counts what is in use, in tokens or tiles, against a limit that may change at any time.
 
-    A client may hold at most four times what is free (dynamic thresholds: Choudhury and Hahne, 1998): one
-    alone gets four fifths of the limit, two get four ninths each, and whoever comes last always finds room.
-    Unnamed clients (``""``) are not told apart and share the whole. Owned by one event loop.
+    A client may hold at most four times what it leaves free (dynamic thresholds: Choudhury and Hahne, 1998):
+    one alone gets four fifths of the limit, two get four ninths each, and whoever comes last finds room in
+    what the others had to leave. Unnamed clients (``""``) are not told apart and share the whole. Owned by
+    one event loop.
     """
 
     __slots__ = ("_held", "_limit", "_used")
@@ -43,7 +44,7 @@ class Budget:
         if amount > free:
             return False
         held = self._held.get(client, 0) if client else 0
-        return not held or held + amount <= _FACTOR * free
+        return not held or held + amount <= _FACTOR * (free - amount)
 
     def take(self, client: str, amount: int) -> None:
         self._used += amount
