@@ -115,7 +115,10 @@ def test_too_many_inputs(service: Service) -> None:
 
 def test_too_many_images(service: Service) -> None:
     one = image(url((8, 8)))
-    assert "4" in error(post(service, [one * 5]), 400)["message"]
+    found = error(post(service, [one * 5]), 400)
+    assert "4" in found["message"] and found["param"] == "input[0]"
+    # The one that is too many is named.
+    assert error(post(service, [one * 3, "a text", one * 2]), 400)["param"] == "input[2]"
 
 
 def test_too_many_tokens_name_the_input(service: Service) -> None:

@@ -145,11 +145,13 @@ class Pipeline:
                 f"dimensions {request.dimensions} is none of {sorted(allowed)} that this model offers",
                 param="dimensions",
             )
-        count = sum(len(entry.images) for entry in request.inputs)
-        if count > self._limits.max_images:
-            raise InvalidInput(
-                f"{count} images are more than the {self._limits.max_images} a request may hold"
-            )
+        count, most = 0, self._limits.max_images
+        for entry in request.inputs:
+            count += len(entry.images)
+            if count > most:
+                raise InvalidInput(
+                    f"{entry.param}: a request may hold {most} images, and here are more", param=entry.param
+                )
 
     def _count(self, inputs: Sequence[Input], usage: Usage) -> None:
         with_images = sum(1 for entry in inputs if entry.images)
