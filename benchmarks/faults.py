@@ -4,13 +4,15 @@ Starts two encode and two embed workers with ``launch/e_p.sh``, sends mixed requ
 kills one worker after another with SIGKILL, and reports for each when the p99 was back where it had been: no
 higher than at any time in the ``--before`` seconds, and so until the next kill. Each p99 is that of
 ``--window`` answers in a row, so that one slow answer alone is not it. In the ``--control`` seconds of the
-rows "nothing" nobody is killed: they show what chance does.
+rows "nothing" nobody is killed: they show what chance does. ``--keep`` leaves what the table is made of, and
+the service's own log, where times can be compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import csv
 import math
 import os
 import random
@@ -171,6 +173,19 @@ def report(answers: Answers, kills: Sequence[Kill], window: int = _WINDOW) -> li
     return rows
 
 
+def keep(folder: Path, answers: Answers, kills: Sequence[Kill]) -> None:
+    """Write ``answers.csv`` and ``kills.csv``, with times as in the log: seconds of the Unix clock."""
+    clock = time.time() - time.monotonic()
+    with (folder / "answers.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(("at", "milliseconds"))
+        rows.writerows((f"{clock + at:.3f}", f"{took * 1e3:.1f}") for at, took in answers.good)
+    with (folder / "kills.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(("at", "killed", "replaced_after_seconds"))
+        rows.writerows((f"{clock + kill.at:.3f}", kill.role, f"{kill.replaced:.2f}") for kill in kills)
+
+
 def recoveries(
     answers: Sequence[tuple[float, float]], faults: Sequence[float], window: int = _WINDOW
 ) -> tuple[float, list[float]]:
@@ -209,6 +224,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--control", type=float, default=10.0, help="seconds of each of these")
     parser.add_argument("--window", type=int, default=_WINDOW, help="answers that a p99 is of")
     parser.add_argument("--calm", type=float, default=5.0, help="seconds after a worker is back, at least")
+    parser.add_argument("--keep", type=Path, help="folder for answers.csv, kills.csv and the service's log")
     return parser.parse_args(argv)
 
 
@@ -219,8 +235,14 @@ def main(argv: Sequence[str] | None = None) -> None:
         if options.model_path is None:
             options.model_path = folder / "model"
             make_checkpoint(["--out", str(options.model_path), "--size", "tiny"])
-        service = stack.enter_context(started(options.model_path, folder / "log"))
+        log = folder / "log"
+        if options.keep is not None:
+            options.keep.mkdir(parents=True, exist_ok=True)
+            log = options.keep / "service.log"
+        service = stack.enter_context(started(options.model_path, log))
         answers, kills = uvloop.run(measure(options, service))
+    if options.keep is not None:
+        keep(options.keep, answers, kills)
     head = ("killed", "p99 before, ms", "slowest after, ms", "p99 back after, s", "replaced after, s")
     print(table(head, report(answers, kills, options.window)))
     print(f"{len(answers.good)} answers, {len(answers.failed)} failed: {answers.failed[:3]}")
