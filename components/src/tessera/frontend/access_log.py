@@ -5,11 +5,13 @@ from __future__ import annotations
 import ipaddress
 import logging
 import re
+from contextvars import Context
 
 from starlette.types import Scope
 
 from tessera.frontend.auth import Authenticator
 from tessera.frontend.failures import Failure
+from tessera.frontend.refusal_lines import RefusalLines
 from tessera.logs import RequestLine
 from tessera.logs.request_line import Value
 
@@ -26,17 +28,35 @@ _PATH_CHARACTERS = 120
 class AccessLog:
     """Writes at INFO, answers of 500 and above at ERROR, polls and the page's own files at DEBUG.
 
+    Of what was refused before its body was read ten lines a second are written, and how many were not.
+
     What a request carries is never written: no body, no query string, no header but its id. Messages of
     4xx answers quote requests, so these lines give their code and the input's name instead.
     """
 
     def __init__(self, quiet_paths: frozenset[str]) -> None:
         self._quiet = quiet_paths | _POLLED
+        self._refusals = RefusalLines()
 
     def write(
-        self, scope: Scope, line: RequestLine, *, status: int, seconds: float, error: Exception | None
+        self,
+        scope: Scope,
+        line: RequestLine,
+        *,
+        status: int,
+        seconds: float,
+        error: Exception | None,
+        unread: bool,
     ) -> None:
-        """``status`` 0: no answer was begun. An ``error`` that nobody foresaw brings its traceback."""
+        """``status`` 0: no answer was begun. An ``error`` that nobody foresaw brings its traceback.
+
+        ``unread`` says that the request was refused before its body was read.
+        """
+        if left_out := self._refusals.left_out():
+            # It is about none of the requests, the one being served included.
+            Context().run(log.info, "%d more requests were refused unread within a second", left_out)
+        if unread and error is None and not self._refusals.passes():
+            return
         level = logging.ERROR if status >= 500 or error is not None else logging.INFO
         if scope["path"] in self._quiet and error is None:
             level = logging.DEBUG

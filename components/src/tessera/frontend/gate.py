@@ -72,6 +72,7 @@ class Gate:
             await send(message)
 
         state = scope["state"]
+        refusal: Failure | None = None
         try:
             refusal = self._refusal(scope)
             if refusal is not None:
@@ -95,7 +96,9 @@ class Gate:
             self._metrics.latency.labels(route).observe(seconds)
             if "failure" in state:
                 self._metrics.errors.labels(route, state["failure"].error["code"]).inc()
-            self._log.write(scope, line, status=status, seconds=seconds, error=unexpected)
+            self._log.write(
+                scope, line, status=status, seconds=seconds, error=unexpected, unread=refusal is not None
+            )
 
     def _refusal(self, scope: Scope) -> Failure | None:
         if scope["path"] in self._open_paths:
