@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import socket
 import time
 from collections.abc import AsyncIterator
@@ -139,6 +140,107 @@ async def test_large_bodies_and_kept_connections_are_no_heads(running: Running) 
     writer.write(b"GET /slow HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\n")
     assert b"200 OK" in await reader.readuntil(b"\r\n\r\n")
     assert await reader.readexactly(4) == b"done"
+    writer.close()
+
+
+OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+A_REQUEST = (
+    b"POST /echo HTTP/1.1\r\nHost: x\r\nUpgrade: h2c\r\nConnection: upgrade\r\nContent-Length: 1\r\n\r\nx"
+)
+
+
+def counted(body: bytes, offer: bytes = OFFER) -> tuple[bytes, bytes]:
+    head = b"POST /echo HTTP/1.1\r\nHost: x\r\n%sContent-Length: %d\r\n\r\n"
+    return head % (offer, len(body)), body
+
+
+def chunked(*chunks: bytes) -> tuple[bytes, bytes]:
+    coded = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in (*chunks, b""))
+    return b"POST /echo HTTP/1.1\r\nHost: x\r\n%sTransfer-Encoding: chunked\r\n\r\n" % OFFER, coded
+
+
+UPGRADES = {
+    "counted": (*counted(b"hello"), 5),
+    "a body that is a request": (*counted(A_REQUEST), len(A_REQUEST)),
+    "a body that spells a header": (*counted(b"\r\nUpgrade: h2c\r\n\r\n"), 18),
+    "chunked": (*chunked(b"hello", b" ", A_REQUEST), 6 + len(A_REQUEST)),
+    "no body": (b"POST /echo HTTP/1.1\r\nHost: x\r\n" + OFFER + b"\r\n", b"", 0),
+    "in other letters": (
+        *counted(
+            b"hello", b"CONNECTION:keep-alive\r\nEmpty:\r\nuPGRADE:\tx/1,y\r\nConnection: foo,UPGRADE\r\n"
+        ),
+        5,
+    ),
+    "before HTTP/1.1": (b"POST /echo HTTP/1.0\r\n" + OFFER + b"Content-Length: 2\r\n\r\n", b"hi", 2),
+}
+
+
+async def answers(reader: asyncio.StreamReader) -> list[tuple[int, bytes]]:
+    """Status and body of everything that comes until the server closes."""
+    found = []
+    rest = await asyncio.wait_for(reader.read(), 20)
+    while rest:
+        head, _, rest = rest.partition(b"\r\n\r\n")
+        lines = head.lower().split(b"\r\n")
+        length = next(int(line[15:]) for line in lines if line.startswith(b"content-length:"))
+        found.append((int(lines[0].split()[1]), rest[:length]))
+        rest = rest[length:]
+    return found
+
+
+@pytest.mark.parametrize("pieces", ["at once", "head first", "byte by byte"])
+async def test_an_offer_to_upgrade_is_ignored(running: Running, pieces: str) -> None:
+    last = b"POST /echo HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 3\r\n\r\nend"
+
+    async def exchanged(head: bytes, body: bytes) -> list[tuple[int, bytes]]:
+        whole = head + body
+        if b"HTTP/1.1" in head:
+            # One more of the same behind it, and another.
+            whole += whole + last
+        reader, writer = await running.connect()
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        match pieces:
+            case "at once":
+                sent = [whole]
+            case "head first":
+                sent = [head, whole[len(head) :]]
+            case _:
+                sent = [whole[at : at + 1] for at in range(len(whole))]
+        for piece in sent:
+            writer.write(piece)
+            await asyncio.sleep(0.05 if len(sent) == 2 else 0)
+        found = await answers(reader)
+        writer.close()
+        return found
+
+    exchanges = [exchanged(head, body) for head, body, _ in UPGRADES.values()]
+    for name, found in zip(UPGRADES, await asyncio.gather(*exchanges), strict=True):
+        once = (200, b"%d" % UPGRADES[name][2])
+        assert found == ([once] if "before" in name else [once, once, (200, b"3")]), name
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+async def test_curl_offers_http_2(running: Running) -> None:
+    _, writer = await running.connect()
+    port = writer.get_extra_info("peername")[1]
+    writer.close()
+    url = f"http://127.0.0.1:{port}/echo"
+    body = "x" * 100_000
+    curl = await asyncio.create_subprocess_exec(
+        *("curl", "--silent", "--show-error", "--http2", "--data-binary", "@-", url, "--next"),
+        *("--silent", "--show-error", "--http2", "--data-binary", "hello", url),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await asyncio.wait_for(curl.communicate(body.encode()), 20)
+    assert (curl.returncode, out) == (0, b"1000005")
+
+
+async def test_a_tunnel_is_refused(running: Running) -> None:
+    reader, writer = await running.connect()
+    writer.write(b"CONNECT 127.0.0.1:80 HTTP/1.1\r\nHost: 127.0.0.1:80\r\n\r\n" + A_REQUEST)
+    status, error, _ = refusal(await asyncio.wait_for(reader.read(), 20))
+    assert (status, error["code"]) == (405, "method_not_allowed")
     writer.close()
 
 

@@ -1,7 +1,8 @@
-"""HTTP connections that cannot be held for nothing.
+"""HTTP connections that cannot be held for nothing, nor made to read one thing as another.
 
 uvicorn's own protocol waits for ever for a request's head, takes one of any size, and waits for ever for a
-client that does not read its answer. Bodies have their own clock and limit (``exchange``).
+client that does not read its answer. It also takes the body behind an offer to upgrade for the next request.
+Bodies have their own clock and limit (``exchange``).
 """
 
 from __future__ import annotations
@@ -66,10 +67,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         before = self._in_head
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # The request is answered as it is; no other protocol is spoken here.
-            return
+            self._feed(data)
         except httptools.HttpParserError:
             self._refuse(self._refusal or render_status(400, "this is not a valid HTTP request"))
             return
@@ -78,6 +76,32 @@ class GuardedProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.header_bytes:
                 self._refuse(self._too_large())
+
+    def _feed(self, data: bytes) -> None:
+        """Parse; no other protocol is spoken here, so an offer to upgrade is ignored (RFC 9110 7.8).
+
+        The parser ends a message at the head that offers one, whatever body was announced: it is then
+        given the same head without the offer, and what came behind it.
+        """
+        rest = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+            head = self._head_without_offer()
+            # The old one may stand at the end of what it takes for its last message.
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.parser.feed_data(head)
+
+    def _head_without_offer(self) -> bytes:
+        # As the parser read it: each value is one line, and what frames the body keeps its order.
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade"]
+        return b"\r\n".join((*lines, b"", b""))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -95,9 +119,20 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        if self.parser.get_method() == b"CONNECT":
+            self._refusal = render_status(405, "CONNECT is not served here: this is not a proxy")
+            self._refusal.headers["allow"] = "GET, HEAD, POST"
+            raise ValueError("CONNECT")
+        if self.parser.should_upgrade():
+            # It comes again without its offer.
+            return
         self._in_head = False
         self._disarm()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def pause_writing(self) -> None:
         super().pause_writing()
