@@ -48,7 +48,8 @@ async def test_every_refusal_is_answered_and_counted_and_few_are_written(
         raise AssertionError("an unknown key got in")
 
     admission = Admission(Capacity(lambda: 1000, lambda: 10, unknown=1000), max_requests=1000)
-    gate = Gate(app, keys=keys, limiter=limiter, admission=admission, metrics=metrics)
+    routes = frozenset(("/v1/embeddings",))
+    gate = Gate(app, keys=keys, limiter=limiter, admission=admission, metrics=metrics, routes=routes)
     statuses: list[int] = []
 
     async def ask(path: str = "/v1/embeddings") -> None:
@@ -65,11 +66,15 @@ async def test_every_refusal_is_answered_and_counted_and_few_are_written(
     for _ in range(200):
         await ask()
     assert statuses == [401] * 200
-    written = [record for record in caplog.records if record.getMessage() == "POST other 401"]
+    written = [record for record in caplog.records if record.getMessage() == "POST /v1/embeddings 401"]
     assert 10 <= len(written) < 200
     value = metrics.registry.get_sample_value("tessera_refused_total", {"why": "unknown key"})
     assert value == 200
+    labels = {"route": "/v1/embeddings", "status": "401"}
+    assert metrics.registry.get_sample_value("tessera_requests_total", labels) == 200
     await asyncio.sleep(1.1)
-    await ask()
+    await ask("/nowhere/at/all")
+    labels = {"route": "other", "status": "401"}
+    assert metrics.registry.get_sample_value("tessera_requests_total", labels) == 1
     told = [record for record in caplog.records if "more requests were refused" in record.getMessage()]
     assert told and sum(int(record.getMessage().split()[0]) for record in told) == 200 - len(written)

@@ -6,11 +6,14 @@ import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.e2e.disaggregated import Disaggregated
 
 Open = Callable[..., Page]
+
+# A busy machine takes its time.
+expect.set_options(timeout=30_000)
 
 
 @pytest.fixture(scope="module")

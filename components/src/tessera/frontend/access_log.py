@@ -17,6 +17,9 @@ from tessera.logs.request_line import Value
 
 log = logging.getLogger("tessera.frontend.access")
 
+OTHER = "other"
+"""The route of a request for what does not exist."""
+
 # Asked every few seconds by balancers, Prometheus and the page.
 _POLLED = frozenset(("/metrics", "/status"))
 
@@ -43,6 +46,7 @@ class AccessLog:
         scope: Scope,
         line: RequestLine,
         *,
+        route: str,
         status: int,
         seconds: float,
         error: Exception | None,
@@ -62,15 +66,14 @@ class AccessLog:
             level = logging.DEBUG
         if not log.isEnabledFor(level):
             return
-        route = getattr(scope.get("route"), "path", None)
         state = scope["state"]
         key = state.get("key_name")
         fields: dict[str, Value] = {
             "request_id": line.request_id,
             "method": scope["method"],
-            "route": route or "other",
+            "route": route,
             # Of a route that does not exist it is what helps to find the client's mistake.
-            "path": None if route else scope["path"][:_PATH_CHARACTERS],
+            "path": scope["path"][:_PATH_CHARACTERS] if route == OTHER else None,
             "status": status,
             "duration_ms": round(seconds * 1e3, 1),
             "key": None if key == Authenticator.ANONYMOUS else key,
@@ -87,7 +90,7 @@ class AccessLog:
             level,
             "%s %s %d",
             scope["method"],
-            route or "other",
+            route,
             status,
             exc_info=error,
             extra={"fields": fields},

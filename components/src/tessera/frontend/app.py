@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Mapping
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -55,22 +56,32 @@ def make_app(
     open_paths = OPEN_PATHS | (try_page.paths if try_page else frozenset())
     if open_metrics:
         open_paths |= {"/metrics"}
+    routers = [
+        openai.routes(endpoint, model, max_tokens),
+        cohere.routes(endpoint),
+        voyage.routes(endpoint),
+        tei.routes(endpoint),
+        tokenize.routes(endpoint),
+        health.routes(metrics, {"embed": embed_peers, "encode": encode_peers}, expected, draining),
+        status.routes(board),
+        docs.routes(app),
+    ]
     app.add_middleware(
-        Gate, keys=keys, limiter=limiter, admission=admission, metrics=metrics, open_paths=open_paths
+        Gate,
+        keys=keys,
+        limiter=limiter,
+        admission=admission,
+        metrics=metrics,
+        open_paths=open_paths,
+        routes=frozenset(
+            route.path for router in routers for route in router.routes if isinstance(route, APIRoute)
+        ),
     )
     if tracing.recording():
         # Outside the gate, so that what it refuses is seen.
         app.add_middleware(Traced)
-    app.include_router(openai.routes(endpoint, model, max_tokens))
-    app.include_router(cohere.routes(endpoint))
-    app.include_router(voyage.routes(endpoint))
-    app.include_router(tei.routes(endpoint))
-    app.include_router(tokenize.routes(endpoint))
-    app.include_router(
-        health.routes(metrics, {"embed": embed_peers, "encode": encode_peers}, expected, draining)
-    )
-    app.include_router(status.routes(board))
-    app.include_router(docs.routes(app))
+    for router in routers:
+        app.include_router(router)
     if try_page:
         app.include_router(page.routes(try_page))
 

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tessera import tracing
 from tessera.errors import RateLimited, TesseraError
-from tessera.frontend.access_log import AccessLog
+from tessera.frontend.access_log import OTHER, AccessLog
 from tessera.frontend.admission import Admission
 from tessera.frontend.auth import Authenticator, client_of
 from tessera.frontend.error_shapes import failure_response
@@ -29,7 +29,10 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class Gate:
-    """ASGI middleware; sets ``line``, ``key_name`` and ``ticket`` in the request's state."""
+    """ASGI middleware; sets ``line``, ``key_name`` and ``ticket`` in the request's state.
+
+    ``routes`` are the paths of the application's routes, which a request that is refused here is counted by.
+    """
 
     def __init__(
         self,
@@ -40,6 +43,7 @@ class Gate:
         admission: Admission,
         metrics: FrontendMetrics,
         open_paths: frozenset[str] = OPEN_PATHS,
+        routes: frozenset[str] = frozenset(),
     ) -> None:
         self._app = app
         self._keys = keys
@@ -47,6 +51,7 @@ class Gate:
         self._admission = admission
         self._metrics = metrics
         self._open_paths = open_paths
+        self._routes = routes
         self._log = AccessLog(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,15 +95,29 @@ class Gate:
         finally:
             if (ticket := state.pop("ticket", None)) is not None:
                 ticket.close()
-            route = getattr(scope.get("route"), "path", "other")
+            route = self._route(scope)
             seconds = time.perf_counter() - started
             self._metrics.requests.labels(route, str(status)).inc()
             self._metrics.latency.labels(route).observe(seconds)
             if "failure" in state:
                 self._metrics.errors.labels(route, state["failure"].error["code"]).inc()
             self._log.write(
-                scope, line, status=status, seconds=seconds, error=unexpected, unread=refusal is not None
+                scope,
+                line,
+                route=route,
+                status=status,
+                seconds=seconds,
+                error=unexpected,
+                unread=refusal is not None,
             )
+
+    def _route(self, scope: Scope) -> str:
+        """The route's path, for metrics: whatever else clients ask for is one."""
+        matched = scope.get("route")
+        if matched is not None:
+            return str(matched.path)
+        # What was refused here has not come to the router.
+        return scope["path"] if scope["path"] in self._routes else OTHER
 
     def _refusal(self, scope: Scope) -> Failure | None:
         if scope["path"] in self._open_paths:

@@ -139,6 +139,8 @@ async function takeExamples(list) {
         }),
       ),
     );
+  } catch {
+    page["search-error"].textContent = "The examples could not be fetched.";
   } finally {
     page.examples.disabled = false;
   }
@@ -147,4 +149,5 @@ async function takeExamples(list) {
 // The page may have been opened without the slash that relative links need.
 page.docs.href = address("docs").href;
 follow();
-offerExamples();
+// Without them the page is no worse than before.
+offerExamples().catch(() => {});
