@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import socket
+
 import httpx
 import numpy as np
 import pytest
@@ -106,6 +109,24 @@ def test_an_unknown_route_is_named(http: httpx.Client) -> None:
 def test_heads_are_bounded(service: ClosedService) -> None:
     answer = httpx.get(f"{service.url}/health", headers={"x-large": "a" * 70_000})
     assert (answer.status_code, answer.json()["error"]["code"]) == (431, "header_too_large")
+
+
+def test_a_damaged_body_is_no_departure(service: ClosedService) -> None:
+    before = service.running.frontend_metric("tessera_disconnects_total")
+    host, port = service.url.removeprefix("http://").split(":")
+    for path, key in (("/v1/embeddings", "error"), ("/v2/embed", "message")):
+        name = f"damaged-{key}"
+        lines = (f"POST {path} HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {service.key}")
+        more = (f"X-Request-Id: {name}", "Transfer-Encoding: chunked", "", "ZZ", "")
+        with socket.create_connection((host, int(port)), timeout=30) as client:
+            client.sendall("\r\n".join(lines + more).encode())
+            head, _, body = b"".join(iter(lambda: client.recv(65536), b"")).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ") and b"connection: close" in head, head
+        assert f"x-request-id: {name}".encode() in head
+        assert "transfer coding" in str(json.loads(body)[key])
+        line = next(line for line in service.running.log.read_text().splitlines() if name in line)
+        assert "400" in line and "499" not in line
+    assert service.running.frontend_metric("tessera_disconnects_total") == before
 
 
 def test_documentation(http: httpx.Client) -> None:

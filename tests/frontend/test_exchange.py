@@ -80,12 +80,14 @@ async def test_a_whole_body(reading: Reading) -> None:
     [
         ("Content-Length: 9", b"hello", 408, "request_timeout"),
         ("Transfer-Encoding: chunked", b"5\r\nhello\r\n", 408, "request_timeout"),
+        ("Transfer-Encoding: chunked", b"ZZ\r\n", 400, "invalid_request"),
+        ("Transfer-Encoding: chunked", b"5\r\nhello\r\nZZ\r\n", 400, "invalid_request"),
         ("Content-Length: 1001", b"", 413, "payload_too_large"),
         ("Transfer-Encoding: chunked", b"3e9\r\n" + bytes(1001) + b"\r\n", 413, "payload_too_large"),
         ("Content-Length: 99\r\nContent-Encoding: gzip", gzip.compress(bytes(10)), 415, "unsupported_media"),
         ("Content-Length: 99\r\nContent-Encoding: br, gzip", b"", 415, "unsupported_media"),
     ],
-    ids=["slow", "slow chunks", "announced", "chunks", "gzip", "several codings"],
+    ids=["slow", "slow chunks", "damaged", "damaged later", "announced", "chunks", "gzip", "several codings"],
 )
 async def test_refused(reading: Reading, headers: str, body: bytes, status: int, code: str) -> None:
     found, answer = await reading.ask(headers, body)

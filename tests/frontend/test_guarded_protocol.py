@@ -14,6 +14,9 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tessera.errors import RequestError
+from tessera.frontend.error_shapes import failure_response
+from tessera.frontend.failures import render
 from tessera.frontend.guarded_protocol import ConnectionLimits
 from tessera.frontend.http_server import HttpServer
 from tests.rpc.conftest import until
@@ -29,12 +32,19 @@ class Running:
 
         @app.post("/echo")
         async def echo(request: Request) -> Response:
-            return Response(str(len(await request.body())))
+            try:
+                return Response(str(len(await request.body())))
+            except RequestError as error:
+                return failure_response(render(error), "/echo")
 
         @app.get("/large")
         async def large() -> Response:
             self.large += 1
             return Response(bytes(LARGE))
+
+        @app.get("/small")
+        async def small() -> Response:
+            return Response("small")
 
         @app.get("/slow")
         async def slow() -> Response:
@@ -242,6 +252,49 @@ async def test_a_tunnel_is_refused(running: Running) -> None:
     status, error, _ = refusal(await asyncio.wait_for(reader.read(), 20))
     assert (status, error["code"]) == (405, "method_not_allowed")
     writer.close()
+
+
+HOSTS = (
+    (b"GET /small HTTP/1.1\r\n", 400),
+    (b"GET /small HTTP/1.1\r\nHost: a\r\nX: y\r\nhost: b\r\n", 400),
+    (b"GET /small HTTP/1.0\r\nHost: a\r\nHost: a\r\n", 400),
+    (b"GET /small HTTP/1.1\r\nHost: a b\r\n", 400),
+    (b"GET /small HTTP/1.1\r\nHost: a/b\r\n" + OFFER, 400),
+    (b"GET /small HTTP/1.1\r\nHost:\r\nConnection: close\r\n", 200),
+    (b"GET /small HTTP/1.1\r\nHost: [::1]:8000 \r\nConnection: close\r\n", 200),
+    (b"GET /small HTTP/1.0\r\n", 200),
+)
+
+
+async def test_the_host(running: Running) -> None:
+    # What was asked before is answered before.
+    first = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi"
+    for lines, status in HOSTS:
+        reader, writer = await running.connect()
+        writer.write(first + lines + b"\r\n" + first)
+        found = await answers(reader)
+        assert [code for code, _ in found] == [200, status], lines
+        if status == 400:
+            assert "Host header" in json.loads(found[1][1])["error"]["message"]
+        writer.close()
+
+
+async def test_a_damaged_body_ends_what_is_read(running: Running) -> None:
+    first = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi"
+    damaged = b"POST %s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhi\r\nZZ\r\n"
+    for path, expected in ((b"/echo", 400), (b"/small", 405)):
+        reader, writer = await running.connect()
+        # Behind another one and at once, then while it is read or after its answer.
+        writer.write(first + damaged % path + first)
+        assert [code for code, _ in await answers(reader)] == [200, expected]
+        writer.close()
+        reader, writer = await running.connect()
+        whole = damaged % path
+        writer.write(whole[:-4])
+        await asyncio.sleep(0.05)
+        writer.write(whole[-4:] + first)
+        assert [code for code, _ in await answers(reader)] == [expected]
+        writer.close()
 
 
 async def test_a_client_that_does_not_read_is_cut_off(running: Running) -> None:

@@ -8,22 +8,28 @@ Bodies have their own clock and limit (``exchange``).
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
 import uuid
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from tessera.errors import RequestError
 from tessera.frontend.access_log import write_refused_head
 from tessera.frontend.failures import Failure, render_status
+from tessera.frontend.lingering import Lingering
 
 # For files, workers and fetches, beside the clients' connections.
 _OTHER_DESCRIPTORS: Final = 256
 # A client that reads less than this in ``write_seconds`` is not reading.
 _PROGRESS_BYTES: Final = 16 << 10
-_LINGER_SECONDS: Final = 1.0
+# RFC 3986's host and port; none at all is allowed as well.
+_HOST: Final = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +53,12 @@ class GuardedProtocol(HttpToolsProtocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
         self._refusal: Failure | None = None
+        # Nothing more is read.
         self._refused = False
+        # Why, where an earlier request is still to be answered.
+        self._held: Failure | None = None
+        self._in_body = False
+        self._damaged: tuple[RequestResponseCycle, RequestError] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -68,7 +79,10 @@ class GuardedProtocol(HttpToolsProtocol):
         before = self._in_head
         try:
             self._feed(data)
-        except httptools.HttpParserError:
+        except httptools.HttpParserError as error:
+            if self._in_body:
+                self._break_off(error)
+                return
             self._refuse(self._refusal or render_status(400, "this is not a valid HTTP request"))
             return
         if before and self._in_head:
@@ -126,13 +140,22 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             # It comes again without its offer.
             return
-        self._in_head = False
-        self._disarm()
+        self._check_host()
         super().on_headers_complete()
+        self._in_head = False
+        self._in_body = True
+        self._disarm()
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
+            self._in_body = False
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._held is not None and self.cycle.response_complete and not self.transport.is_closing():
+            self._unset_keepalive_if_required()
+            self._send(self._held)
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -147,6 +170,17 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._head_bytes > self._limits.header_bytes:
             self._refusal = self._too_large()
             raise ValueError("the head is too large")
+
+    def _check_host(self) -> None:
+        """RFC 9112 3.2: a proxy on the way could take another one of two for the one that is meant."""
+        hosts = [value for name, value in self.headers if name == b"host"]
+        if len(hosts) > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+            found = f"{len(hosts)} Host headers" if hosts else "no Host header"
+            self._refusal = render_status(400, f"the request has {found}, expected one")
+            raise ValueError(found)
+        if hosts and not _HOST.fullmatch(hosts[0].strip()):
+            self._refusal = render_status(400, "the Host header is not a host and a port")
+            raise ValueError("Host")
 
     def _too_large(self) -> Failure:
         limit = self._limits.header_bytes
@@ -186,14 +220,46 @@ class GuardedProtocol(HttpToolsProtocol):
             self._watch(waiting)
 
     def _refuse(self, failure: Failure) -> None:
-        """Answer and close; an answer that is under way is cut off instead."""
+        """Answer a request's head and close; requests before it are answered first."""
         self._disarm()
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self.cycle is None or self.cycle.response_complete:
+            self._send(failure)
+        else:
+            self._held = failure
+
+    def _break_off(self, error: httptools.HttpParserError) -> None:
+        """Where the body that is being read would end, and another request begin, cannot be known."""
+        self._refused = True
+        cycle = self.cycle
+        if cycle.response_complete:
+            # It was answered without its body.
+            Lingering(self.transport, self.loop).close()
+        elif cycle.response_started:
             self.transport.abort()
-            return
+        else:
+            self._damaged = cycle, RequestError(f"the body's transfer coding is damaged: {error}")
+            cycle.keep_alive = False
+            cycle.transport = Lingering(self.transport, self.loop)
+            cycle.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """With a ``receive`` that raises for a damaged body: the route answers it in its own shape."""
+
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            async def whole() -> Message:
+                message = await receive()
+                if self._damaged and self._damaged[0] is cycle and not cycle.response_started:
+                    raise self._damaged[1]
+                return message
+
+            await cast(ASGIApp, app)(scope, whole, send)
+
+        super()._start_asgi_task(cycle, cast(ASGI3Application, guarded))
+
+    def _send(self, failure: Failure) -> None:
         request_id = uuid.uuid4().hex
         if self._head_bytes or failure.status != 408:
             # A connection on which nothing came was no request.
@@ -208,10 +274,7 @@ class GuardedProtocol(HttpToolsProtocol):
             body,
         ]
         self.transport.write(b"".join(lines))
-        # Closing at once would reset the connection of a client that is still sending, and the answer
-        # would be lost with it.
-        self.transport.write_eof()
-        self.loop.call_later(_LINGER_SECONDS, self.transport.close)
+        Lingering(self.transport, self.loop).close()
 
 
 def raise_descriptor_limit() -> None:
