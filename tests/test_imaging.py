@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from tessera.errors import InvalidInput, PayloadTooLarge, RequestError, UnsupportedMedia
-from tessera.imaging import FORMATS, ImageHeader, probe
+from tessera.imaging import FORMATS, MAX_PIXELS, ImageHeader, probe
 from tessera.models.llama_nemotron_vl.preprocess import decode
 
 WIDTH, HEIGHT = 37, 22
@@ -150,8 +150,10 @@ def test_a_bomb_is_refused_from_its_header_without_a_warning() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for data in (png_of_size(60_000, 60_000), png_of_size(2**32 - 1, 2**32 - 1)):
-            with pytest.raises(PayloadTooLarge):
-                probe(data, param="input")
+            with pytest.raises(PayloadTooLarge, match=r"has \d{10,20} pixels, the limit is 1000 in all"):
+                probe(data, param="input", max_pixels=1000)
+    with pytest.raises(PayloadTooLarge, match=f"has 400000000 pixels, the limit is {MAX_PIXELS} in all"):
+        probe(png_of_size(20_000, 20_000), param="input")
 
 
 def test_a_gif_frame_can_be_larger_than_its_screen() -> None:

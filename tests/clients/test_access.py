@@ -77,6 +77,7 @@ def test_every_route_but_health_asks_for_a_key(service: Service, as_key: Open) -
         assert answer.status_code == (200 if is_health else 401), (method, path)
         if not is_health:
             assert "API key" in answer.text
+            assert answer.headers["www-authenticate"].startswith("Bearer ")
             wrong = httpx.request(method, f"{service.url}{path}", headers={"authorization": "Bearer wrong"})
             assert wrong.status_code == 401
     for headers in ({"authorization": f"Bearer {key('environment')}"}, {"x-api-key": key("open")}):

@@ -80,10 +80,9 @@ def test_a_uuid_alone_is_answered_from_the_cache(
 
     expected = reference.vector("a flower", [photos["flower"]], "passage")
     unknown = ask(http, *content(None, "flower-1"))
-    assert (unknown.status_code, unknown.json()["error"]["param"]) == (
-        400,
-        "messages[0].content[0].image_url",
-    )
+    assert unknown.status_code == 422
+    error = unknown.json()["error"]
+    assert (error["code"], error["param"]) == ("media_not_cached", "messages[0].content[0].image_url")
     sent = ask(http, *content(url, "flower-1"))
     named = ask(http, *content(None, "flower-1"))
     for answer in (sent, named):
@@ -94,7 +93,7 @@ def test_a_uuid_alone_is_answered_from_the_cache(
     with httpx.Client(
         base_url=service.url, headers={"x-api-key": "sk-other-0123456789"}, timeout=60
     ) as other:
-        assert ask(other, *content(None, "flower-1")).status_code == 400
+        assert ask(other, *content(None, "flower-1")).status_code == 422
         assert ask(other, *content(data_url(photos["china"]), "flower-1")).status_code == 200
     again = ask(http, *content(None, "flower-1")).json()["data"][0]["embedding"]
     assert cosine(np.array(again, np.float32), expected) >= 0.9999
@@ -321,6 +320,15 @@ def test_what_is_not_understood_is_named(http: httpx.Client, body: dict[str, Any
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_widths_that_are_not_offered_are_told_which_are(http: httpx.Client) -> None:
+    hidden = vectors(http, input="x").shape[1]
+    for asked in (hidden - 1, hidden + 1):
+        answer = http.post("/v1/embeddings", json={"input": "x", "dimensions": asked})
+        assert answer.status_code == 400
+        offered = f"dimensions {asked} is none of [32, 64, {hidden}]"
+        assert offered in answer.json()["error"]["message"]
 
 
 def test_request_ids_and_timings(http: httpx.Client, url: str) -> None:

@@ -104,11 +104,24 @@ def test_an_unknown_route_is_named(http: httpx.Client) -> None:
     answer = http.post("/embeddings", json={"model": "x", "input": "a base URL without /v1"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
     assert "POST /embeddings" in answer.json()["error"]["message"]
+    # Nor is a slash too many a reason to send a client to whatever host it named.
+    for path in ("/v1/embeddings/", "/docs/", "/v1/models/", "/status/"):
+        answer = http.request("POST" if "emb" in path else "GET", path, headers={"host": "elsewhere"})
+        assert (answer.status_code, "location" in answer.headers) == (404, False), path
 
 
 def test_heads_are_bounded(service: ClosedService) -> None:
     answer = httpx.get(f"{service.url}/health", headers={"x-large": "a" * 70_000})
     assert (answer.status_code, answer.json()["error"]["code"]) == (431, "header_too_large")
+
+
+def test_a_form_is_told_that_it_is_no_json(http: httpx.Client) -> None:
+    for path in ("/v1/embeddings", "/tokenize"):
+        answer = http.post(path, files={"file": b"abc"})
+        assert answer.status_code == 400
+        assert "its Content-Type is multipart/form-data, not" in answer.json()["error"]["message"]
+    named = http.post("/tokenize", content=b'{"prompt": "a"}', headers={"content-type": "text/plain"})
+    assert named.status_code == 200
 
 
 def test_a_damaged_body_is_no_departure(service: ClosedService) -> None:
@@ -137,6 +150,10 @@ def test_documentation(http: httpx.Client) -> None:
     assert "<script" not in page.text and "src=" not in page.text and "http" not in page.text
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert http.get("/redoc").status_code == 404
+    # JSON's names, and not another language's.
+    for name in ("<td>True", "<td>False", "| None<", "| None |", "True |", "False |"):
+        assert name not in page.text
+    assert "true | null" in page.text
     document = http.get("/openapi.json").json()
     for path in ("/v1/embeddings", "/v2/embed", "/v1/multimodalembeddings", "/embed", "/tokenize"):
         operation = document["paths"][path]["post"]

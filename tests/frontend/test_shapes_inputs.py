@@ -204,6 +204,7 @@ def test_modality_for_each_input() -> None:
         ({"input": [[{"type": "image_url"}]]}, "input[0][0].image_url", "expected an image"),
         ({"input": [[{"type": "image_embeds", "uuid": "a"}]]}, "input[0][0].image_embeds", "an image"),
         ({"input": [[{**image_part(), "uuid": ""}]]}, "input[0][0].uuid", "1 to 256"),
+        ({"input": [1, 1e30]}, "input[1]", "1e+30 is too large: the most is 2147483647"),
         ({"input": [[{"role": "bot", "content": "a"}]]}, "input[0][0].role", "found 'bot'"),
         ({"input": [[{"role": "user", "content": 1}]]}, "input[0][0].content", "found 1"),
         ({"input": [[{"role": "user", "content": []}]]}, "input[0][0].content", "an empty list"),

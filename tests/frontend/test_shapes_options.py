@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.errors import InvalidInput
-from tessera.frontend.inputs import EmbeddingsRequest, EmbedDtype, EncodingFormat
+from tessera.frontend.inputs import EmbeddingsRequest, EmbedDtype, EncodingFormat, RequestLimits
 from tessera.frontend.shapes import parse_embeddings, read_json
 from tessera.frontend.shapes.options import FIELDS, INERT
 from tessera.frontend.shapes.schema import EMBEDDINGS_SCHEMA
+from tessera.frontend.shapes.tokenize import parse_tokenize
 from tessera.models.base import Truncate
 
 
@@ -70,12 +71,20 @@ def test_fields(fields: dict[str, object], name: str, value: object) -> None:
         ({"embed_dtype": "fp8_e4m3"}, "embed_dtype", "float32"),
         ({"embed_dtype": "int8", "embedding_type": "uint8"}, "embedding_type", "contradicts embed_dtype"),
         ({"dimensions": 0}, "dimensions", "positive integer"),
+        (
+            {"dimensions": 1e30},
+            "dimensions",
+            "a positive integer, and 1e+30 is too large: the most is 2147483647",
+        ),
+        ({"dimensions": 2**31}, "dimensions", "2147483648 is too large"),
+        ({"dimensions": -1e30}, "dimensions", "found -1e+30"),
         ({"dimensions": True}, "dimensions", "found true"),
         ({"dimensions": 8.0}, "dimensions", "found 8.0"),
         ({"normalize": 1}, "normalize", "true or false"),
         ({"normalize": True, "use_activation": False}, "use_activation", "contradicts normalize"),
         ({"truncate": "LEFT"}, "truncate", "NONE, START, END"),
         ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "-1"),
+        ({"truncate_prompt_tokens": 1e30}, "truncate_prompt_tokens", "1e+30 is too large"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "positive"),
         ({"truncate_prompt_tokens": 9, "truncate": "NONE"}, "truncate_prompt_tokens", "contradicts"),
         ({"truncate": "END", "truncation_side": "left"}, "truncation_side", "contradicts"),
@@ -114,6 +123,25 @@ def test_harmless_values_of_fields_without_meaning() -> None:
 def test_malformed_json(raw: bytes) -> None:
     with pytest.raises(InvalidInput, match="not valid JSON"):
         read_json(raw)
+
+
+def test_malformed_json_of_another_content_type() -> None:
+    form = b'--x\r\nContent-Disposition: form-data; name="file"\r\n'
+    with pytest.raises(InvalidInput, match="Content-Type is multipart/form-data, not application/json: "):
+        read_json(form, "Multipart/form-data; boundary=x")
+    for kind in ("", "application/json; charset=utf-8", "application/cloudevents+json", "text/json"):
+        with pytest.raises(InvalidInput, match=r"^the body is not valid JSON: "):
+            read_json(form, kind)
+    assert read_json(b"{}", "multipart/form-data") == {}
+
+
+def test_tokenize_names_its_own_keys() -> None:
+    with pytest.raises(InvalidInput, match="the known keys are") as caught:
+        parse_tokenize({"prompt": "a", "colour": 1}, RequestLimits(), ())
+    known = caught.value.message.rpartition(" are ")[2].split(", ")
+    assert {"prompt", "inputs", "input", "messages", "return_token_strs"} < set(known)
+    with pytest.raises(InvalidInput, match="did you mean prompt"):
+        parse_tokenize({"promt": "a"}, RequestLimits(), ())
 
 
 @pytest.mark.parametrize("body", [None, [], "a", 1, True])

@@ -11,7 +11,7 @@ TesseraError
 │   ├── PayloadTooLarge       a body, file or image is over its limit
 │   ├── UnsupportedMedia      the bytes are not an image format that is served
 │   ├── MediaFetchError       a URL could not be fetched, or may not be
-│   ├── MediaNotCached        an image was named and not sent, and no worker has its rows any more
+│   ├── MediaNotCached        an image was named and not sent, and nobody knows it or has its rows
 │   ├── DecodeFailed          an image made its decoder crash, or took it too long
 │   ├── RequestTimeout        the client took too long to send its request
 │   └── ModelNotFound         the request names a model that is not served here

@@ -8,6 +8,7 @@ the orientation, so the size that a prompt was built for is the size that is dec
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ def open_image(
     Raises ``UnsupportedMedia`` when the bytes are no readable image in ``formats``, ``InvalidInput`` when
     the header makes no sense, ``PayloadTooLarge`` above ``max_pixels``; all name ``param``.
     """
-    with image_errors(param, formats):
+    with image_errors(param, formats, max_pixels=max_pixels):
         # Pillow also reads dialects of TIFF with 64-bit tables, to which no decoder here is put.
         if data[:2] in (b"II", b"MM") and data[:4] not in _CLASSIC_TIFF:
             raise UnidentifiedImageError("not a classic TIFF")
@@ -108,7 +109,9 @@ def probe(
 
 
 @contextmanager
-def image_errors(param: str, formats: Sequence[str] = FORMATS) -> Iterator[None]:
+def image_errors(
+    param: str, formats: Sequence[str] = FORMATS, *, max_pixels: int = MAX_PIXELS
+) -> Iterator[None]:
     """Turn whatever Pillow raises over a file into this service's errors."""
     try:
         yield
@@ -120,7 +123,13 @@ def image_errors(param: str, formats: Sequence[str] = FORMATS) -> Iterator[None]
             param=param,
         ) from error
     except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise PayloadTooLarge(f"{param}: the image has too many pixels to decode", param=param) from error
+        # Pillow's own limit is above the one that holds, and its words are all that it gives.
+        pixels = re.search(r"\d+", str(error))
+        raise PayloadTooLarge(
+            f"{param}: the image has {pixels[0] if pixels else 'too many'} pixels, the limit is"
+            f" {min(max_pixels, MAX_PIXELS)} in all",
+            param=param,
+        ) from error
     except Exception as error:  # Pillow's decoders raise whatever a malformed file leads them to
         raise InvalidInput(f"{param} is a damaged image: {error}", param=param) from error
 

@@ -205,9 +205,9 @@ def test_cut_short_or_scrambled_is_an_error_of_ours(kind: str) -> None:
 
 def test_a_decompression_bomb_is_refused() -> None:
     bomb = _png(40_000, 40_000, depth=1, colour=0, rows=b"")
-    with pytest.raises(PayloadTooLarge, match="too many pixels"):
+    with pytest.raises(PayloadTooLarge, match="1600000000 pixels, the limit is"):
         pixels(bomb)
-    with pytest.raises(PayloadTooLarge, match=r"12000x12000|too many pixels"):
+    with pytest.raises(PayloadTooLarge, match=r"(144000000|12000x12000) pixels, the limit is"):
         pixels(_png(12_000, 12_000, depth=1, colour=0, rows=b""))
 
 

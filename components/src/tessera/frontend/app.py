@@ -50,7 +50,13 @@ def make_app(
 ) -> FastAPI:
     """Without ``try_page`` there is nothing at ``/``; with ``open_metrics`` a scrape needs no key."""
     app = FastAPI(
-        title="Tessera", version=__version__, description=_DESCRIPTION, docs_url=None, redoc_url=None
+        title="Tessera",
+        version=__version__,
+        description=_DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        # It would be to whatever Host the client named.
+        redirect_slashes=False,
     )
     # The page asks for a key itself, once the service has asked for one.
     open_paths = OPEN_PATHS | (try_page.paths if try_page else frozenset())

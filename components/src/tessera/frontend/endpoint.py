@@ -68,7 +68,7 @@ class Endpoint:
         raw = await self._body(http)
         async with self._turns.take():
             with tracing.span("parse"):
-                translated = translate(read_json(raw), self._request_limits, (self._model,))
+                translated = translate(_parsed(http, raw), self._request_limits, (self._model,))
         request = translated.request
         self._check_model(request)
         request_id = _identify(http, request)
@@ -100,7 +100,7 @@ class Endpoint:
     async def tokenize(self, http: Request, translate: Callable[..., EmbeddingsRequest]) -> Response:
         """The tokens that the same inputs would be embedded as."""
         deadline = Deadline.after(self._limits.timeout_seconds)
-        body = json_object(read_json(await self._body(http)))
+        body = json_object(_parsed(http, await self._body(http)))
         if "inputs" in body:
             # Errors from here on in TEI's shape, too.
             http.state.answer_as = "/embed"
@@ -156,6 +156,10 @@ class Endpoint:
             raise ModelNotFound(
                 f"the model {request.model!r} is not served here, {self._model!r} is", param="model"
             )
+
+
+def _parsed(http: Request, raw: bytes) -> Json:
+    return read_json(raw, http.headers.get("content-type", ""))
 
 
 def _identify(http: Request, request: EmbeddingsRequest) -> str:

@@ -22,7 +22,7 @@ MEANINGS: Final = {
     408: "the client took too long to send its request",
     413: "the body, a file or an image is over its limit",
     415: "the bytes are not an image format that is served, or the body is compressed",
-    422: "an image could not or may not be fetched, is not cached any more, or made its decoder fail",
+    422: "an image could not or may not be fetched, is not cached, or made its decoder fail",
     429: "the service is full or the key's rate is used up; retry after Retry-After seconds",
     431: "the request's head is over its limit",
     499: "the client went away before the answer was ready",

@@ -125,7 +125,11 @@ class Gate:
         name = self._keys.name_of(scope["headers"])
         if name is None:
             self._metrics.refused.labels("unknown key").inc()
-            return render_status(401, "the API key is missing or not known; send Authorization: Bearer KEY")
+            failure = render_status(
+                401, "the API key is missing or not known; send Authorization: Bearer KEY"
+            )
+            failure.headers["www-authenticate"] = 'Bearer realm="tessera"'
+            return failure
         scope["state"]["key_name"] = name
         if scope["method"] == "POST":
             try:

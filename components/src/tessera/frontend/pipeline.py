@@ -138,13 +138,16 @@ class Pipeline:
         )
 
     def _check(self, request: EmbeddingsRequest) -> None:
-        check_width(self._model.hidden, request.dimensions, request.dtype)
-        allowed = {self._model.hidden} | self._model.dimensions
+        hidden = self._model.hidden
+        allowed = {hidden} | self._model.dimensions
         if request.dimensions is not None and request.dimensions not in allowed:
+            # A model may offer all of them.
+            offered = sorted(allowed) if len(allowed) < hidden else f"1 to {hidden}"
             raise InvalidInput(
-                f"dimensions {request.dimensions} is none of {sorted(allowed)} that this model offers",
+                f"dimensions {request.dimensions} is none of {offered} that this model offers",
                 param="dimensions",
             )
+        check_width(hidden, request.dimensions, request.dtype)
         count, most = 0, self._limits.max_images
         for entry in request.inputs:
             count += len(entry.images)

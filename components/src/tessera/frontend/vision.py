@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera import wire
-from tessera.errors import InvalidInput, RequestCancelled, TesseraError
+from tessera.errors import MediaNotCached, RequestCancelled, TesseraError
 from tessera.frontend.deadline import Deadline
 from tessera.frontend.inputs import ImageSource, Input
 from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
@@ -116,8 +116,9 @@ class VisionReader:
         """An image that the client has sent before: its rows may be in a worker's cache."""
         known = self._known.find(client, uuid)
         if known is None:
-            raise InvalidInput(
-                f"{source.param}: no image is known by this uuid; send it along once", param=source.param
+            # To the client it is the same as one that a worker has no rows of any more.
+            raise MediaNotCached(
+                f"{source.param}: no image is known by this uuid; send it again", param=source.param
             )
         return self._vision(known, b"", source.param)
 

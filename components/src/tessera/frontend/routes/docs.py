@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Iterator
 from html import escape
 from typing import Any, Final
@@ -81,7 +82,7 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[st
 def _type(schema: dict[str, Any]) -> str:
     """A schema in a few words."""
     if "enum" in schema:
-        return " | ".join(str(value) for value in schema["enum"])
+        return " | ".join(value if isinstance(value, str) else json.dumps(value) for value in schema["enum"])
     if "anyOf" in schema:
         kinds = dict.fromkeys(_type(one) for one in schema["anyOf"])
         return " | ".join(kind for kind in kinds if kind != "null")

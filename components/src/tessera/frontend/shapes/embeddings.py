@@ -32,19 +32,26 @@ from tessera.frontend.shapes.options import FIELDS, INPUT_FIELDS, read_options
 from tessera.frontend.shapes.parts import read_parts
 from tessera.frontend.shapes.roles import split_model
 from tessera.frontend.shapes.scope import Modality, Scope, check_modality
-from tessera.frontend.shapes.values import Json, expected, request_body
+from tessera.frontend.shapes.values import Json, clip, expected, request_body
 from tessera.models.base import Role
 
 Unit = tuple[Json, str]
 """The value that becomes one input, and its path."""
 
 
-def read_json(raw: bytes) -> Json:
-    """Parse a request body; raises ``InvalidInput`` for anything that is not one JSON value in UTF-8."""
+def read_json(raw: bytes, content_type: str = "") -> Json:
+    """Parse a request body; raises ``InvalidInput`` for anything that is not one JSON value in UTF-8.
+
+    ``content_type`` is the header's value. It is no reason to refuse anything, and a likely one for what
+    cannot be parsed.
+    """
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        raise InvalidInput(f"the body is not valid JSON: {error}") from None
+        kind = content_type.partition(";")[0].strip().lower()
+        named = kind and not kind.endswith(("/json", "+json"))
+        said = f", and its Content-Type is {clip(kind)}, not application/json" if named else ""
+        raise InvalidInput(f"the body is not valid JSON{said}: {error}") from None
 
 
 def parse_embeddings(

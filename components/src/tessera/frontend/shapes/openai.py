@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tessera.frontend.inputs import Input
 from tessera.frontend.shapes.scope import Scope
-from tessera.frontend.shapes.values import INT32, Json, expected
+from tessera.frontend.shapes.values import INT32, Json, expected, integer
 from tessera.models.base import Role
 
 
@@ -17,7 +17,8 @@ def read_tokens(value: list[Json], param: str, scope: Scope) -> Input:
     for index, token in enumerate(value):
         # ``type(...) is`` because a JSON ``true`` is an ``int`` to ``isinstance``.
         if type(token) is not int or not 0 <= token <= INT32:
-            raise expected(f"{param}[{index}]", "a token id, an integer of at least 0", token)
+            what = "a token id, an integer of at least 0"
+            token = integer(token, f"{param}[{index}]", low=0, high=INT32, what=what)
         tokens.append(token)
     if len(tokens) > scope.limits.characters:
         raise expected(param, f"at most {scope.limits.characters} token ids", value)

@@ -9,9 +9,10 @@ from tessera.errors import InvalidInput
 from tessera.frontend.inputs import EmbeddingsRequest, RequestLimits
 from tessera.frontend.shapes.embeddings import parse_embeddings
 from tessera.frontend.shapes.json_schema import BOOLEAN, STRING, Schema, list_of
+from tessera.frontend.shapes.options import FIELDS
 from tessera.frontend.shapes.schema import EMBEDDINGS_SCHEMA
 from tessera.frontend.shapes.tei import PROMPTS
-from tessera.frontend.shapes.values import Json, JsonObject, json_object, optional_boolean, string
+from tessera.frontend.shapes.values import Json, JsonObject, optional_boolean, request_body, string
 
 SCHEMA: Final[Schema] = {
     **EMBEDDINGS_SCHEMA,
@@ -28,6 +29,8 @@ SCHEMA: Final[Schema] = {
     },
 }
 _OWN: Final = ("prompt", "return_token_strs")
+# Bodies with ``inputs`` are TEI's, and never come here; the name is for the error alone.
+_KNOWN: Final = FIELDS | {*_OWN, "inputs"}
 
 
 def wants_token_texts(body: JsonObject) -> bool:
@@ -37,7 +40,7 @@ def wants_token_texts(body: JsonObject) -> bool:
 
 def parse_tokenize(value: Json, limits: RequestLimits, models: Collection[str]) -> EmbeddingsRequest:
     """A prompt is text and nothing else, so that a data URL in it is counted as what it says."""
-    body = json_object(value)
+    body = request_body(value, _KNOWN)
     if body.get("prompt") is None:
         return parse_embeddings(
             {key: entry for key, entry in body.items() if key not in _OWN}, limits=limits, models=models

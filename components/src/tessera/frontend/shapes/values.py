@@ -120,7 +120,12 @@ def string(value: Json, param: str, what: str = "a string") -> str:
 
 
 def integer(value: Json, param: str, *, low: int, high: int, what: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+    """``what`` is for the error; one for a number that is too large says that, however it is written."""
+    if isinstance(value, int | float) and value > high:
+        raise InvalidInput(
+            f"{param}: expected {what}, and {describe(value)} is too large: the most is {high}", param=param
+        )
+    if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise expected(param, what, value)
     return value
 
