@@ -25,7 +25,7 @@ export MAX_FILE_SIZE_MB=${MAX_FILE_SIZE_MB:-50}
 export LOG_FORMAT=${LOG_FORMAT:-text}
 export LOG_LEVEL=${LOG_LEVEL:-info}
 export READY_TIMEOUT_SECONDS=${READY_TIMEOUT_SECONDS:-600}
-# A child that has not drained by then is killed; above the children's own --drain-seconds.
+# Of the frontends, then of the workers, what has not drained by then is killed; above their own --drain-seconds.
 export STOP_TIMEOUT_SECONDS=${STOP_TIMEOUT_SECONDS:-60}
 ENGINE_CONFIGS=$ROOT/engine_configs/llama_nemotron_vl
 
@@ -36,6 +36,7 @@ STARTED=()
 DELAYS=()
 # Whether what runs in a child's place is the pause before it is started again.
 PAUSING=()
+READY_PID=
 OWN_STORE=
 MPS_FOLDER=
 
@@ -63,27 +64,50 @@ cleanup() {
     local status=$?
     trap '' INT TERM HUP
     trap - EXIT
-    signal_children TERM
-    # A frozen child cannot obey.
-    signal_children CONT
-    local deadline=$((SECONDS + STOP_TIMEOUT_SECONDS))
-    while [[ -n $(jobs -rp) ]]; do
-        if ((SECONDS >= deadline)); then
-            say "killing what has not ended after $STOP_TIMEOUT_SECONDS s"
-            signal_children KILL
-        fi
-        sleep 0.05
+    # It would report the end of the others.
+    end_children "$READY_PID"
+    # Frontends take nothing new and finish what they have, for which they need the workers, and embed workers
+    # the encode workers. None is started again meanwhile.
+    local role index group
+    for role in frontend agg embed encode; do
+        group=()
+        for index in "${!PIDS[@]}"; do
+            if [[ ${NAMES[index]} == "$role"* ]]; then group+=("${PIDS[index]}"); fi
+        done
+        end_children "${group[@]}"
     done
+    # shellcheck disable=SC2046
+    end_children $(jobs -rp)
     if [[ -n $OWN_STORE ]]; then rm -rf "$OWN_STORE"; fi
     if [[ -n $MPS_FOLDER ]]; then rm -rf "$MPS_FOLDER"; fi
     exit "$status"
 }
 
-# Reaches the helpers that are waited for as well as the service's processes.
-signal_children() {
-    local pid
-    for pid in $(jobs -rp); do
-        kill "-$1" "$pid" 2>/dev/null || true
+# end_children PID...: asks these children to end, all at once, and waits until they have.
+end_children() {
+    local pid left asked=' ' deadline=$((SECONDS + STOP_TIMEOUT_SECONDS)) killed=
+    while true; do
+        left=()
+        for pid in $(jobs -rp); do
+            if [[ " $* " == *" $pid "* ]]; then left+=("$pid"); fi
+        done
+        if ((${#left[@]} == 0)); then return 0; fi
+        for pid in "${left[@]}"; do
+            # A child that has not come to its own program yet would handle the signal as this shell does,
+            # and forget it.
+            if [[ $asked != *" $pid "* || /proc/$pid/exe -ef /proc/$$/exe ]]; then
+                asked+="$pid "
+                kill -TERM "$pid" 2>/dev/null || true
+                # A frozen child cannot obey.
+                kill -CONT "$pid" 2>/dev/null || true
+            fi
+        done
+        if [[ -z $killed ]] && ((SECONDS >= deadline)); then
+            killed=yes
+            say "killing what has not ended after $STOP_TIMEOUT_SECONDS s"
+            kill -KILL "${left[@]}" 2>/dev/null || true
+        fi
+        sleep 0.05
     done
 }
 
@@ -124,11 +148,17 @@ set_up() {
     fi
 }
 
+# What a terminal sends to all of its processes is for the script alone, which ends the others in their order.
+deaf_to_the_terminal() {
+    trap '' INT HUP
+    exec "$@"
+}
+
 # start NAME COMMAND...: runs a child in the background; its command is kept for a restart.
 start() {
     local name=$1
     shift
-    "$@" &
+    deaf_to_the_terminal "$@" &
     PIDS+=($!)
     NAMES+=("$name")
     STARTED+=("$SECONDS")
@@ -198,7 +228,8 @@ wait_ready() {
     fi
     "$VENV/bin/python" -m tessera.frontend.ready --url "${urls[@]}" --worker "${workers[@]}" \
         --embed "$1" --encode "$2" --timeout "$READY_TIMEOUT_SECONDS" --pids "${PIDS[@]}" &
-    wait $! || {
+    READY_PID=$!
+    wait "$READY_PID" || {
         say "the service did not become ready; see the messages above"
         exit 1
     }
@@ -237,7 +268,7 @@ supervise() {
         for index in "${!PIDS[@]}"; do
             if [[ ${PIDS[index]} != "${ended:-}" ]]; then continue; fi
             if [[ -n ${PAUSING[index]} ]]; then
-                eval "${COMMANDS[index]} &"
+                eval "deaf_to_the_terminal ${COMMANDS[index]} &"
                 PAUSING[index]=
                 STARTED[index]=$SECONDS
                 DELAYS[index]=$((DELAYS[index] < 16 ? DELAYS[index] * 2 : 30))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import re
 import shutil
@@ -10,13 +12,16 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
+from PIL import Image
 
 from tessera.rpc import FORGOTTEN
+from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, ROOT, Service, free_ports, group_members, group_pids, launch
 from tests.shared_memory import mapped
 
@@ -113,18 +118,58 @@ def started(checkpoint: Path, scratch: Path, script: str = "e_p.sh") -> Iterator
     [(signal.SIGINT, True, 130), (signal.SIGTERM, False, 143), (signal.SIGHUP, True, 129)],
     ids=["Ctrl-C", "SIGTERM to the script", "the terminal is closed"],
 )
-def test_nothing_is_left(
+def test_what_is_in_flight_is_answered_and_nothing_is_left(
     checkpoint: Path, scratch: Path, number: signal.Signals, to_group: bool, status: int
 ) -> None:
-    with started(checkpoint, scratch) as service:
+    with started(checkpoint, scratch) as service, ThreadPoolExecutor(6) as pool:
         assert list(scratch.iterdir()) != []
         group = service.script.pid
         shared = mapped(group_pids(group))
-        (os.killpg if to_group else os.kill)(group, number)
+        with slow_body(service) as finish:
+            answers = [pool.submit(embed_images, service, request) for request in range(6)]
+            # The slow one among them.
+            wait_for(lambda: sum(answer.done() for answer in answers) + taken(service) == 7)
+            (os.killpg if to_group else os.kill)(group, number)
+            # A worker without work would have left by then.
+            time.sleep(1.0)
+            assert b" 200 " in finish()
+        assert [answer.result() for answer in answers] == [200] * 6
         assert service.script.wait(timeout=40) == status
         assert group_members(group) == []
     assert list(scratch.iterdir()) == []
     assert [file for file in shared if file.exists()] == []
+
+
+def taken(service: Service) -> float:
+    return service.frontend_metric("tessera_requests_in_flight")
+
+
+def embed_images(service: Service, request: int) -> int:
+    """Ask for two images that no cache holds; the answer's status."""
+    inputs = []
+    for image in range(2):
+        file = io.BytesIO()
+        Image.new("RGB", (600 + request, 400 + image)).save(file, "JPEG")
+        inputs.append(parts(None, file.getvalue()))
+    body = {"model": MODEL, "input": inputs}
+    return httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=60).status_code
+
+
+@contextmanager
+def slow_body(service: Service) -> Iterator[Callable[[], bytes]]:
+    """Send half of a request; what is yielded sends the rest and returns the status line."""
+    body = json.dumps({"model": MODEL, "input": "slow"}).encode()
+    address = httpx.URL(service.url)
+    with socket.create_connection((address.host, address.port or 80), timeout=60) as connection:
+        head = f"POST /v1/embeddings HTTP/1.1\r\nHost: {address.host}\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:10])
+
+        def finish() -> bytes:
+            connection.sendall(body[10:])
+            with connection.makefile("rb") as answer:
+                return answer.readline()
+
+        yield finish
 
 
 def test_ctrl_c_before_it_is_ready(checkpoint: Path, scratch: Path) -> None:

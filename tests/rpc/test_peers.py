@@ -113,6 +113,10 @@ async def test_a_killed_instance_does_not_come_back(deployment: Deployment, make
     # It stays in discovery until its lease runs out, and is not ready for all that.
     await asyncio.sleep(0.5)
     assert instance in client.instances() and not peers.ready
+    waiting = asyncio.ensure_future(peers.wait_back(600, 600))
+    await asyncio.sleep(0)
+    peers.hurry(0.1)
+    assert not await asyncio.wait_for(waiting, 10)
 
 
 async def test_a_restarted_worker_is_found(deployment: Deployment, make_peers: MakePeers) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import uuid
 from collections.abc import Callable, Sequence
 
@@ -32,7 +31,7 @@ from tessera.frontend.result_cache import ResultCache
 from tessera.frontend.result_salt import ResultSalt
 from tessera.frontend.router import Router
 from tessera.frontend.status import StatusBoard, origin
-from tessera.leaving import leave
+from tessera.leaving import leave, when_told
 from tessera.logs import LogFormat, log_as, log_settings
 from tessera.models import Model, open_model
 from tessera.rpc import (
@@ -47,6 +46,10 @@ from tessera.rpc import (
 
 # Of clients' own vision rows, lent to workers at a time; beyond it they go into the messages.
 _LENT_BYTES = 512 << 20
+
+# A frontend that drains waits so long for a worker that was set aside to answer again, but for none that has
+# ended: if the whole service is being stopped, no other comes.
+_DRAIN_PATIENCE_SECONDS = 5.0
 
 log = logging.getLogger("tessera.frontend")
 
@@ -119,11 +122,12 @@ async def serve(config: FrontendConfig) -> None:
     )
 
     def stop() -> None:
+        if not draining.is_set():
+            peers.hurry(_DRAIN_PATIENCE_SECONDS)
         draining.set()
         server.should_exit = True
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop)
+    when_told(stop)
     lost = asyncio.create_task(_leave_when_lost(runtime, (peers, encode_peers), stop))
     await server.serve()
     await media.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -55,6 +56,8 @@ class Peers:
         self._refused: set[int] = set()
         self._changed = asyncio.Event()
         self._hopeless = False
+        self._patience = math.inf
+        self._hurried = -math.inf
         self._last_ready = asyncio.get_running_loop().time()
         self._last_answer: dict[int, float] = {}
         self._pulses: set[asyncio.Task[None]] = set()
@@ -79,13 +82,20 @@ class Peers:
         self._hopeless = True
         self._changed.set()
 
+    def hurry(self, patience: float) -> None:
+        """From now on wait at most ``patience`` seconds after the last instance was there, or after this."""
+        self._patience = patience
+        self._hurried = asyncio.get_running_loop().time()
+        self._changed.set()
+
     async def wait(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds for an instance; true when there is one."""
         deadline = asyncio.get_running_loop().time() + timeout
         while not self._ready:
             if self._hopeless:
                 return False
-            left = deadline - asyncio.get_running_loop().time()
+            hurry = max(self._last_ready, self._hurried) + self._patience
+            left = min(deadline, hurry) - asyncio.get_running_loop().time()
             if left <= 0:
                 return False
             self._changed.clear()

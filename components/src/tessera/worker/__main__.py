@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ import uvloop
 from tessera import tracing, wire
 from tessera.config import WorkerConfig
 from tessera.errors import DiscoveryLost, EngineDead, TesseraError
-from tessera.leaving import leave
+from tessera.leaving import leave, when_told
 from tessera.logs import LogFormat, log_as, log_settings
 from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
 from tessera.worker.arguments import parse
@@ -51,8 +50,7 @@ async def serve(config: WorkerConfig) -> None:
 
     started = time.monotonic()
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    when_told(stop.set)
     tracing.start(config.mode.value, config.traces)
     runtime = Runtime(config.rpc)
     metrics = WorkerMetrics()
