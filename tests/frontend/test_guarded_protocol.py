@@ -297,6 +297,25 @@ async def test_a_damaged_body_ends_what_is_read(running: Running) -> None:
         writer.close()
 
 
+async def test_a_trailer_that_is_too_large(running: Running) -> None:
+    # As much of it is fine where some of the body stands between.
+    chunks = b"".join(b"1;%s\r\na\r\n" % (b"x" * 90) for _ in range(100))
+    for path, expected in ((b"/echo", 400), (b"/small", 405)):
+        head = b"POST %s HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" % path
+        long = b"X: " + b"a" * 5000
+        many = b"".join(b"X-%d: %s\r\n" % (n, b"a" * 50) for n in range(100))
+        for coded in (chunks + b"0\r\n" + long, chunks + b"0\r\n" + many, b"1;" + b"a" * 5000):
+            reader, writer = await running.connect()
+            for start in range(0, len(head + coded), 700):
+                writer.write((head + coded)[start : start + 700])
+                await asyncio.sleep(0.001)
+            found = await answers(reader)
+            assert [code for code, _ in found] == [expected], coded[-20:]
+            if expected == 400:
+                assert "trailer" in json.loads(found[0][1])["error"]["message"]
+            writer.close()
+
+
 async def test_a_client_that_does_not_read_is_cut_off(running: Running) -> None:
     _, first = await running.connect()
     port = first.get_extra_info("peername")[1]

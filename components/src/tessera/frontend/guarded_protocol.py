@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import resource
 import uuid
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -21,11 +20,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from tessera.errors import RequestError
 from tessera.frontend.access_log import write_refused_head
+from tessera.frontend.descriptors import max_connections
 from tessera.frontend.failures import Failure, render_status
 from tessera.frontend.lingering import Lingering
 
-# For files, workers and fetches, beside the clients' connections.
-_OTHER_DESCRIPTORS: Final = 256
 # A client that reads less than this in ``write_seconds`` is not reading.
 _PROGRESS_BYTES: Final = 16 << 10
 # RFC 3986's host and port; none at all is allowed as well.
@@ -58,6 +56,8 @@ class GuardedProtocol(HttpToolsProtocol):
         # Why, where an earlier request is still to be answered.
         self._held: Failure | None = None
         self._in_body = False
+        # What came since some of a body did: chunks' sizes and extensions, or a trailer.
+        self._coding_bytes = 0
         self._damaged: tuple[RequestResponseCycle, RequestError] | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -77,14 +77,19 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         before = self._in_head
+        self._coding_bytes += len(data)
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            if self._in_body:
-                self._break_off(error)
-                return
-            self._refuse(self._refusal or render_status(400, "this is not a valid HTTP request"))
+            if not self._in_body:
+                self._refuse(self._refusal or render_status(400, "this is not a valid HTTP request"))
+            elif self._refusal is None:
+                self._break_off(f"the body's transfer coding is damaged: {error}")
+            else:
+                self._break_off(self._long_trailer)
             return
+        if self._in_body and self._coding_bytes > self._limits.header_bytes:
+            self._break_off(self._long_trailer)
         if before and self._in_head:
             # No callback came that could have counted it: the parser keeps a line until it is whole.
             self._head_bytes += len(data)
@@ -144,7 +149,12 @@ class GuardedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self._in_head = False
         self._in_body = True
+        self._head_bytes = self._coding_bytes = 0
         self._disarm()
+
+    def on_body(self, body: bytes) -> None:
+        self._coding_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
@@ -174,7 +184,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _check_host(self) -> None:
         """RFC 9112 3.2: a proxy on the way could take another one of two for the one that is meant."""
         hosts = [value for name, value in self.headers if name == b"host"]
-        if len(hosts) > 1 or (not hosts and self.parser.get_http_version() == "1.1"):
+        if len(hosts) > 1 or (not hosts and self.parser.get_http_version() not in ("0.9", "1.0")):
             found = f"{len(hosts)} Host headers" if hosts else "no Host header"
             self._refusal = render_status(400, f"the request has {found}, expected one")
             raise ValueError(found)
@@ -185,6 +195,10 @@ class GuardedProtocol(HttpToolsProtocol):
     def _too_large(self) -> Failure:
         limit = self._limits.header_bytes
         return render_status(431, f"the request's head is larger than {limit} bytes", code="header_too_large")
+
+    @property
+    def _long_trailer(self) -> str:
+        return f"the body's trailer, or a chunk's extension, is larger than {self._limits.header_bytes} bytes"
 
     def _arm(self) -> None:
         self._head_timer = self.loop.call_later(self._limits.header_seconds, self._late)
@@ -230,7 +244,7 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             self._held = failure
 
-    def _break_off(self, error: httptools.HttpParserError) -> None:
+    def _break_off(self, why: str) -> None:
         """Where the body that is being read would end, and another request begin, cannot be known."""
         self._refused = True
         cycle = self.cycle
@@ -240,7 +254,7 @@ class GuardedProtocol(HttpToolsProtocol):
         elif cycle.response_started:
             self.transport.abort()
         else:
-            self._damaged = cycle, RequestError(f"the body's transfer coding is damaged: {error}")
+            self._damaged = cycle, RequestError(why)
             cycle.keep_alive = False
             cycle.transport = Lingering(self.transport, self.loop)
             cycle.message_event.set()
@@ -275,17 +289,3 @@ class GuardedProtocol(HttpToolsProtocol):
         ]
         self.transport.write(b"".join(lines))
         Lingering(self.transport, self.loop).close()
-
-
-def raise_descriptor_limit() -> None:
-    """Take as many descriptors as the system lets us: each connection is one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-def max_connections() -> int:
-    """What the descriptors allow; beyond it the system would refuse our own files as well."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(64, soft - _OTHER_DESCRIPTORS)

@@ -11,7 +11,8 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
-from tessera.frontend.guarded_protocol import ConnectionLimits, GuardedProtocol, raise_descriptor_limit
+from tessera.frontend.descriptors import raise_descriptor_limit
+from tessera.frontend.guarded_protocol import ConnectionLimits, GuardedProtocol
 
 log = logging.getLogger(__name__)
 
