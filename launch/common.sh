@@ -40,22 +40,50 @@ READY_PID=
 OWN_STORE=
 MPS_FOLDER=
 
-say() {
+say() { log_line INFO "$@"; }
+warn() { log_line WARN "$@"; }
+complain() { log_line ERROR "$@"; }
+fail() {
+    complain "$@"
+    exit 1
+}
+
+# log_line LEVEL WORD...
+log_line() {
+    local level=$1 message
+    shift
     if [[ $LOG_FORMAT != json ]]; then
         printf '%s\n' "tessera: $*" >&2
         return
     fi
-    # Nothing else in these messages needs escaping.
-    local message=${*//\\/\\\\}
-    printf '{"time":"%s","level":"INFO","target":"launch","role":"launch","pid":%d,"message":"tessera: %s"}\n' \
-        "$(date -u +%FT%T.%6NZ)" $$ "${message//\"/\\\"}" >&2
+    message=${*//\\/\\\\}
+    message=${message//\"/\\\"}
+    printf '{"time":"%s","level":"%s","target":"launch","role":"launch","pid":%d,"message":"tessera: %s"}\n' \
+        "$(date -u +%FT%T.%6NZ)" "$level" $$ "${message//[[:cntrl:]]/ }" >&2
 }
+
+# What the script is, and the README's table of variables, without what only the other script reads.
+usage() {
+    local script others=nothing
+    script=$(basename "$0")
+    if [[ $script != e_p.sh ]]; then others='e_p\.sh'; fi
+    printf 'usage: ./launch/%s [FLAG...]\n\n' "$script"
+    sed -n '2,/^[^#]/s/^# //p' "$0"
+    printf 'All flags: .venv/bin/python -m tessera.worker --help\n\nVariables and their defaults:\n'
+    sed -n "/^| variable |/,/^\$/{/$others/d; /^| \`/{s/\`//g; s/\[\([^]]*\)\]([^)]*)/\1/g; s/ *| */|/g
+        s/^|\([^|]*\)|\([^|]*\)|\([^|]*\)|\$/  \1 (\2)\n      \3/; s/ ()//; p}}" "$ROOT/README.md"
+}
+for argument; do
+    if [[ $argument == -h || $argument == --help ]]; then
+        usage
+        exit 0
+    fi
+done
 
 # Bash's arithmetic would take a word for the name of a variable.
 for name in FRONTENDS ENCODE_WORKERS EMBED_WORKERS DYN_HTTP_PORT DYN_SYSTEM_PORT_BASE STOP_TIMEOUT_SECONDS; do
     if [[ ! ${!name:-0} =~ ^(0|[1-9][0-9]*)$ ]]; then
-        say "$name=${!name}: is not a whole number"
-        exit 1
+        fail "$name=${!name}: is not a whole number"
     fi
 done
 
@@ -89,7 +117,8 @@ end_children() {
     while true; do
         left=()
         for pid in $(jobs -rp); do
-            if [[ " $* " == *" $pid "* ]]; then left+=("$pid"); fi
+            # A signal that interrupts bash's wait while it collects a child leaves that one among the jobs.
+            if [[ " $* " == *" $pid "* ]] && kill -0 "$pid" 2>/dev/null; then left+=("$pid"); fi
         done
         if ((${#left[@]} == 0)); then return 0; fi
         for pid in "${left[@]}"; do
@@ -104,7 +133,7 @@ end_children() {
         done
         if [[ -z $killed ]] && ((SECONDS >= deadline)); then
             killed=yes
-            say "killing what has not ended after $STOP_TIMEOUT_SECONDS s"
+            warn "killing what has not ended after $STOP_TIMEOUT_SECONDS s"
             kill -KILL "${left[@]}" 2>/dev/null || true
         fi
         sleep 0.05
@@ -121,24 +150,20 @@ set_up() {
     # Somebody else's answers on that port would look like our own.
     for ((port = DYN_HTTP_PORT; port < DYN_HTTP_PORT + FRONTENDS; port++)); do
         if (exec 3<>"/dev/tcp/$DYN_HTTP_HOST/$port") 2>/dev/null; then
-            say "DYN_HTTP_PORT=$DYN_HTTP_PORT: something listens on $DYN_HTTP_HOST:$port already"
-            exit 1
+            fail "DYN_HTTP_PORT=$DYN_HTTP_PORT: something listens on $DYN_HTTP_HOST:$port already"
         fi
     done
     if ((DYN_SYSTEM_PORT_BASE < 1 || DYN_SYSTEM_PORT_BASE + workers > 32768)); then
-        say "DYN_SYSTEM_PORT_BASE=$DYN_SYSTEM_PORT_BASE: Dynamo takes ports up to 32767"
-        exit 1
+        fail "DYN_SYSTEM_PORT_BASE=$DYN_SYSTEM_PORT_BASE: Dynamo takes ports up to 32767"
     fi
     for ((port = DYN_SYSTEM_PORT_BASE; port < DYN_SYSTEM_PORT_BASE + workers; port++)); do
         if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
-            say "DYN_SYSTEM_PORT_BASE=$DYN_SYSTEM_PORT_BASE: something listens on port $port already"
-            exit 1
+            fail "DYN_SYSTEM_PORT_BASE=$DYN_SYSTEM_PORT_BASE: something listens on port $port already"
         fi
     done
     # Before the environment is made, which may take minutes.
     if [[ ! -d $MODEL_PATH ]]; then
-        say "MODEL_PATH=$MODEL_PATH: no such directory"
-        exit 1
+        fail "MODEL_PATH=$MODEL_PATH: no such directory"
     fi
     # A host of frontends alone needs no torch.
     if ((workers > 0)); then "$ROOT/scripts/setup" worker; else "$ROOT/scripts/setup" frontend; fi
@@ -227,12 +252,10 @@ wait_ready() {
         done
     fi
     "$VENV/bin/python" -m tessera.frontend.ready --url "${urls[@]}" --worker "${workers[@]}" \
-        --embed "$1" --encode "$2" --timeout "$READY_TIMEOUT_SECONDS" --pids "${PIDS[@]}" &
+        --embed "$1" --encode "$2" --timeout "$READY_TIMEOUT_SECONDS" --pids "${PIDS[@]}" \
+        --log-format "$LOG_FORMAT" --log-level "$LOG_LEVEL" &
     READY_PID=$!
-    wait "$READY_PID" || {
-        say "the service did not become ready; see the messages above"
-        exit 1
-    }
+    wait "$READY_PID" || fail "the service did not become ready; see the messages above"
     if ((FRONTENDS == 0)); then
         say "ready: ${NAMES[*]}"
         return
@@ -274,7 +297,10 @@ supervise() {
                 DELAYS[index]=$((DELAYS[index] < 16 ? DELAYS[index] * 2 : 30))
             else
                 if ((SECONDS - STARTED[index] > 60)); then DELAYS[index]=1; fi
-                say "${NAMES[index]} (pid $ended) ended with status $status;" \
+                # One that was told to end, for a rolling restart, ends with 0.
+                local tell=say
+                if ((status != 0)); then tell=complain; fi
+                "$tell" "${NAMES[index]} (pid $ended) ended with status $status;" \
                     "starting it again in ${DELAYS[index]} s"
                 sleep "${DELAYS[index]}" &
                 PAUSING[index]=yes

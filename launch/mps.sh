@@ -18,8 +18,7 @@ start_mps() {
             ((workers > cards)) || return 0
             ;;
         *)
-            say "CUDA_MPS=$CUDA_MPS: is none of auto, on, off"
-            exit 1
+            fail "CUDA_MPS=$CUDA_MPS: is none of auto, on, off"
             ;;
     esac
     # A service that runs already is used as it is.

@@ -67,10 +67,21 @@ def run(
     return process.returncode, said.decode(), time.monotonic() - started
 
 
+@pytest.mark.parametrize(("script", "others"), [("agg.sh", "ENCODE_WORKERS"), ("e_p.sh", "nothing else")])
+def test_help_comes_before_anything_else(script: str, others: str, scratch: Path) -> None:
+    status, said, _ = run(script, Path("/nowhere/model"), scratch, "--colour", "--help", FRONTENDS="two")
+    assert status == 0
+    assert said.startswith(f"usage: ./launch/{script}")
+    assert re.search(r"^  MODALITY \(multimodal\)\n      text makes embed workers", said, re.MULTILINE)
+    assert others not in said and "|" not in said and "`" not in said
+
+
 def test_a_model_that_is_not_there_is_named(scratch: Path) -> None:
-    status, said, _ = run("agg.sh", Path("/nowhere/model"), scratch)
+    status, said, _ = run("agg.sh", Path('/nowhere/"\\\t'), scratch, LOG_FORMAT="json")
     assert status == 1
-    assert "/nowhere/model" in said
+    line = json.loads(said)
+    assert (line["level"], line["role"]) == ("ERROR", "launch")
+    assert line["message"] == 'tessera: MODEL_PATH=/nowhere/"\\ : no such directory'
 
 
 @pytest.mark.parametrize("script", ["agg.sh", "e_p.sh"])
@@ -80,10 +91,15 @@ def test_an_unknown_key_is_named_with_its_file(
     config = tmp_path / "engine.yaml"
     config.write_text("text:\n  max_batch_csot: 5\n")
     wrong = {name: str(config) for name in ("AGG_ENGINE_ARGS", "ENCODE_ENGINE_ARGS", "EMBED_ENGINE_ARGS")}
-    status, said, _ = run(script, checkpoint, scratch, **wrong)
+    status, said, _ = run(script, checkpoint, scratch, **wrong, LOG_FORMAT="json")
     assert status == 1
-    assert str(config) in said and "max_batch_csot" in said
-    assert "Traceback" not in said
+    # The installation comes before any process.
+    lines = [json.loads(line) for line in said.splitlines() if not line.startswith("tessera: installing")]
+    errors = [line["message"] for line in lines if line["level"] == "ERROR"]
+    assert any(str(config) in error and "max_batch_csot" in error for error in errors)
+    assert any(re.fullmatch(r"process \d+ ended before the service was ready", error) for error in errors)
+    assert any(error.startswith("tessera: the service did not become ready") for error in errors)
+    assert not any("exception" in line for line in lines)
 
 
 def test_a_port_in_use_is_named(checkpoint: Path, scratch: Path) -> None:

@@ -5,12 +5,17 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import logging
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+
+from tessera.logs import add_log_arguments, log_as, log_settings
+
+log = logging.getLogger("tessera.frontend.ready")
 
 
 def workers(url: str) -> dict[str, int] | None:
@@ -65,7 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--encode", type=int, default=0, help="encode workers to wait for")
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds")
     parser.add_argument("--pids", type=int, nargs="*", default=[], help="give up when one of these has ended")
+    add_log_arguments(parser)
     parsed = parser.parse_args(argv)
+    log_as("launch", log_settings(argv))
     deadline = time.monotonic() + parsed.timeout
     while time.monotonic() < deadline:
         frontends = all(_has(url, parsed.embed, parsed.encode) for url in parsed.url)
@@ -73,11 +80,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         for pid in parsed.pids:
             if ended(pid):
-                print(f"tessera: process {pid} ended before the service was ready", file=sys.stderr)
+                log.error("process %d ended before the service was ready", pid)
                 return 1
         time.sleep(0.1)
     found = [workers(url) for url in parsed.url] + [_is_ready(url) for url in parsed.worker]
-    print(f"tessera: not ready after {parsed.timeout:.0f} s: {found}", file=sys.stderr)
+    log.error("not ready after %.0f s: %s", parsed.timeout, found)
     return 1
 
 
