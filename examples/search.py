@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -39,7 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     parsed = _parser().parse_args(argv)
     try:
-        return asyncio.run(_index(parsed) if parsed.command == "index" else _query(parsed))
+        status = asyncio.run(_index(parsed) if parsed.command == "index" else _query(parsed))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Whoever read the list, head perhaps, has seen enough; what is left is not to be written at the exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except SearchError as error:
         print(f"search: {error}", file=sys.stderr)
         return 1

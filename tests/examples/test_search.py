@@ -250,6 +250,12 @@ def test_mistakes_are_said_in_a_line(search: Search, folder: Path, tmp_path: Pat
     assert "TESSERA_API_KEY" in search.run("index", folder, status=1, TESSERA_API_KEY="sk-unknown-0123456")
     assert "not an URL" in search.run("index", folder, "--url", "http://localhost:80x0", status=1)
     search.run("index", folder)
+    unread = search.start(*search_folder)
+    assert unread.stdout is not None
+    unread.stdout.close()
+    unread.stdout = None
+    assert "Pipe" not in unread.communicate(timeout=120)[1]
+    assert unread.returncode == 128 + signal.SIGPIPE
     (tmp_path / "torn.jpg").write_bytes(b"\xff\xd8\xff torn")
     assert "cannot embed the query" in search.run("query", folder, "--image", "torn.jpg", status=1)
     assert "No such file" in search.run("query", folder, "--image", "gone.jpg", status=1)
