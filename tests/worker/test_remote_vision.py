@@ -15,6 +15,7 @@ from tessera.errors import LeaseExpired, Overloaded, TransportUnavailable, Unava
 from tessera.models import Model
 from tessera.rpc import Client, Server
 from tessera.transport.inbox import Inbox, InboxConfig
+from tessera.worker import remote_vision
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.remote_vision import RemoteVision
 from tests.rpc.conftest import Deployment, until
@@ -70,6 +71,7 @@ class Cluster:
                 self.metrics,
                 device=torch.device("cpu"),
                 wait_seconds=5.0,
+                stop=asyncio.Event(),
             )
             await until(lambda: len(self._vision._peers.ready) == len(self.encoders))  # type: ignore[union-attr]
         return self._vision
@@ -222,14 +224,28 @@ async def test_hand_offs_that_never_work_end_in_an_error(cluster: Cluster) -> No
     assert len(cluster.calls) <= 6
 
 
-async def test_no_encode_worker_is_said_plainly(deployment: Deployment, model: Model) -> None:
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_no_encode_worker_is_said_plainly(
+    deployment: Deployment, model: Model, stopped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote_vision, "DRAIN_PATIENCE_SECONDS", 0.1)
     cluster = Cluster(deployment, model, "inline")
-    client = await Client.connect(deployment.runtime(), deployment.address)
+    stop = asyncio.Event()
     vision = RemoteVision(
-        client, lambda _: None, cluster.inbox, cluster.metrics, device=torch.device("cpu"), wait_seconds=0.1
+        await Client.connect(deployment.runtime(), deployment.address),
+        lambda _: None,
+        cluster.inbox,
+        cluster.metrics,
+        device=torch.device("cpu"),
+        wait_seconds=600 if stopped else 0.1,
+        stop=stop,
     )
+    waiting = asyncio.ensure_future(vision.encode(picture(1), request_id="r", timeout=600))
+    await asyncio.sleep(0)
+    if stopped:
+        stop.set()
     with pytest.raises(Unavailable, match="no encode worker"):
-        await vision.encode(picture(1), request_id="r", timeout=5)
+        await asyncio.wait_for(waiting, 20)
     await vision.close()
 
 

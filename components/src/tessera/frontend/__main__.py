@@ -35,6 +35,7 @@ from tessera.leaving import leave, when_told
 from tessera.logs import LogFormat, log_as, log_settings
 from tessera.models import Model, open_model
 from tessera.rpc import (
+    DRAIN_PATIENCE_SECONDS,
     FORGOTTEN,
     Check,
     Client,
@@ -46,10 +47,6 @@ from tessera.rpc import (
 
 # Of clients' own vision rows, lent to workers at a time; beyond it they go into the messages.
 _LENT_BYTES = 512 << 20
-
-# A frontend that drains waits so long for a worker that was set aside to answer again, but for none that has
-# ended: if the whole service is being stopped, no other comes.
-_DRAIN_PATIENCE_SECONDS = 5.0
 
 log = logging.getLogger("tessera.frontend")
 
@@ -123,7 +120,7 @@ async def serve(config: FrontendConfig) -> None:
 
     def stop() -> None:
         if not draining.is_set():
-            peers.hurry(_DRAIN_PATIENCE_SECONDS)
+            peers.hurry(DRAIN_PATIENCE_SECONDS)
         draining.set()
         server.should_exit = True
 

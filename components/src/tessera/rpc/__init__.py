@@ -3,12 +3,13 @@
 from tessera.rpc.client import Client
 from tessera.rpc.discovery import FORGOTTEN, until_back
 from tessera.rpc.model_server import ModelServer
-from tessera.rpc.peers import Check, Peers
+from tessera.rpc.peers import DRAIN_PATIENCE_SECONDS, Check, Peers
 from tessera.rpc.retry_budget import RetryBudget
 from tessera.rpc.runtime import RpcConfig, Runtime, set_environment_defaults
 from tessera.rpc.server import Server
 
 __all__ = [
+    "DRAIN_PATIENCE_SECONDS",
     "FORGOTTEN",
     "Check",
     "Client",

@@ -20,6 +20,10 @@ log = logging.getLogger(__name__)
 Check = Callable[[wire.WorkerInfo], str | None]
 """Why an instance may not be used, or None when it may."""
 
+DRAIN_PATIENCE_SECONDS = 5.0
+"""What a process that drains allows an instance that was set aside to answer again. It does not wait for one
+to be started: where the whole service is being stopped, no other comes."""
+
 _POLL_SECONDS = 0.05
 _DESCRIBE_TIMEOUT = 2.0
 _BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)

@@ -59,7 +59,7 @@ async def serve(config: WorkerConfig) -> None:
     for served in (address, *model_addresses(config)):
         runtime.endpoint(served)
     name = f"{runtime.endpoint(address).connection_id():x}"
-    builder = Builder(config=config, runtime=runtime, metrics=metrics, name=name, died=died)
+    builder = Builder(config=config, runtime=runtime, metrics=metrics, name=name, died=died, stop=stop)
     service = await _unless(stop.wait(), builder.build())
     if service is None:
         runtime.shutdown()

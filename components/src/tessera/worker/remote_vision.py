@@ -17,7 +17,7 @@ import msgspec
 from tessera import tracing, wire
 from tessera.errors import DeadlineExceeded, HandOffError, ProtocolError, TesseraError, Unavailable
 from tessera.logs import count
-from tessera.rpc import Check, Client, Peers, RetryBudget
+from tessera.rpc import DRAIN_PATIENCE_SECONDS, Check, Client, Peers, RetryBudget
 from tessera.transport.inbox import Inbox
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.vision_source import EncodedImage
@@ -51,7 +51,10 @@ class _Order:
 
 
 class RemoteVision:
-    """Sends each image to the encode worker with the fewest tiles in flight from here."""
+    """Sends each image to the encode worker with the fewest tiles in flight from here.
+
+    When none is left, images wait ``wait_seconds`` for the next, and not as long once ``stop`` is set.
+    """
 
     def __init__(
         self,
@@ -62,6 +65,7 @@ class RemoteVision:
         *,
         device: torch.device,
         wait_seconds: float,
+        stop: asyncio.Event,
     ) -> None:
         self._inbox = inbox
         self._device = device
@@ -75,6 +79,7 @@ class RemoteVision:
         self._forgetting: set[asyncio.Task[None]] = set()
         # Reached before its first image comes: registering memory takes longer than an image does.
         self._peers = Peers(client, check, joined=lambda instance, info: self._connect(f"{instance:x}", info))
+        self._hurrying = asyncio.create_task(self._hurry_at(stop))
 
     @property
     def tiles(self) -> int:
@@ -131,11 +136,16 @@ class RemoteVision:
                 return encoded
 
     async def close(self) -> None:
-        for task in self._forgetting:
+        tasks = [self._hurrying, *self._forgetting]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._forgetting, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._peers.close()
         self._inbox.close()
+
+    async def _hurry_at(self, stop: asyncio.Event) -> None:
+        await stop.wait()
+        self._peers.hurry(DRAIN_PATIENCE_SECONDS)
 
     async def _choose(self, tried: set[int], deadline: float) -> int:
         # A worker that was restarted a moment ago is worth a short wait, a deployment without any is not.

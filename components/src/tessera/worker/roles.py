@@ -66,7 +66,7 @@ class Builder:
     """Loads what a role needs, warms it up, and wires it together.
 
     ``name`` is the instance's own in discovery, by which peers know it as a producer or reader of rows.
-    ``died`` is told when an engine can run nothing any more.
+    ``died`` is told when an engine can run nothing any more; ``stop`` is set when the worker is to drain.
     """
 
     config: WorkerConfig
@@ -74,6 +74,7 @@ class Builder:
     metrics: WorkerMetrics
     name: str
     died: Callable[[EngineDead], None]
+    stop: asyncio.Event
 
     async def build(self) -> Service:
         model = await _timed("opened the checkpoint", lambda: open_model(self.config.model_path))
@@ -182,6 +183,7 @@ class Builder:
             self.metrics,
             device=torch.device(placement.device),
             wait_seconds=self.config.encode_wait_seconds,
+            stop=self.stop,
         )
 
     async def _vision_stage(self, model: Model, placement: Placement) -> VisionStage:
