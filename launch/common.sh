@@ -92,11 +92,15 @@ cleanup() {
     local status=$?
     trap '' INT TERM HUP
     trap - EXIT
+    local role index group pid
+    # A frozen child cannot obey, nor finish what others wait for.
+    for pid in $(jobs -rp); do
+        kill -CONT "$pid" 2>/dev/null || true
+    done
     # It would report the end of the others.
     end_children "$READY_PID"
     # Frontends take nothing new and finish what they have, for which they need the workers, and embed workers
     # the encode workers. None is started again meanwhile.
-    local role index group
     for role in frontend agg embed encode; do
         group=()
         for index in "${!PIDS[@]}"; do
@@ -127,8 +131,6 @@ end_children() {
             if [[ $asked != *" $pid "* || /proc/$pid/exe -ef /proc/$$/exe ]]; then
                 asked+="$pid "
                 kill -TERM "$pid" 2>/dev/null || true
-                # A frozen child cannot obey.
-                kill -CONT "$pid" 2>/dev/null || true
             fi
         done
         if [[ -z $killed ]] && ((SECONDS >= deadline)); then
@@ -256,6 +258,7 @@ wait_ready() {
         --log-format "$LOG_FORMAT" --log-level "$LOG_LEVEL" &
     READY_PID=$!
     wait "$READY_PID" || fail "the service did not become ready; see the messages above"
+    READY_PID=
     if ((FRONTENDS == 0)); then
         say "ready: ${NAMES[*]}"
         return

@@ -26,7 +26,7 @@ start_mps() {
     MPS_FOLDER=$(mktemp -d "${TMPDIR:-/tmp}/tessera-mps.XXXXXX")
     export CUDA_MPS_PIPE_DIRECTORY=$MPS_FOLDER CUDA_MPS_LOG_DIRECTORY=$MPS_FOLDER
     # In the foreground it is a child like the others, and ends with them.
-    nvidia-cuda-mps-control -f >"$MPS_FOLDER/out" 2>&1 &
+    deaf_to_the_terminal nvidia-cuda-mps-control -f >"$MPS_FOLDER/out" 2>&1 &
     say "workers share a card: started NVIDIA's Multi-Process Service (CUDA_MPS=off turns this off)"
 }
 
