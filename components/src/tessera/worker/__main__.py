@@ -19,6 +19,7 @@ from tessera.logs import LogFormat, log_as, log_settings
 from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
 from tessera.worker.arguments import parse
 from tessera.worker.dynamo_model import model_addresses, model_servers
+from tessera.worker.idle_memory import give_back_when_idle
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.roles import COMPONENT, Builder, Service
 
@@ -88,8 +89,10 @@ async def serve(config: WorkerConfig) -> None:
             address,
         )
     watch = asyncio.create_task(_watch(service, config, died))
+    giving_back = asyncio.create_task(give_back_when_idle())
     reason = await ending
     watch.cancel()
+    giving_back.cancel()
     if isinstance(reason, EngineDead):
         log.critical("leaving: %s", reason)
         await asyncio.gather(*(each.stop(timeout=_LAST_WORDS_SECONDS) for each in servers))
