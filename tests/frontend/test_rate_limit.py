@@ -7,14 +7,7 @@ import pytest
 from tessera.errors import RateLimited
 from tessera.frontend.failures import render
 from tessera.frontend.rate_limit import RateLimiter
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def refused(call: object, *arguments: object) -> float:

@@ -14,14 +14,7 @@ from tessera.frontend.gate import Gate
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.rate_limit import RateLimiter
 from tessera.frontend.refusal_lines import RefusalLines
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def test_ten_of_a_second_pass_and_the_others_are_told_once_it_is_over() -> None:

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from tessera.rpc import RetryBudget
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def spend(budget: RetryBudget) -> int:

@@ -10,7 +10,6 @@ import asyncio
 import ctypes
 import logging
 import time
-from collections.abc import Callable
 from typing import Final
 
 log = logging.getLogger(__name__)
@@ -25,7 +24,7 @@ async def give_back_when_idle(every: float = _EVERY_SECONDS) -> None:
 
     A request that comes just then waits for a few milliseconds. Does nothing where the C library cannot trim.
     """
-    trim = _malloc_trim()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
     if trim is None:
         return
     worked = True
@@ -37,15 +36,6 @@ async def give_back_when_idle(every: float = _EVERY_SECONDS) -> None:
         before = now
         if idle and worked:
             started = time.perf_counter()
-            await asyncio.to_thread(trim, 0)
+            await asyncio.to_thread(trim, ctypes.c_size_t(0))
             log.debug("gave free memory back in %.1f ms", (time.perf_counter() - started) * 1e3)
         worked = not idle
-
-
-def _malloc_trim() -> Callable[[int], int] | None:
-    """``malloc_trim(3)``, of glibc alone."""
-    function = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if function is None:
-        return None
-    function.argtypes = [ctypes.c_size_t]
-    return lambda pad: int(function(pad))
