@@ -12,6 +12,7 @@ from tessera.errors import RequestCancelled, TesseraError, Unavailable
 from tessera.logs import note, serving
 from tessera.rpc.call_log import CallLog
 from tessera.rpc.runtime import Runtime
+from tessera.rpc.sockets import send_at_once
 from tessera.rpc.traces import answering
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,7 @@ class Server:
         )
         listing = await self._endpoint.client()
         await self._wait_listed(listing)
+        send_at_once()
         await self._announce()
         self._watchdog = asyncio.create_task(self._keep_listed(listing, check_every))
         self._runtime.set_ready(True)

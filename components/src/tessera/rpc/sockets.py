@@ -1,0 +1,34 @@
+"""What the runtime leaves unset on its sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+
+def send_at_once() -> None:
+    """Turn Nagle's algorithm off on every TCP socket of this process and on all that will be accepted.
+
+    The runtime acknowledges each call with four bytes and leaves the algorithm on where it does so. The
+    second of two calls in quick succession then waits for the kernel of the caller to confirm the first,
+    which takes it 40 ms. Linux hands the option on from a listening socket to what it accepts.
+    """
+    # Twice: what was accepted while the listening sockets had their turn is listed the second time.
+    for _ in range(2):
+        for each in _sockets():
+            with each:
+                if each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM:
+                    each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _sockets() -> Iterator[socket.socket]:
+    for descriptor in os.listdir("/proc/self/fd"):
+        try:
+            copy = os.dup(int(descriptor))
+        except OSError:
+            continue  # closed meanwhile
+        try:
+            yield socket.socket(fileno=copy)
+        except OSError:
+            os.close(copy)
