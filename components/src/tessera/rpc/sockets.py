@@ -16,13 +16,14 @@ def send_at_once() -> None:
     """
     # Twice: what was accepted while the listening sockets had their turn is listed the second time.
     for _ in range(2):
-        for each in _sockets():
+        for each in copies():
             with each:
                 if each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM:
                     each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def _sockets() -> Iterator[socket.socket]:
+def copies() -> Iterator[socket.socket]:
+    """Every socket of this process under a descriptor of its own, for the caller to close."""
     for descriptor in os.listdir("/proc/self/fd"):
         try:
             copy = os.dup(int(descriptor))
