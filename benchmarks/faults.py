@@ -1,11 +1,10 @@
 """``python -m benchmarks.faults``: how long clients feel that a worker was killed.
 
 Starts two encode and two embed workers with ``launch/e_p.sh``, sends mixed requests at a steady ``--rate``,
-kills one worker after another with SIGKILL, and reports for each when the p99 was back where it had been: no
-higher than at any time in the ``--before`` seconds, and so until the next kill. Each p99 is that of
-``--window`` answers in a row, so that one slow answer alone is not it. In the ``--control`` seconds of the
-rows "nothing" nobody is killed: they show what chance does. ``--keep`` leaves what the table is made of, and
-the service's own log, where times can be compared.
+kills one worker after another with SIGKILL, and reports how long answers took that came so many seconds after
+a kill, beside those of the ``--before`` seconds in which nobody is killed. What a p99 of so few answers
+reaches by chance stands in the last column: the highest of as many in a row in that time. ``--keep`` leaves
+what the table is made of, and the service's own log, where times can be compared.
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ import uvloop
 from benchmarks import usage
 from benchmarks.bodies import Bodies, HttpWorkload
 from benchmarks.ports import free_ports
+from benchmarks.recovery import Fault, felt
 from benchmarks.table import table
 from tessera.frontend.ready import workers
 from tessera.models import open_model
@@ -42,7 +42,6 @@ _MODEL = "benchmark"
 _WHOLE = {"embed": 2, "encode": 2}
 # In the order in which the script starts them.
 _WORKERS = ("encode", "encode", "embed", "embed")
-_WINDOW = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +112,12 @@ async def measure(options: argparse.Namespace, service: Service) -> tuple[Answer
         # What was slow at first says nothing of the level before the faults.
         answers.good.clear()
         await asyncio.sleep(options.before)
-        # Until the p99 of what follows is known, and a while longer.
-        calm = max(options.calm, 1.5 * options.window / options.rate)
-        for _ in range(options.controls):
-            kills.append(Kill(role="nothing", at=time.monotonic(), replaced=0.0))
-            await asyncio.sleep(options.control)
         for worker in islice(cycle((2, 0, 3, 1)), options.kills):
             at = time.monotonic()
             os.kill(service.pid(worker), signal.SIGKILL)
             await _whole(service.url)
             kills.append(Kill(role=_WORKERS[worker], at=at, replaced=time.monotonic() - at))
-            await asyncio.sleep(calm)
+            await asyncio.sleep(options.calm)
         load.cancel()
         await asyncio.gather(load, return_exceptions=True)
     return answers, kills
@@ -162,14 +156,17 @@ async def _load(options: argparse.Namespace, url: str, client: httpx.AsyncClient
             running.create_task(ask(next(bodies).data, due))
 
 
-def report(answers: Answers, kills: Sequence[Kill], window: int = _WINDOW) -> list[tuple[str, ...]]:
-    level, back = recoveries(answers.good, [kill.at for kill in kills], window)
-    ends = [*(kill.at for kill in kills[1:]), float("inf")]
+def report(answers: Answers, kills: Sequence[Kill]) -> list[tuple[str, ...]]:
     rows = []
-    for kill, end, seconds in zip(kills, ends, back, strict=True):
-        slowest = max((took for at, took in answers.good if kill.at <= at < end), default=float("nan"))
-        row = (f"{slowest * 1e3:.0f}", f"{seconds:.1f}", f"{kill.replaced:.1f}")
-        rows.append((kill.role, f"{level * 1e3:.0f}", *row))
+    for row in felt(answers.good, [Fault(kill.role, kill.at) for kill in kills]):
+        stretch = ""
+        if row.kind != "nothing":
+            stretch = (
+                f"{row.since:.0f} to {row.until:.0f}" if row.until < math.inf else f"from {row.since:.0f}"
+            )
+        figures = (row.p50, row.p99, row.slowest, row.chance)
+        milliseconds = ("" if math.isnan(each) else f"{each * 1e3:.0f}" for each in figures)
+        rows.append((row.kind, stretch, str(row.answers), *milliseconds))
     return rows
 
 
@@ -186,44 +183,14 @@ def keep(folder: Path, answers: Answers, kills: Sequence[Kill]) -> None:
         rows.writerows((f"{clock + kill.at:.3f}", kill.role, f"{kill.replaced:.2f}") for kill in kills)
 
 
-def recoveries(
-    answers: Sequence[tuple[float, float]], faults: Sequence[float], window: int = _WINDOW
-) -> tuple[float, list[float]]:
-    """The level of the p99 before the first fault, and the seconds from each fault until it is back there.
-
-    ``answers`` are pairs of when an answer came and the seconds that it took. The p99 is that of ``window``
-    answers in a row; its level is the worst one that is over before the first fault. It is back when it
-    stays at that or below until the next fault. Both are nan where there are not so many answers.
-    """
-    ends = sorted(answers)
-    p99s = [
-        (ends[n][0], ends[n + window - 1][0], percentile([took for _, took in ends[n : n + window]], 0.99))
-        for n in range(len(ends) - window + 1)
-    ]
-    level = max((p99 for _, last, p99 in p99s if last < faults[0]), default=float("nan"))
-    back = []
-    for fault, later in zip(faults, [*faults[1:], float("inf")], strict=True):
-        own = [(first - fault, p99) for first, last, p99 in p99s if fault <= first and last < later]
-        back.append(max([0.0, *(after for after, p99 in own if p99 > level)]) if own else float("nan"))
-    return level, back
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest rank: of few values the p99 is the largest."""
-    return sorted(values)[math.ceil(share * len(values)) - 1]
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = usage.parser("benchmarks.faults", __doc__)
     parser.add_argument("--model-path", type=Path, help="a checkpoint; a small random one by default")
     parser.add_argument("--rate", type=float, default=20.0, help="requests a second; well below capacity")
     parser.add_argument("--kills", type=int, default=4)
     parser.add_argument("--warm", type=float, default=5.0, help="seconds that are not looked at")
-    parser.add_argument("--before", type=float, default=60.0, help="seconds that show the level")
-    parser.add_argument("--controls", type=int, default=2, help="rows without a kill")
-    parser.add_argument("--control", type=float, default=10.0, help="seconds of each of these")
-    parser.add_argument("--window", type=int, default=_WINDOW, help="answers that a p99 is of")
-    parser.add_argument("--calm", type=float, default=5.0, help="seconds after a worker is back, at least")
+    parser.add_argument("--before", type=float, default=60.0, help="seconds without a kill")
+    parser.add_argument("--calm", type=float, default=8.0, help="seconds after a worker is back")
     parser.add_argument("--keep", type=Path, help="folder for answers.csv, kills.csv and the service's log")
     return parser.parse_args(argv)
 
@@ -243,8 +210,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         answers, kills = uvloop.run(measure(options, service))
     if options.keep is not None:
         keep(options.keep, answers, kills)
-    head = ("killed", "p99 before, ms", "slowest after, ms", "p99 back after, s", "replaced after, s")
-    print(table(head, report(answers, kills, options.window)))
+    head = ("killed", "s after it", "answers", "p50, ms", "p99, ms", "slowest, ms", "p99 by chance, ms")
+    print(table(head, report(answers, kills)))
+    print("replaced after", ", ".join(f"{kill.role} {kill.replaced:.1f} s" for kill in kills))
     print(f"{len(answers.good)} answers, {len(answers.failed)} failed: {answers.failed[:3]}")
 
 

@@ -77,7 +77,7 @@ async def test_workers_killed_one_after_another_are_not_noticed(
             await until(lambda p=pid, w=worker: replaced(deployment, w, p), what="it was not started again")
             await whole_again(deployment)
     assert running.errors == []
-    running.figures("four workers killed in turn", faults)
+    running.figures("four workers killed in turn", faults[0])
     await whole(deployment)
 
 
@@ -125,7 +125,7 @@ async def test_frozen_workers_are_routed_around_and_come_back(
             )
     assert running.errors == []
     assert [named(deployment, worker) for worker in (EMBED[0], ENCODE[0])] == frozen
-    running.figures("an embed and an encode worker frozen for 14 s", [first])
+    running.figures("an embed and an encode worker frozen for 14 s", first)
     await whole(deployment)
 
 
@@ -146,7 +146,7 @@ async def test_a_rolling_restart_of_every_process_loses_nothing(
                 await until(lambda u=url: health(u) == {"embed": 2, "encode": 2})
             assert f"(pid {pid}) ended with status 0" in deployment.service.log.read_text()
     assert running.errors == []
-    running.figures("every process restarted in turn", faults)
+    running.figures("every process restarted in turn", faults[0])
     await whole(deployment)
 
 
@@ -183,7 +183,7 @@ async def test_a_frontend_that_is_killed_leaves_its_work_undone(
         await until(lambda: sum(cancelled_items(deployment, worker) for worker in EMBED) > cancelled)
         await until(lambda: health(deployment.urls[1]) == {"embed": 2, "encode": 2})
     assert running.errors == []
-    running.figures("one of two frontends killed", [first])
+    running.figures("one of two frontends killed", first)
     await whole(deployment)
 
 
@@ -215,7 +215,7 @@ async def test_workers_that_discovery_has_lost_return(deployment: Deployment, kn
         await until(lambda: health(deployment.urls[0]) == {"embed": 2, "encode": 2})
         await asyncio.sleep(1.0)
     assert running.errors == []
-    running.figures("every embed worker lost from discovery", [first])
+    running.figures("every embed worker lost from discovery", first)
     await whole(deployment)
 
 

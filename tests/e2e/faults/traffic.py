@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import numpy as np
-from benchmarks.faults import recoveries
 from PIL import Image
 
 from tests.e2e.inputs import Case, cosine, parts
@@ -115,15 +114,13 @@ class Traffic:
         found = sorted(one.seconds for one in self.answered if since <= one.at + one.seconds < until)
         return found[int(share * (len(found) - 1))] if found else float("nan")
 
-    def figures(self, what: str, faults: Sequence[float]) -> None:
-        """Print what docs/reliability.md reports, for faults at these moments (monotonic clock)."""
-        before = self.percentile(0.99, 0.0, faults[0])
-        slowest = self.percentile(1.0, faults[0], float("inf"))
-        ended = [(one.at + one.seconds, one.seconds) for one in self.answered]
-        back = ", ".join(f"{seconds:.1f}" for seconds in recoveries(ended, faults, window=20)[1])
+    def figures(self, what: str, first: float) -> None:
+        """Print what docs/reliability.md reports, for faults from this moment on (monotonic clock)."""
+        before = self.percentile(0.99, 0.0, first)
+        slowest = self.percentile(1.0, first, float("inf"))
         print(
             f"{what}: {len(self.answered)} requests, {self.vectors} vectors, {len(self.errors)} errors; "
-            f"p99 before {before * 1e3:.0f} ms, slowest after {slowest * 1e3:.0f} ms, p99 back after {back} s"
+            f"p99 before {before * 1e3:.0f} ms, slowest after {slowest * 1e3:.0f} ms"
         )
 
 
