@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,10 @@ TOKENS, TILES = 4096, 12
 @contextmanager
 def no_waiting() -> Iterator[None]:
     """Anything in torch that makes the host wait for the device raises."""
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        # Torch says that it does not see all of them.
+        warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
