@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -64,6 +65,23 @@ async def test_padded_batches_keep_count_times_longest_within_the_budget(make_ba
     await asyncio.gather(first, *futures)
     # 3 x 33 fits, 4 x 34 does not, 2 x 34 does.
     assert engine.batches[1:] == [[1, 2, 3], [4, 5]]
+
+
+async def test_a_free_engine_does_not_leave_with_part_of_what_waits(make_batcher: MakeBatcher) -> None:
+    def slow(count: int, total: int, longest: int) -> int:
+        # Time for the engine's thread to look while the batch is filled.
+        time.sleep(0.001)
+        return total
+
+    engine = HeldEngine()
+    batcher = make_batcher(engine.launch, cost=slow, budget=4)
+    for _ in range(10):
+        engine.batches.clear()
+        first = await busy(batcher, engine)
+        futures = [batcher.submit(payload, 1) for payload in range(1, 13)]
+        engine.gate.set()
+        await asyncio.gather(first, *futures)
+        assert engine.batches[1:] == [[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]]
 
 
 async def test_an_entry_over_the_budget_rides_alone(make_batcher: MakeBatcher) -> None:

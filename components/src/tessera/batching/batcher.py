@@ -183,8 +183,7 @@ class Batcher(Generic[P, R]):
         self._settle()
 
     def _feed(self) -> None:
-        while self._queue and self._slot.offer(self._queue.head()):
-            self._queue.pop()
+        self._slot.fill(self._queue)
         self._settle()
 
     def _settle(self) -> None:

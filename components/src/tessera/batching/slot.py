@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Generic
 
 from tessera.batching.entry import Entry, P, R
+from tessera.batching.queue import FairQueue
 
 Cost = Callable[[int, int, int], int]
 
@@ -30,13 +31,28 @@ class Slot(Generic[P, R]):
     def offer(self, entry: Entry[P, R]) -> bool:
         """Add the entry if the budget allows; an entry over the budget rides alone. Event loop only."""
         with self._changed:
-            total, longest = self._total + entry.size, max(self._longest, entry.size)
-            if self._entries and self._cost(len(self._entries) + 1, total, longest) > self._budget:
-                return False
-            self._entries.append(entry)
-            self._total, self._longest = total, longest
+            added = self._add(entry)
+            if added:
+                self._changed.notify()
+            return added
+
+    def fill(self, queue: FairQueue[P, R]) -> None:
+        """Move entries from the queue's head for as long as the budget allows. Event loop only.
+
+        A free engine would otherwise leave with the first of them.
+        """
+        with self._changed:
+            while queue and self._add(queue.head()):
+                queue.pop()
             self._changed.notify()
-            return True
+
+    def _add(self, entry: Entry[P, R]) -> bool:
+        total, longest = self._total + entry.size, max(self._longest, entry.size)
+        if self._entries and self._cost(len(self._entries) + 1, total, longest) > self._budget:
+            return False
+        self._entries.append(entry)
+        self._total, self._longest = total, longest
+        return True
 
     def take(self, timeout: float | None) -> list[Entry[P, R]] | None:
         """The batch as it is now, waiting at most ``timeout`` seconds for a first entry; None when closed.
