@@ -310,6 +310,7 @@ def test_vectors_as_they_were_pooled(
             "messages[0].content[0].txt",
         ),
         ({"input": "x", "dimensions": 7}, "dimensions"),
+        ({"input": "x", "output_dimension": 7}, "output_dimension"),
         ({"input": "x", "chat_template": "{{x}}"}, "chat_template"),
         ({"input": []}, "input"),
         ({}, "input"),
@@ -329,6 +330,13 @@ def test_widths_that_are_not_offered_are_told_which_are(http: httpx.Client) -> N
         assert answer.status_code == 400
         offered = f"dimensions {asked} is none of [32, 64, {hidden}]"
         assert offered in answer.json()["error"]["message"]
+    for path, body in (
+        ("/v2/embed", {"texts": ["x"]}),
+        ("/v1/multimodalembeddings", {"inputs": [{"content": [{"type": "text", "text": "x"}]}]}),
+    ):
+        answer = http.post(path, json=body | {"output_dimension": 7})
+        assert answer.status_code == 400
+        assert "output_dimension 7 is none of" in answer.text
 
 
 def test_request_ids_and_timings(http: httpx.Client, url: str) -> None:

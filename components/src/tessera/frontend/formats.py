@@ -70,21 +70,21 @@ class ResponseBody:
     headers: dict[str, str]
 
 
-def check_width(hidden: int, dimensions: int | None, dtype: EmbedDtype) -> int:
+def check_width(hidden: int, dimensions: int | None, dtype: EmbedDtype, param: str = "dimensions") -> int:
     """The width of the vectors to send, checked before anything is computed.
 
-    Raises ``InvalidInput`` for more dimensions than there are, and for a packed type whose width is not a
-    multiple of 8. Which widths a model was trained for is the caller's to check.
+    Raises ``InvalidInput``, naming ``param``, for more dimensions than there are, and for a packed type whose
+    width is not a multiple of 8. Which widths a model was trained for is the caller's to check.
     """
     width = hidden if dimensions is None else dimensions
     if not 0 < width <= hidden:
         raise InvalidInput(
-            f"dimensions: expected 1 to {hidden}, the model's own width, found {width}", param="dimensions"
+            f"{param}: expected 1 to {hidden}, the model's own width, found {width}", param=param
         )
     if dtype in _PACKED and width % 8:
         raise InvalidInput(
-            f"dimensions: {dtype.value} packs eight values to a byte, and {width} is not a multiple of 8",
-            param="dimensions",
+            f"{param}: {dtype.value} packs eight values to a byte, and {width} is not a multiple of 8",
+            param=param,
         )
     return width
 

@@ -73,7 +73,8 @@ class EmbeddingsRequest:
     """A request for vectors, one per input and in their order.
 
     ``model`` is the name without a role suffix, None when the client named none. ``dimensions`` is the
-    wanted width, None for the model's own; ``max_tokens`` bounds each input, None for the model's limit.
+    wanted width, None for the model's own, and ``dimensions_param`` what the client calls it; ``max_tokens``
+    bounds each input, None for the model's limit.
     ``normalize`` asks for unit vectors. ``partial`` asks for the good rows when some inputs fail.
     A smaller ``priority`` is more urgent.
     """
@@ -83,6 +84,7 @@ class EmbeddingsRequest:
     encoding_format: EncodingFormat = EncodingFormat.FLOAT
     dtype: EmbedDtype = EmbedDtype.FLOAT32
     dimensions: int | None = None
+    dimensions_param: str = "dimensions"
     normalize: bool = True
     truncate: Truncate = Truncate.NONE
     max_tokens: int | None = None

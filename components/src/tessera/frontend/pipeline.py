@@ -138,16 +138,15 @@ class Pipeline:
         )
 
     def _check(self, request: EmbeddingsRequest) -> None:
-        hidden = self._model.hidden
+        hidden, param = self._model.hidden, request.dimensions_param
         allowed = {hidden} | self._model.dimensions
         if request.dimensions is not None and request.dimensions not in allowed:
             # A model may offer all of them.
             offered = sorted(allowed) if len(allowed) < hidden else f"1 to {hidden}"
             raise InvalidInput(
-                f"dimensions {request.dimensions} is none of {offered} that this model offers",
-                param="dimensions",
+                f"{param} {request.dimensions} is none of {offered} that this model offers", param=param
             )
-        check_width(hidden, request.dimensions, request.dtype)
+        check_width(hidden, request.dimensions, request.dtype, param)
         count, most = 0, self._limits.max_images
         for entry in request.inputs:
             count += len(entry.images)

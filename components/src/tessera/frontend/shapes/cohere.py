@@ -102,6 +102,7 @@ def parse_cohere(value: Json, limits: RequestLimits, models: Collection[str]) ->
         # The one type that asks something of the width, so that it is checked before the work.
         dtype=packed[0] if packed else EmbedDtype.FLOAT32,
         dimensions=optional_positive(body, "output_dimension"),
+        dimensions_param="output_dimension",
         max_tokens=optional_positive(body, "max_tokens"),
         truncate=Truncate.END
         if body.get("truncate") is None

@@ -81,6 +81,7 @@ def parse_embeddings(
         encoding_format=options.encoding_format,
         dtype=options.dtype,
         dimensions=options.dimensions,
+        dimensions_param=options.dimensions_param,
         normalize=options.normalize,
         truncate=options.truncate,
         max_tokens=options.max_tokens,

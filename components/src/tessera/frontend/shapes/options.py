@@ -90,6 +90,7 @@ class Options:
     encoding_format: EncodingFormat
     dtype: EmbedDtype
     dimensions: int | None
+    dimensions_param: str
     normalize: bool
     truncate: Truncate
     max_tokens: int | None
@@ -116,6 +117,7 @@ def read_options(body: JsonObject) -> Options:
         else choice(encoding, "encoding_format", EncodingFormat),
         dtype=EmbedDtype.FLOAT32 if dtype is None else choice(dtype, dtype_path, EmbedDtype, _DTYPE_ALIASES),
         dimensions=None if dimensions is None else positive(dimensions, dimensions_path),
+        dimensions_param=dimensions_path,
         normalize=True if normalize is None else boolean(normalize, path),
         truncate=truncate,
         max_tokens=max_tokens,

@@ -73,6 +73,7 @@ def parse_voyage(value: Json, limits: RequestLimits, models: Collection[str]) ->
         encoding_format=_encoding(body),
         dtype=EmbedDtype.FLOAT32 if dtype is None else _dtype(dtype),
         dimensions=optional_positive(body, "output_dimension"),
+        dimensions_param="output_dimension",
         truncate=Truncate.END if truncated else Truncate.NONE,
     )
 
