@@ -235,8 +235,9 @@ def test_without_a_worker_it_says_so(service: Service) -> None:
 
 
 def test_text_needs_no_encode_worker(checkpoint: Path, tmp_path: Path) -> None:
-    none = {"ENCODE_WORKERS": "0"}
-    with launch("e_p.sh", checkpoint, tmp_path / "log", workers=1, environment=none) as service:
+    none, brief = {"ENCODE_WORKERS": "0"}, ["--encode-wait-seconds", "2"]
+    log = tmp_path / "log"
+    with launch("e_p.sh", checkpoint, log, workers=1, arguments=brief, environment=none) as service:
         assert post(service, ["text", "more text"]).status_code == 200
         answer = post(service, ["text", image(url((8, 8)))])
         assert "no encode worker" in error(answer, 503)["message"]
