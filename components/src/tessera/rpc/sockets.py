@@ -18,7 +18,7 @@ def send_at_once() -> None:
     for _ in range(2):
         for each in copies():
             with each:
-                if each.family in (socket.AF_INET, socket.AF_INET6) and each.type == socket.SOCK_STREAM:
+                if each.proto == socket.IPPROTO_TCP:
                     each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
