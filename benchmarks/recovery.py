@@ -61,9 +61,8 @@ def felt(answers: Sequence[tuple[float, float]], faults: Sequence[Fault]) -> lis
 
 
 def _felt(kind: str, stretch: tuple[float, float], took: list[float], chance: float) -> Felt:
-    if not took:
-        return Felt(kind, *stretch, 0, math.nan, math.nan, math.nan, chance)
-    return Felt(kind, *stretch, len(took), percentile(took, 0.5), percentile(took, 0.99), max(took), chance)
+    slowest = max(took, default=math.nan)
+    return Felt(kind, *stretch, len(took), percentile(took, 0.5), percentile(took, 0.99), slowest, chance)
 
 
 def _in_a_row(values: list[float], count: int) -> Iterator[list[float]]:
@@ -71,5 +70,5 @@ def _in_a_row(values: list[float], count: int) -> Iterator[list[float]]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The nearest rank: of less than a hundred values the p99 is the largest."""
-    return sorted(values)[math.ceil(share * len(values)) - 1]
+    """The nearest rank: of less than a hundred values the p99 is the largest; nan of none."""
+    return sorted(values)[math.ceil(share * len(values)) - 1] if values else math.nan
