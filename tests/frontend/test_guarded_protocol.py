@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import socket
 import time
@@ -12,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
+import uvloop
 from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
@@ -65,9 +67,11 @@ class Running:
 @asynccontextmanager
 async def served(limits: ConnectionLimits) -> AsyncIterator[Running]:
     made = Running(limits)
-    yield made
-    made.server.should_exit = True
-    await made.task
+    try:
+        yield made
+    finally:
+        made.server.should_exit = True
+        await made.task
 
 
 @pytest.fixture
@@ -329,6 +333,71 @@ async def test_a_trailer_that_is_too_large(running: Running) -> None:
             if expected == 400:
                 assert "trailer" in json.loads(found[0][1])["error"]["message"]
             writer.close()
+
+
+SMALL = b"GET /small HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def test_a_connection_waits_for_its_next_request_and_no_longer() -> None:
+    async with served(replace(LIMITS, keep_alive_seconds=1.0)) as running:
+        reader, writer = await running.connect()
+        for _ in range(3):
+            writer.write(SMALL)
+            assert (await reader.readuntil(b"small")).startswith(b"HTTP/1.1 200 ")
+            await asyncio.sleep(0.5)
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
+
+
+async def test_what_comes_behind_an_answer_is_no_reason_to_wait() -> None:
+    async with served(replace(LIMITS, keep_alive_seconds=1.0)) as running:
+        _, writer = await running.connect()
+        writer.write(b"POST /small HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n")
+
+        async def trickle() -> None:
+            while not writer.is_closing():
+                writer.write(b"a")
+                await asyncio.sleep(0.05)
+
+        dripping = asyncio.ensure_future(trickle())
+        await until(lambda: running.server.server_state.total_requests == 1)
+        await until(lambda: not running.server.server_state.connections)
+        dripping.cancel()
+        writer.close()
+
+
+def test_what_came_before_the_server_leaves_is_answered() -> None:
+    """On the frontend's own loop: what it has not read yet when it is told to leave."""
+
+    async def ask() -> bytes:
+        async with served(LIMITS) as running:
+            reader, writer = await running.connect()
+            writer.write(SMALL)
+            await reader.readuntil(b"small")
+            # Past the asyncio transport: it is with the server now, which learns of it when the loop goes on.
+            os.write(writer.get_extra_info("socket").fileno(), SMALL)
+            running.server.should_exit = True
+            for connection in running.server.server_state.connections:
+                connection.shutdown()
+            answer = await asyncio.wait_for(reader.readuntil(b"small"), 20)
+            writer.close()
+            return answer
+
+    answer = uvloop.run(ask())
+    assert answer.startswith(b"HTTP/1.1 200 ") and b"connection: close" in answer
+
+
+async def test_idle_connections_do_not_keep_the_server_from_leaving() -> None:
+    running = Running(replace(LIMITS, header_seconds=60.0, keep_alive_seconds=60.0))
+    fresh = await running.connect()
+    used = await running.connect()
+    used[1].write(SMALL)
+    await used[0].readuntil(b"small")
+    running.server.should_exit = True
+    for reader, writer in (fresh, used):
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
+    await asyncio.wait_for(running.task, 20)
 
 
 async def test_a_client_that_does_not_read_is_cut_off(running: Running) -> None:

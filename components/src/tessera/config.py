@@ -111,7 +111,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """What one request may ask for. In bytes, pixels, tokens, seconds; ``max_tokens`` 0: the model's.
 
     ``max_media_bytes`` bounds all images of a request together, ``header_seconds`` and ``max_header_bytes``
-    its head.
+    its head; a connection may wait for another one ``keep_alive_seconds``.
     """
 
     max_body_bytes: int = 64 << 20
@@ -126,6 +126,9 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     timeout_seconds: float = 60.0
     header_seconds: float = 10.0
     max_header_bytes: int = 64 << 10
+    # Longer than clients keep their connections (httpx 5 s, aiohttp 15 s, balancers often 60 s): whoever
+    # closes first never has a request on the way to a connection that is being closed.
+    keep_alive_seconds: float = 75.0
 
 
 class ApiKey(msgspec.Struct, frozen=True, kw_only=True):

@@ -113,7 +113,9 @@ async def serve(config: FrontendConfig) -> None:
         open_metrics=config.open_metrics,
     )
     connections = ConnectionLimits(
-        header_seconds=config.limits.header_seconds, header_bytes=config.limits.max_header_bytes
+        header_seconds=config.limits.header_seconds,
+        header_bytes=config.limits.max_header_bytes,
+        keep_alive_seconds=config.limits.keep_alive_seconds,
     )
     server = HttpServer(
         app, host=config.host, port=config.port, drain_seconds=config.drain_seconds, limits=connections

@@ -27,7 +27,7 @@ _MIB = 1 << 20
 _POSITIVE = (
     *("max_body_mb", "max_inputs", "max_images", "max_images_per_input", "max_file_size_mb", "max_media_mb"),
     *("max_image_pixels", "max_in_flight", "request_timeout_seconds", "header_timeout_seconds"),
-    *("max_header_kb", "media_timeout_seconds"),
+    *("max_header_kb", "keep_alive_seconds", "media_timeout_seconds"),
 )
 _NOT_NEGATIVE = (
     *("max_tokens", "requests_per_minute", "tokens_per_minute", "result_cache_mb", "drain_seconds"),
@@ -150,6 +150,12 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max-header-kb", type=float, default=limits.max_header_bytes / 1024, help="of its head"
     )
+    group.add_argument(
+        "--keep-alive-seconds",
+        type=float,
+        default=limits.keep_alive_seconds,
+        help="that a connection waits for the next one; more than balancers and clients keep theirs",
+    )
 
 
 def _limits(parsed: argparse.Namespace) -> Limits:
@@ -166,6 +172,7 @@ def _limits(parsed: argparse.Namespace) -> Limits:
         timeout_seconds=parsed.request_timeout_seconds,
         header_seconds=parsed.header_timeout_seconds,
         max_header_bytes=int(parsed.max_header_kb * 1024),
+        keep_alive_seconds=parsed.keep_alive_seconds,
     )
 
 

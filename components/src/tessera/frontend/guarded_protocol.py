@@ -1,7 +1,8 @@
 """HTTP connections that cannot be held for nothing, nor made to read one thing as another.
 
 uvicorn's own protocol waits for ever for a request's head, takes one of any size, and waits for ever for a
-client that does not read its answer. It also takes the body behind an offer to upgrade for the next request.
+client that does not read its answer, or that sends a body behind it. It also takes the body behind an offer
+to upgrade for the next request, and closes an idle connection without looking whether one has come.
 Bodies have their own clock and limit (``exchange``).
 """
 
@@ -26,6 +27,9 @@ from tessera.frontend.lingering import Lingering
 
 # A client that reads less than this in ``write_seconds`` is not reading.
 _PROGRESS_BYTES: Final = 16 << 10
+# Before an idle connection is closed: the loop has read by then what had come while it was busy. Closing a
+# connection on which something lies unread resets it under its client.
+_LAST_LOOK_SECONDS: Final = 0.05
 # RFC 3986's host and port; none at all is allowed as well.
 _HOST: Final = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*", re.ASCII)
 
@@ -33,10 +37,12 @@ _HOST: Final = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*", re.ASCII)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionLimits:
     """``header_seconds`` for a request's head from its first byte (or from the connection's beginning),
-    ``header_bytes`` of it; a client has ``write_seconds`` to read some of what waits for it."""
+    ``header_bytes`` of it; ``keep_alive_seconds`` from an answer to the next request; a client has
+    ``write_seconds`` to read some of what waits for it."""
 
     header_seconds: float
     header_bytes: int
+    keep_alive_seconds: float = 75.0
     write_seconds: float = 30.0
 
 
@@ -46,6 +52,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
+        self.timeout_keep_alive = limits.keep_alive_seconds  # type: ignore[assignment]
         self._in_head = True
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
@@ -56,6 +63,7 @@ class GuardedProtocol(HttpToolsProtocol):
         # Why, where an earlier request is still to be answered.
         self._held: Failure | None = None
         self._in_body = False
+        self._leaving = False
         # What came since some of a body did: chunks' sizes and extensions, or a trailer.
         self._coding_bytes = 0
         self._damaged: tuple[RequestResponseCycle, RequestError] | None = None
@@ -70,12 +78,12 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         self._stop_watching()
+        self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
-        self._unset_keepalive_if_required()
         before = self._in_head
         self._coding_bytes += len(data)
         try:
@@ -124,6 +132,8 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        # Not with any data: what arrives of a body that is answered already is no sign of another request.
+        self._unset_keepalive_if_required()
         self._in_head = True
         self._head_bytes = 0
         if self._head_timer is None:
@@ -147,6 +157,8 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self._check_host()
         super().on_headers_complete()
+        if self._leaving:
+            self.cycle.keep_alive = False
         self._in_head = False
         self._in_body = True
         self._head_bytes = self._coding_bytes = 0
@@ -161,8 +173,23 @@ class GuardedProtocol(HttpToolsProtocol):
             self._in_body = False
             super().on_message_complete()
 
+    def shutdown(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+            return
+        self._leaving = True
+        if not self._refused and not self._head_bytes:
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_handler()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(_LAST_LOOK_SECONDS, self.transport.close)
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
+        if self._head_timer is not None:
+            # The next request has begun, and that is its clock.
+            self._unset_keepalive_if_required()
         if self._held is not None and self.cycle.response_complete and not self.transport.is_closing():
             self._unset_keepalive_if_required()
             self._send(self._held)
