@@ -120,7 +120,7 @@ class _Client:
             self._answers.failed[str(status)] = self._answers.failed.get(str(status), 0) + 1
 
     def _take_idle(self) -> _Connection | None:
-        # The server closes what has been idle for five seconds; the oldest are at the front.
+        # Before a server could close it, as many do after five seconds; the oldest are at the front.
         while self._idle and time.time() - self._idle[0].used > 3.0:
             self._idle.pop(0).close()
         return self._idle.pop() if self._idle else None
