@@ -16,6 +16,7 @@ import pytest
 
 from tests.e2e.inputs import cosine, data_url
 from tests.e2e.service import MODEL, Service, launch
+from tests.freezing import freeze
 
 pytestmark = pytest.mark.e2e
 
@@ -147,7 +148,7 @@ def test_what_is_cached_does_not_wait_for_a_worker_that_hangs(service: Service, 
     body = {"input": ["still there"]}
     first = client.post("/v1/embeddings", json=body).json()
     _, worker = service.pids()
-    os.kill(worker, signal.SIGSTOP)
+    freeze(worker)
     try:
         again = client.post("/v1/embeddings", json=body, timeout=2)
         assert again.json()["data"] == first["data"]

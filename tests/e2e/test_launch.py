@@ -23,6 +23,7 @@ from PIL import Image
 from tessera.rpc import FORGOTTEN
 from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, ROOT, Service, free_ports, group_members, group_pids, launch
+from tests.freezing import freeze
 from tests.shared_memory import mapped
 
 pytestmark = pytest.mark.e2e
@@ -227,7 +228,7 @@ def test_what_ends_is_started_again_and_a_frozen_worker_ends_with_the_rest(
         wait_for(lambda: service.log.read_text().count(f"ended with status {FORGOTTEN}") == 2)
         answers_again(service)
         new = next(pid for pid in service.pids() if "tessera.worker" in command(pid))
-        os.kill(new, signal.SIGSTOP)
+        freeze(new)
         os.killpg(service.script.pid, signal.SIGINT)
         assert service.script.wait(timeout=40) == 130
         assert group_members(service.script.pid) == []

@@ -18,6 +18,7 @@ import pytest
 from PIL import Image
 
 from tests.e2e.service import MODEL, Service, launch
+from tests.freezing import freeze
 
 pytestmark = pytest.mark.e2e
 
@@ -188,7 +189,7 @@ async def test_a_burst_of_images_is_refused_and_passes(service: Service) -> None
 
 def test_a_worker_that_is_frozen_costs_no_more_than_the_deadline(service: Service) -> None:
     worker = service.pids()[1]
-    os.kill(worker, signal.SIGSTOP)
+    freeze(worker)
     try:
         started = time.monotonic()
         answer = post(service)
@@ -210,7 +211,7 @@ async def test_work_that_a_frozen_worker_had_begun_ends_with_504(service: Servic
             asyncio.ensure_future(client.post(f"{service.url}/v1/embeddings", json=body)) for _ in range(2)
         ]
         await asyncio.sleep(0.05)
-        os.kill(worker, signal.SIGSTOP)
+        freeze(worker)
         try:
             answers = await asyncio.gather(*calls)
         finally:

@@ -20,6 +20,7 @@ from tessera.errors import (
     TesseraError,
     Unavailable,
 )
+from tests.freezing import freeze
 from tests.rpc.conftest import Deployment, echo, echoing, until
 
 MIB = 1 << 20
@@ -172,7 +173,7 @@ async def test_a_frozen_instance_holds_nobody_for_longer_than_the_deadline(deplo
     process = await deployment.spawn("slow")
     client = await deployment.client()
     (instance,) = client.instances()
-    process.send_signal(signal.SIGSTOP)
+    freeze(process.pid)
     started = time.monotonic()
     with pytest.raises((Unavailable, DeadlineExceeded)):
         await client.call(instance, echo(), timeout=1.0)

@@ -12,6 +12,7 @@ import pytest
 from tessera import wire
 from tessera.errors import Unavailable
 from tessera.rpc import Client, Peers
+from tests.freezing import freeze
 from tests.rpc.conftest import INFO, Deployment, echo, echoing, until
 
 
@@ -88,7 +89,7 @@ async def test_a_suspect_is_set_aside_until_it_answers(deployment: Deployment, m
     (instance,) = client.instances()
     peers = make_peers(client)
     assert await peers.wait(10)
-    process.send_signal(signal.SIGSTOP)
+    freeze(process.pid)
     peers.suspect(instance)
     assert not peers.ready
     peers.suspect(instance)
@@ -180,7 +181,7 @@ async def test_calls_inside_a_frozen_instance_end_and_it_comes_back(
     call = asyncio.create_task(peers.call(instance, echo(), timeout=60))
     await asyncio.sleep(0.3)
     assert not call.done()
-    process.send_signal(signal.SIGSTOP)
+    freeze(process.pid)
     with pytest.raises(Unavailable, match="stopped answering"):
         await asyncio.wait_for(call, 10)
     assert not peers.ready

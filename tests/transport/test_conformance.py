@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from tests.freezing import freeze
 from tests.shared_memory import mapped
 from transport_peer import HIDDEN, UNIT_ROWS, Peer, outbox_config, same_bits, sample
 
@@ -378,7 +379,7 @@ async def test_a_frozen_writer_blocks_nobody_for_long(
     reader = inbox.reader_info("encoder-1")
     handles = [await mortal_peer.call("publish", seed, 20, reader) for seed in range(2)]
     assert same_bits(await inbox.fetch(handles[0]), sample(0, 20))
-    mortal_peer.signal(signal.SIGSTOP)
+    freeze(mortal_peer.pid)
     try:
         ticks = 0
 

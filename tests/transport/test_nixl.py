@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from tests.freezing import freeze
 from transport_peer import UNIT_ROWS, Peer, outbox_config, same_bits, sample
 
 from tessera.errors import HandOffError, LeaseExpired
@@ -50,7 +51,7 @@ async def test_a_frozen_writer_costs_a_timeout_and_no_memory(distant: tuple[Peer
     first = await writer.call("publish", 1, 20, info)
     assert same_bits(torch.tensor(await reader.call("fetch", first)), sample(1, 20))
     second = await writer.call("publish", 2, 20, info)
-    writer.signal(signal.SIGSTOP)
+    freeze(writer.pid)
     outcome, seconds, longest_gap = await reader.call("timed_fetch", second)
     assert outcome == "transport_unavailable"
     assert 0.3 < seconds < 1.5

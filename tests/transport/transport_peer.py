@@ -196,9 +196,13 @@ class Peer:
             raise answer
         return answer
 
-    def signal(self, number: signal.Signals) -> None:
+    @property
+    def pid(self) -> int:
         assert self.process.pid is not None
-        os.kill(self.process.pid, number)
+        return self.process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.signal(signal.SIGKILL)

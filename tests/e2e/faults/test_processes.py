@@ -13,6 +13,7 @@ import pytest
 from tests.e2e.faults.conftest import EMBED, ENCODE, FRONTENDS, Deployment
 from tests.e2e.faults.traffic import Known, traffic
 from tests.e2e.service import MODEL, Service, signal_process
+from tests.freezing import freeze
 
 pytestmark = pytest.mark.e2e
 
@@ -107,7 +108,7 @@ async def test_frozen_workers_are_routed_around_and_come_back(
         await asyncio.sleep(2.0)
         first = time.monotonic()
         for pid in frozen:
-            signal_process(pid, signal.SIGSTOP)
+            freeze(pid)
         try:
             # Longer than the ten seconds that their leases in discovery last.
             await asyncio.sleep(14.0)
@@ -222,7 +223,7 @@ async def test_workers_that_discovery_has_lost_return(deployment: Deployment, kn
 async def test_a_missing_worker_shows(deployment: Deployment) -> None:
     await whole(deployment)
     pid = named(deployment, EMBED[0])
-    signal_process(pid, signal.SIGSTOP)
+    freeze(pid)
     try:
         await until(lambda: deployment.service.health()["missing"] == {"embed": 1, "encode": 0})
         assert deployment.service.frontend_metric("tessera_workers_expected", component="embed") == 2

@@ -1,0 +1,26 @@
+"""Processes that stand still."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+
+def freeze(pid: int) -> None:
+    """Stop a process and wait until it does: its threads go on until each of them has seen the signal."""
+    assert pid > 0, "the process is not there"
+    os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + 30.0
+    while any(_state(task) not in "TtZX" for task in Path(f"/proc/{pid}/task").iterdir()):
+        assert time.monotonic() < deadline, f"{pid} does not stop"
+        time.sleep(0.001)
+
+
+def _state(task: Path) -> str:
+    """``proc(5)``: the third field of ``stat``, behind a name that may hold anything."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
