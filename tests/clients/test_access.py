@@ -16,7 +16,7 @@ import pytest
 
 from tests.e2e.inputs import cosine, data_url
 from tests.e2e.service import MODEL, Service, launch
-from tests.freezing import freeze
+from tests.signals import freeze
 
 pytestmark = pytest.mark.e2e
 

@@ -90,12 +90,6 @@ def _metric(url: str, name: str, labels: dict[str, str]) -> float:
     )
 
 
-def signal_process(pid: int, number: signal.Signals) -> None:
-    """As ``os.kill``, to which a process that is not there, -1, would mean every process of the machine."""
-    assert pid > 0, "the process is not there"
-    os.kill(pid, number)
-
-
 def default_signals() -> None:
     """What a terminal sends ends a process again.
 

@@ -23,8 +23,8 @@ from PIL import Image
 from tessera.rpc import FORGOTTEN
 from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, ROOT, Service, free_ports, group_members, group_pids, launch
-from tests.freezing import freeze
 from tests.shared_memory import mapped
+from tests.signals import freeze
 
 pytestmark = pytest.mark.e2e
 

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from tests.e2e.service import MODEL, Service, launch
-from tests.freezing import freeze
+from tests.signals import freeze
 
 pytestmark = pytest.mark.e2e
 

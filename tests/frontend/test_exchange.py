@@ -39,7 +39,7 @@ class Reading:
                 self.errors.append(error)
                 return failure_response(render(error), "/")
 
-        limits = ConnectionLimits(header_seconds=10.0, header_bytes=4096)
+        limits = ConnectionLimits(header_seconds=10.0, header_bytes=4096, keep_alive_seconds=5.0)
         self.server = HttpServer(app, host="127.0.0.1", port=0, drain_seconds=1, limits=limits)
         self.task = asyncio.ensure_future(self.server.serve())
 

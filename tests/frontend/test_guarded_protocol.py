@@ -25,7 +25,7 @@ from tessera.frontend.guarded_protocol import ConnectionLimits
 from tessera.frontend.http_server import HttpServer
 from tests.rpc.conftest import until
 
-LIMITS = ConnectionLimits(header_seconds=0.5, header_bytes=4096, write_seconds=1.0)
+LIMITS = ConnectionLimits(header_seconds=0.5, header_bytes=4096, keep_alive_seconds=5.0, write_seconds=1.0)
 LARGE = 64 << 20
 
 

@@ -20,8 +20,8 @@ from tessera.errors import (
     TesseraError,
     Unavailable,
 )
-from tests.freezing import freeze
 from tests.rpc.conftest import Deployment, echo, echoing, until
+from tests.signals import freeze
 
 MIB = 1 << 20
 

@@ -12,8 +12,8 @@ import pytest
 from tessera import wire
 from tessera.errors import Unavailable
 from tessera.rpc import Client, Peers
-from tests.freezing import freeze
 from tests.rpc.conftest import INFO, Deployment, echo, echoing, until
+from tests.signals import freeze
 
 
 def check(info: wire.WorkerInfo) -> str | None:

@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from tests.freezing import freeze
 from tests.shared_memory import mapped
+from tests.signals import freeze
 from transport_peer import HIDDEN, UNIT_ROWS, Peer, outbox_config, same_bits, sample
 
 from tessera.errors import HandOffError, LeaseExpired, Overloaded, TransportUnavailable

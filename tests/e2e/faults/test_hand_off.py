@@ -18,7 +18,8 @@ import pytest
 from tests.e2e.faults.conftest import ENCODE, Deployment
 from tests.e2e.faults.test_processes import named, store_of, until, whole, whole_again
 from tests.e2e.faults.traffic import Known, picture, traffic
-from tests.e2e.service import ROOT, signal_process
+from tests.e2e.service import ROOT
+from tests.signals import signal_process
 
 pytestmark = pytest.mark.e2e
 

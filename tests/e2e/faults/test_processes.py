@@ -12,8 +12,8 @@ import pytest
 
 from tests.e2e.faults.conftest import EMBED, ENCODE, FRONTENDS, Deployment
 from tests.e2e.faults.traffic import Known, traffic
-from tests.e2e.service import MODEL, Service, signal_process
-from tests.freezing import freeze
+from tests.e2e.service import MODEL, Service
+from tests.signals import freeze, signal_process
 
 pytestmark = pytest.mark.e2e
 

@@ -21,7 +21,8 @@ from tests.e2e.faults.conftest import Deployment, deployed
 from tests.e2e.faults.test_processes import whole
 from tests.e2e.faults.traffic import Known, picture, traffic
 from tests.e2e.inputs import parts
-from tests.e2e.service import MODEL, Service, signal_process
+from tests.e2e.service import MODEL, Service
+from tests.signals import signal_process
 
 SECONDS = float(os.environ.get("TESSERA_SOAK_SECONDS", "180"))
 

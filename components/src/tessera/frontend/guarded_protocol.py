@@ -9,7 +9,6 @@ Bodies have their own clock and limit (``exchange``).
 from __future__ import annotations
 
 import asyncio
-import re
 import uuid
 from dataclasses import dataclass
 from typing import Any, Final, cast
@@ -24,14 +23,12 @@ from tessera.frontend.access_log import write_refused_head
 from tessera.frontend.descriptors import max_connections
 from tessera.frontend.failures import Failure, render_status
 from tessera.frontend.lingering import Lingering
+from tessera.frontend.request_head import host_problem, without_offer
+from tessera.frontend.slow_reader import SlowReader
 
-# A client that reads less than this in ``write_seconds`` is not reading.
-_PROGRESS_BYTES: Final = 16 << 10
 # Before an idle connection is closed: the loop has read by then what had come while it was busy. Closing a
 # connection on which something lies unread resets it under its client.
 _LAST_LOOK_SECONDS: Final = 0.05
-# RFC 3986's host and port; none at all is allowed as well.
-_HOST: Final = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,12 +39,14 @@ class ConnectionLimits:
 
     header_seconds: float
     header_bytes: int
-    keep_alive_seconds: float = 75.0
+    keep_alive_seconds: float
     write_seconds: float = 30.0
 
 
 class GuardedProtocol(HttpToolsProtocol):
     """One connection. Whatever is wrong with a request's head is answered in OpenAI's shape, then closed."""
+
+    _reader: SlowReader
 
     def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,7 +55,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
-        self._write_timer: asyncio.TimerHandle | None = None
         self._refusal: Failure | None = None
         # Nothing more is read.
         self._refused = False
@@ -70,6 +68,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._reader = SlowReader(transport, self.loop, seconds=self._limits.write_seconds)
         if len(self.connections) > max_connections():
             self._refuse(render_status(503, "too many connections", code="overloaded", retry_after=1.0))
             return
@@ -77,7 +76,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
-        self._stop_watching()
+        self._reader.stop()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
 
@@ -117,18 +116,12 @@ class GuardedProtocol(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 rest = rest[upgrade.args[0] :]
-            head = self._head_without_offer()
+            version = self.parser.get_http_version()
+            head = without_offer(self.parser.get_method(), self.url, version, self.headers)
             # The old one may stand at the end of what it takes for its last message.
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
             self.parser.feed_data(head)
-
-    def _head_without_offer(self) -> bytes:
-        # As the parser read it: each value is one line, and what frames the body keeps its order.
-        version = self.parser.get_http_version().encode()
-        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
-        lines += [b"%s: %s" % (name, value) for name, value in self.headers if name != b"upgrade"]
-        return b"\r\n".join((*lines, b"", b""))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -191,15 +184,14 @@ class GuardedProtocol(HttpToolsProtocol):
             # The next request has begun, and that is its clock.
             self._unset_keepalive_if_required()
         if self._held is not None and self.cycle.response_complete and not self.transport.is_closing():
-            self._unset_keepalive_if_required()
             self._send(self._held)
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._watch(self.transport.get_write_buffer_size())
+        self._reader.watch()
 
     def resume_writing(self) -> None:
-        self._stop_watching()
+        self._reader.stop()
         super().resume_writing()
 
     def _count(self, nbytes: int) -> None:
@@ -209,15 +201,10 @@ class GuardedProtocol(HttpToolsProtocol):
             raise ValueError("the head is too large")
 
     def _check_host(self) -> None:
-        """RFC 9112 3.2: a proxy on the way could take another one of two for the one that is meant."""
-        hosts = [value for name, value in self.headers if name == b"host"]
-        if len(hosts) > 1 or (not hosts and self.parser.get_http_version() not in ("0.9", "1.0")):
-            found = f"{len(hosts)} Host headers" if hosts else "no Host header"
-            self._refusal = render_status(400, f"the request has {found}, expected one")
-            raise ValueError(found)
-        if hosts and not _HOST.fullmatch(hosts[0].strip()):
-            self._refusal = render_status(400, "the Host header is not a host and a port")
-            raise ValueError("Host")
+        problem = host_problem(self.headers, self.parser.get_http_version())
+        if problem is not None:
+            self._refusal = render_status(400, problem)
+            raise ValueError(problem)
 
     def _too_large(self) -> Failure:
         limit = self._limits.header_bytes
@@ -244,22 +231,6 @@ class GuardedProtocol(HttpToolsProtocol):
         seconds = self._limits.header_seconds
         self._refuse(render_status(408, f"the request's head did not arrive within {seconds:g} s"))
 
-    def _watch(self, waiting: int) -> None:
-        self._stop_watching()
-        self._write_timer = self.loop.call_later(self._limits.write_seconds, self._stuck, waiting)
-
-    def _stop_watching(self) -> None:
-        if self._write_timer is not None:
-            self._write_timer.cancel()
-            self._write_timer = None
-
-    def _stuck(self, before: int) -> None:
-        waiting = self.transport.get_write_buffer_size()
-        if waiting > before - _PROGRESS_BYTES:
-            self.transport.abort()
-        else:
-            self._watch(waiting)
-
     def _refuse(self, failure: Failure) -> None:
         """Answer a request's head and close; requests before it are answered first."""
         self._disarm()
@@ -277,7 +248,7 @@ class GuardedProtocol(HttpToolsProtocol):
         cycle = self.cycle
         if cycle.response_complete:
             # It was answered without its body.
-            Lingering(self.transport, self.loop).close()
+            self._linger()
         elif cycle.response_started:
             self.transport.abort()
         else:
@@ -315,4 +286,9 @@ class GuardedProtocol(HttpToolsProtocol):
             body,
         ]
         self.transport.write(b"".join(lines))
+        self._linger()
+
+    def _linger(self) -> None:
+        # An earlier request's clock could end before that.
+        self._unset_keepalive_if_required()
         Lingering(self.transport, self.loop).close()

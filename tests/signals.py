@@ -1,4 +1,4 @@
-"""Processes that stand still."""
+"""Signals to processes."""
 
 from __future__ import annotations
 
@@ -8,10 +8,15 @@ import time
 from pathlib import Path
 
 
+def signal_process(pid: int, number: signal.Signals) -> None:
+    """As ``os.kill``, to which a process that is not there, -1, would mean every process of the machine."""
+    assert pid > 0, "the process is not there"
+    os.kill(pid, number)
+
+
 def freeze(pid: int) -> None:
     """Stop a process and wait until it does: its threads go on until each of them has seen the signal."""
-    assert pid > 0, "the process is not there"
-    os.kill(pid, signal.SIGSTOP)
+    signal_process(pid, signal.SIGSTOP)
     deadline = time.monotonic() + 30.0
     while any(_state(task) not in "TtZX" for task in Path(f"/proc/{pid}/task").iterdir()):
         assert time.monotonic() < deadline, f"{pid} does not stop"
