@@ -1,4 +1,4 @@
-"""Pieces of a batch run side by side, each on one thread, and leave torch's threads as they were."""
+"""Pieces of a batch run side by side, each on its share of torch's threads, and leave those as they were."""
 
 from __future__ import annotations
 
@@ -30,6 +30,24 @@ def test_pieces_run_at_the_same_time_on_one_thread_each(lanes: Lanes) -> None:
         return piece * 10, torch.get_num_threads()
 
     assert lanes.map(work, [1, 2, 3], [1, 1, 1]) == [(10, 1), (20, 1), (30, 1)]
+
+
+def test_a_few_lanes_share_many_threads() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(10)
+    try:
+        made = Lanes()
+        together = threading.Barrier(4)
+
+        def work(piece: int) -> int:
+            together.wait(30)
+            return torch.get_num_threads()
+
+        assert made.count == 4 and sorted(made.map(work, [0] * 4, [1] * 4)) == [2, 2, 3, 3]
+        made.close()
+        assert torch.get_num_threads() == 10
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_torch_keeps_its_threads_for_everybody_else(lanes: Lanes) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -51,6 +56,13 @@ PROFILES = {
 }
 
 
+def spec_of(stage: Stage) -> BuildSpec:
+    layout = Layout.PACKED if stage is Stage.TEXT else Layout.PADDED
+    return BuildSpec(
+        stage=stage, flavour="aoti", dtype="bfloat16", layout=layout, profiles=(PROFILES[stage],)
+    )
+
+
 @pytest.fixture(scope="module")
 def built(
     model: LlamaNemotronVL, tmp_path_factory: pytest.TempPathFactory
@@ -63,10 +75,7 @@ def built(
             return None
         path = folder / stage
         if not path.exists():
-            layout = Layout.PACKED if stage is Stage.TEXT else Layout.PADDED
-            profiles = (PROFILES[stage],)
-            spec = BuildSpec(stage=stage, flavour=kind, dtype="bfloat16", layout=layout, profiles=profiles)
-            build_engine(model, spec, path, progress=print)
+            build_engine(model, spec_of(stage), path, progress=print)
         return path
 
     return path_of
@@ -205,6 +214,56 @@ def test_nothing_is_compiled_after_the_warm_up(
     monkeypatch.setattr(triton.compiler, "compile", fail)
     for lengths in ([1], [3, 5], [17] * 7, [513], [1, 600, 31], [4096], [77] * 50):
         text.launch(pack(inputs(model, lengths))).result()
+
+
+# An engine of this process would not compile what the process has compiled before.
+_BUILD = """
+import sys
+from pathlib import Path
+import msgspec
+from tessera.engine.building.build import build_engine
+from tessera.engine.building.spec import BuildSpec
+from tessera.models import open_model
+
+checkpoint, path, spec = sys.argv[1:]
+build_engine(open_model(checkpoint), msgspec.json.decode(spec, type=BuildSpec), Path(path), progress=print)
+"""
+_START = """
+import sys
+from pathlib import Path
+from tessera.engine.config import EngineConfig
+from tessera.engine.factory import make_text_engine, make_vision_engine
+from tessera.engine.torch_device import place
+from tessera.models import open_model
+
+checkpoint, path, stage, cost = sys.argv[1:]
+config = EngineConfig(engine="aoti", path=Path(path), max_batch_cost=int(cost), max_queue_cost=int(cost))
+make = make_text_engine if stage == "text" else make_vision_engine
+make(open_model(checkpoint), config, place(config)).warm()
+"""
+
+
+@pytest.mark.parametrize(("stage", "cost"), [(Stage.TEXT, TOKENS), (Stage.VISION, TILES)])
+def test_an_engine_brings_the_products_that_it_calls(
+    checkpoint: Path, model: LlamaNemotronVL, tmp_path: Path, stage: Stage, cost: int
+) -> None:
+    def run(script: str, *arguments: str) -> set[str]:
+        kernels = tmp_path / f"kernels{len(arguments)}"
+        environment = os.environ | {"QUACK_CACHE_DIR": str(kernels)}
+        subprocess.run(
+            [sys.executable, "-c", script, str(checkpoint), *arguments],
+            env=environment,
+            check=True,
+            timeout=300,
+        )
+        return {file.name for file in kernels.rglob("*.o")}
+
+    path = tmp_path / "engine"
+    run(_BUILD, str(path), msgspec.json.encode(spec_of(stage)).decode())
+    brought = {file.name for file in (path / "products").rglob("*.o")}
+    assert run(_START, str(path), stage.value, str(cost)) == brought
+    hopper = torch.cuda.get_device_capability() == (9, 0)
+    assert bool(brought) == (hopper and importlib.util.find_spec("quack") is not None)
 
 
 async def test_host_copies_are_pinned_and_equal(model: LlamaNemotronVL) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from tessera.engine.building import product_kernels
 from tessera.engine.building.aoti_flavour import PACKAGE, stages_of
 from tessera.engine.building.aoti_machine import CPU, FLAGS, capability, require_cpu_flags, versions
 from tessera.engine.building.envelope import envelope_of
@@ -40,6 +41,7 @@ class AotiPackage:
         if capability(placement.device) == CPU:
             require_cpu_flags(manifest.notes.get(FLAGS, ""), directory)
         manifest.verify_files(directory)
+        product_kernels.restore(directory)
         self.manifest = manifest
         self.envelope = envelope_of(manifest.profiles)
         self._directory = directory

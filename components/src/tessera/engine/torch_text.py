@@ -19,7 +19,7 @@ from tessera.models.base import Model, TextModule
 # Of a batch on the CPU for each lane, so that one which is held up can leave some to the others, and what
 # keeps the interpreter's share small.
 _PIECES = 4
-_LEAST_TOKENS = 512
+_LEAST_TOKENS = 1024
 
 
 class TorchTextEngine:

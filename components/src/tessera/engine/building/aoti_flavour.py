@@ -16,6 +16,7 @@ from zipfile import ZipFile
 import torch
 from torch.export import ExportedProgram
 
+from tessera.engine.building import product_kernels
 from tessera.engine.building.aoti_machine import CPU, FLAGS, PRODUCTS, capability, cpu_flags, versions
 from tessera.engine.building.envelope import Envelope, envelope_of
 from tessera.engine.building.flavours import Built, Progress
@@ -77,7 +78,9 @@ class AotiFlavour:
         libraries = versions(device)
         if calls_products(program):
             progress("compiling the products that it calls")
+            product_kernels.collect()
             _call_products(stage, envelope, device)
+            product_kernels.store(directory)
         else:
             libraries.pop(PRODUCTS, None)
         return Built(
@@ -181,7 +184,7 @@ def calls_products(program: ExportedProgram) -> bool:
 
 
 def _call_products(stage: StageModule, envelope: Envelope, device: str) -> None:
-    """Their library keeps what it compiles on disk; else the engine's first start would wait for it."""
+    """Has their library compile what the engine's first start would wait for."""
     few = {axis: Range(1, 1, sizes.max) for axis, sizes in envelope.items()}
     with torch.inference_mode():
         for sizes in (envelope, few):

@@ -1,0 +1,70 @@
+"""The kernels that quack-kernels compiles when a program first calls it, kept in the engine's directory.
+
+The library keeps them as object files in ``QUACK_CACHE_DIR``, by default below /tmp, named by hashes of its
+own sources and of what each was compiled for. An engine that comes to another machine or into a new container
+would compile them anew, which takes most of a minute.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import uuid
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from tessera.errors import ConfigError
+
+FOLDER = "products"
+_KERNELS = "*.o"
+
+
+@functools.cache
+def _collection() -> TemporaryDirectory[str]:
+    """Where the library keeps what it compiles from now on: a second engine of this process shares kernels
+    with the first, and is not asked to compile them."""
+    import quack.cache
+
+    folder = TemporaryDirectory(prefix="tessera-products-")
+    quack.cache.CACHE_DIR = folder.name
+    return folder
+
+
+def collect() -> None:
+    """To be called before the products are."""
+    _collection()
+
+
+def store(directory: Path) -> None:
+    """Copy what was compiled since ``collect`` into ``directory``, an engine's."""
+    _copy(Path(_collection().name), directory / FOLDER)
+
+
+def restore(directory: Path) -> None:
+    """Put an engine's kernels where the library looks for them.
+
+    Raises ``ConfigError`` naming that place if it cannot be written to.
+    """
+    if not (directory / FOLDER).is_dir():
+        return
+    from quack.cache import get_cache_path
+
+    try:
+        _copy(directory / FOLDER, get_cache_path())
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename}: {error.strerror}; QUACK_CACHE_DIR must name a directory to write to"
+        ) from error
+
+
+def _copy(source: Path, target: Path) -> None:
+    for path in sorted(source.rglob(_KERNELS)):
+        copy = target / path.relative_to(source)
+        if copy.exists():
+            continue
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may be about to read it, or to write the same.
+        partial = copy.with_name(f".{uuid.uuid4().hex}")
+        shutil.copyfile(path, partial)
+        os.replace(partial, copy)
