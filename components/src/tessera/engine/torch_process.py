@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 
 # A batch gives up the interpreter's lock some two hundred times, and a busy event loop keeps it for as long
 # as this, 5 ms by default, each time.
@@ -19,3 +23,18 @@ def settle() -> None:
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()
     gc.freeze()
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For the warm-up on the CPU, where other workers may be serving.
+
+    Their operations are on all processors and wait for the slowest. With a warm-up on all 16 processors for
+    0.1 s beside them answers took up to 133 ms; a process that imports its libraries on one is not felt.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

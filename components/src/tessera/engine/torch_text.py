@@ -11,7 +11,7 @@ from tessera.engine.config import EngineConfig
 from tessera.engine.packing import split, zeros
 from tessera.engine.torch_device import Placement
 from tessera.engine.torch_lanes import Lanes
-from tessera.engine.torch_process import settle
+from tessera.engine.torch_process import one_thread, settle
 from tessera.engine.torch_quantization import quantise
 from tessera.engine.torch_text_cuda import CudaText
 from tessera.models.base import Model, TextModule
@@ -57,7 +57,8 @@ class TorchTextEngine:
 
     def warm(self) -> None:
         if self._cuda is None:
-            self.launch(zeros(8, 8)).result()
+            with one_thread():
+                self.launch(zeros(8, 8)).result()
             settle()
             return
         # Short and long sequences run different kernels, and the widest batch comes twice, because two are

@@ -12,7 +12,7 @@ from tessera.engine.base import Cost, Finished, Launched, packed_cost
 from tessera.engine.config import EngineConfig
 from tessera.engine.torch_device import Placement
 from tessera.engine.torch_lanes import Lanes
-from tessera.engine.torch_process import settle
+from tessera.engine.torch_process import one_thread, settle
 from tessera.engine.torch_quantization import quantise
 from tessera.engine.torch_vision_cuda import CudaVision
 from tessera.models.base import Model, VisionModule
@@ -53,7 +53,8 @@ class TorchVisionEngine:
 
     def warm(self) -> None:
         if self._cuda is None:
-            self._run(1).result()
+            with one_thread():
+                self._run(1).result()
             settle()
             return
         # cuDNN plans its attention for each batch size anew, 0.05 s each: no request should wait for that.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import shutil
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
@@ -184,11 +185,14 @@ def calls_products(program: ExportedProgram) -> bool:
 
 
 def _call_products(stage: StageModule, envelope: Envelope, device: str) -> None:
-    """Has their library compile what the engine's first start would wait for."""
+    """Has their library compile what the engine's first start would wait for: other sizes, other kernels."""
     few = {axis: Range(1, 1, sizes.max) for axis, sizes in envelope.items()}
+    most = {axis: Range(1, sizes.max, sizes.max) for axis, sizes in envelope.items()}
     with torch.inference_mode():
-        for sizes in (envelope, few):
-            stage.module(*example_inputs(stage, sizes, device=device))
+        for sizes in (few, envelope, most):
+            # What does not fit here, if the largest, cannot be served here either.
+            with suppress(torch.OutOfMemoryError):
+                stage.module(*example_inputs(stage, sizes, device=device))
     torch.cuda.synchronize()
 
 
