@@ -2,7 +2,7 @@
 
 The library keeps them as object files in ``QUACK_CACHE_DIR``, by default below /tmp, named by hashes of its
 own sources and of what each was compiled for. An engine that comes to another machine or into a new container
-would compile them anew, which takes most of a minute.
+would compile them anew, some 10 s for each stage.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ _KERNELS = "*.o"
 
 @functools.cache
 def _collection() -> TemporaryDirectory[str]:
-    """Where the library keeps what it compiles from now on: a second engine of this process shares kernels
-    with the first, and is not asked to compile them."""
+    """Where the library keeps what it compiles from now on.
+
+    One for the whole process, since it compiles nothing twice: a second engine has kernels of the first.
+    """
     import quack.cache
 
     folder = TemporaryDirectory(prefix="tessera-products-")
