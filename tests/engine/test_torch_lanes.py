@@ -9,16 +9,15 @@ import pytest
 import torch
 
 from tessera.engine.torch_lanes import Lanes
+from tests.torch_threads import torch_threads
 
 
 @pytest.fixture
 def lanes() -> Iterator[Lanes]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    made = Lanes()
-    yield made
-    made.close()
-    torch.set_num_threads(before)
+    with torch_threads(3):
+        made = Lanes()
+        yield made
+        made.close()
 
 
 def test_pieces_run_at_the_same_time_on_one_thread_each(lanes: Lanes) -> None:
@@ -33,21 +32,17 @@ def test_pieces_run_at_the_same_time_on_one_thread_each(lanes: Lanes) -> None:
 
 
 def test_a_few_lanes_share_many_threads() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(10)
-    try:
+    together = threading.Barrier(4)
+
+    def work(piece: int) -> int:
+        together.wait(30)
+        return torch.get_num_threads()
+
+    with torch_threads(10):
         made = Lanes()
-        together = threading.Barrier(4)
-
-        def work(piece: int) -> int:
-            together.wait(30)
-            return torch.get_num_threads()
-
         assert made.count == 4 and sorted(made.map(work, [0] * 4, [1] * 4)) == [2, 2, 3, 3]
         made.close()
         assert torch.get_num_threads() == 10
-    finally:
-        torch.set_num_threads(before)
 
 
 def test_torch_keeps_its_threads_for_everybody_else(lanes: Lanes) -> None:
@@ -106,11 +101,7 @@ def test_whether_pieces_keep_the_lanes_busy(lanes: Lanes, sizes: list[int], suit
 
 
 def test_one_thread_needs_no_lanes() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with torch_threads(1):
         made = Lanes()
         assert not made.suit([1, 1])
         made.close()
-    finally:
-        torch.set_num_threads(before)
