@@ -7,13 +7,16 @@ CUDA_MPS=${CUDA_MPS:-auto}
 
 # start_mps WORKERS LIST...: WORKERS processes on the cards of the LISTs; an empty list is every card.
 start_mps() {
-    local workers=$1 cards
+    local workers=$1 cards lists
     shift
+    lists=$*
     case $CUDA_MPS in
         off) return ;;
         on) ;;
         auto)
             command -v nvidia-cuda-mps-control >/dev/null && [[ -e /dev/nvidiactl ]] || return 0
+            # CUDA_VISIBLE_DEVICES= hides every card.
+            [[ -n ${CUDA_VISIBLE_DEVICES-all}${lists// /} ]] || return 0
             cards=$(distinct_cards "$@")
             ((workers > cards)) || return 0
             ;;
