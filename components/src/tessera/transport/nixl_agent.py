@@ -208,6 +208,9 @@ class NixlAgent:
         """Deregister everything and end the agent; reads that are under way end with it."""
         if self._agent is None:
             return
+        # Reads end first: none may be under way from a peer that is forgotten, or in memory that is given up.
+        for transfer in list(self._running):
+            self._finish(transfer)
         self.reap()
         for descriptors in self._registered:
             try:
@@ -215,9 +218,7 @@ class NixlAgent:
             except Exception as error:
                 _log.warning("NIXL cannot deregister memory: %s", error)
         self._registered.clear()
-        for transfer in list(self._running):
-            self._finish(transfer)
-        # The backend, and with it every read, ends with the last reference to the agent.
+        # The backend ends with the last reference to the agent.
         self._agent = None
 
     async def _outcome(self, transfer: _Transfer, timeout: float) -> Any:
