@@ -67,7 +67,7 @@ class Service:
                 found[int(arguments[arguments.index(b"--port") + 1]) - http_port] = pid
         return found
 
-    def wait_workers(self, embed: int, encode: int, timeout: float = 30.0) -> None:
+    def wait_workers(self, embed: int, encode: int, timeout: float = 90.0) -> None:
         """Wait until ``/health`` counts these workers, of a frontend that may not be there yet either."""
         deadline = time.monotonic() + timeout
         workers: object = None

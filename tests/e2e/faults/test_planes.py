@@ -32,7 +32,7 @@ def service(checkpoint: Path, folder: Path, **environment: str) -> Iterator[Serv
         yield running
 
 
-async def answers_again(running: Service, known: list[Known], timeout: float = 60.0) -> None:
+async def answers_again(running: Service, known: list[Known], timeout: float = 90.0) -> None:
     """Every kind of input is answered rightly, by workers that are all there."""
     await asyncio.to_thread(running.wait_workers, 1, 1, timeout)
     async with traffic([running.url], known, concurrency=4) as load:

@@ -15,9 +15,9 @@ from tests.e2e.faults.traffic import Known, traffic
 from tests.e2e.service import MODEL, Service
 from tests.signals import freeze, signal_process
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-WAIT = 40.0
+WAIT = 90.0
 
 
 async def until(condition, timeout: float = WAIT, what: str = "") -> None:  # type: ignore[no-untyped-def]
