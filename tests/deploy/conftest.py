@@ -15,7 +15,7 @@ import pytest
 from tests.deploy.dockerfile import PREFIX, Build, Stage
 from tests.e2e.service import ROOT
 
-LARGEST = "tensorrt-environment"
+LARGEST = ("tensorrt-environment", "cuda-environment")
 
 
 def run_script(*command: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -36,7 +36,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """pip at work on finding the wheels of an image, for the images' Python, without downloading any."""
+    """pip at work on finding the wheels of images, for the images' Python, without downloading any."""
 
     words: list[str]
     process: subprocess.Popen[str]
@@ -44,9 +44,9 @@ class Resolution:
 
 @pytest.fixture(scope="session")
 def resolution(build: Build) -> Iterator[Resolution]:
-    """The largest image's, started before anything else because it mostly waits for the index."""
+    """The largest images', started before anything else because it mostly waits for the index."""
     minor = build.arguments["PYTHON_IMAGE"].split(":")[1].rsplit(".", 1)[0]
-    words = build.bundle_words(LARGEST)
+    words = [word for stage in LARGEST for word in build.bundle_words(stage)]
     command = [sys.executable, str(ROOT / "scripts/bundle"), *words, "--python", minor, "--dry-run"]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
