@@ -114,7 +114,7 @@ async def test_who_comes_after_the_last_gave_up_starts_anew() -> None:
     await asyncio.sleep(0.001)
     # The first computation is still winding up.
     work.end.set()
-    assert await asyncio.wait_for(flights.run(KEY, work), 1) == 1
+    assert await asyncio.wait_for(flights.run(KEY, work), 10) == 1
     release.set()
     with pytest.raises(asyncio.CancelledError):
         await dying

@@ -71,7 +71,7 @@ async def test_a_cancellation_in_the_moment_of_the_result_loses_no_slot(encoder:
     asyncio.get_running_loop().call_soon(task.cancel)
     with pytest.raises(asyncio.CancelledError):
         await task
-    await until(lambda: empty(encoder), timeout=3)
+    await until(lambda: empty(encoder))
 
 
 async def test_a_slot_that_cannot_be_published_is_freed(encoder: Encoder) -> None:
