@@ -18,6 +18,8 @@ from tests.signals import freeze, signal_process
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 WAIT = 90.0
+# Leaves room for what starts again: some thirty requests a second are on their way when a process ends.
+PAUSE = 0.15
 
 
 async def until(condition, timeout: float = WAIT, what: str = "") -> None:  # type: ignore[no-untyped-def]
@@ -66,7 +68,7 @@ async def test_workers_killed_one_after_another_are_not_noticed(
     deployment: Deployment, known: list[Known]
 ) -> None:
     await whole(deployment)
-    async with traffic(deployment.urls, known) as running:
+    async with traffic(deployment.urls, known, pause=PAUSE) as running:
         await asyncio.sleep(2.0)
         faults = []
         for worker in (EMBED[0], ENCODE[0], EMBED[1], ENCODE[1]):
@@ -104,7 +106,7 @@ async def test_frozen_workers_are_routed_around_and_come_back(
 ) -> None:
     await whole(deployment)
     frozen = [named(deployment, worker) for worker in (EMBED[0], ENCODE[0])]
-    async with traffic(deployment.urls, known) as running:
+    async with traffic(deployment.urls, known, pause=PAUSE) as running:
         await asyncio.sleep(2.0)
         first = time.monotonic()
         for pid in frozen:
@@ -134,7 +136,7 @@ async def test_a_rolling_restart_of_every_process_loses_nothing(
     deployment: Deployment, known: list[Known]
 ) -> None:
     await whole(deployment)
-    async with traffic(deployment.urls, known) as running:
+    async with traffic(deployment.urls, known, pause=PAUSE) as running:
         await asyncio.sleep(1.0)
         faults = []
         for position in range(6):
