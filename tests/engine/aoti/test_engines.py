@@ -83,7 +83,7 @@ def test_both_engines_agree_with_torch_in_mixed_company(engines: Path, model: Ll
 
 
 _SERVE = """
-import pip, sys
+import os, pip, sys
 from pathlib import Path
 import torch
 from tessera.engine.aoti_package import AotiPackage
@@ -94,17 +94,25 @@ model = open_model(Path(sys.argv[1]))
 package = AotiPackage(model, Path(sys.argv[2]), Stage.VISION, Placement(device="cpu", dtype="float32"))
 (rows,) = package(torch.zeros(1, *model.tile_shape, dtype=torch.uint8))
 assert rows.isfinite().all()
+mapped = [line.rstrip() for line in open("/proc/self/maps") if "/aotinductor/model/" in line]
+assert mapped and all(line.endswith(" (deleted)") for line in mapped), mapped
+(again,) = package(torch.zeros(1, *model.tile_shape, dtype=torch.uint8))
+assert again.equal(rows)
+os._exit(0)
 """
 
 
-def test_serving_needs_no_compiler(engines: Path, checkpoint: Path) -> None:
+def test_serving_needs_no_compiler_and_leaves_no_file(
+    engines: Path, checkpoint: Path, tmp_path: Path
+) -> None:
     """Nor setuptools, which cannot be imported where pip was."""
     subprocess.run(
         [sys.executable, "-W", "error", "-c", _SERVE, str(checkpoint), str(engines / "vision")],
-        env=os.environ | {"PATH": ""},
+        env=os.environ | {"PATH": "", "TMPDIR": str(tmp_path)},
         check=True,
         timeout=300,
     )
+    assert list(tmp_path.iterdir()) == []
 
 
 def worst_cosine(found: np.ndarray, expected: np.ndarray) -> float:

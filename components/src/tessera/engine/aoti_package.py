@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from tessera.engine.aoti_program import AotiProgram
 from tessera.engine.building import product_kernels
 from tessera.engine.building.aoti_flavour import PACKAGE, stages_of
 from tessera.engine.building.aoti_machine import CPU, FLAGS, capability, require_cpu_flags, versions
@@ -47,21 +48,14 @@ class AotiPackage:
         self._directory = directory
         self._weights = self._load_weights(model, placement)
         index = (torch.device(placement.device).index or 0) if placement.is_cuda else -1
-        # Run by a single thread: without the events between calls, which a CUDA graph cannot record. Not by
-        # aoti_load_package: only to warn of another CPU, which is refused above, that compiles programs for
-        # each kind of vector instructions, seconds of a start, and brings in setuptools, which dies where pip
-        # was imported before.
-        self._program = torch._C._aoti.AOTIModelPackageLoader(
-            str(directory / PACKAGE), "model", True, 1, index
-        )
-        names = self._program.get_constant_fqns()
+        self._program = AotiProgram(directory / PACKAGE, index)
+        names = self._program.constants()
         if missing := sorted(set(names) - self._weights.keys()):
             raise EngineMismatch(
                 f"{directory}: the engine wants {missing[0]!r}, which the model does not have"
             )
         self._weights = {name: self._weights[name] for name in names}
-        # The program uses the tensors where they lie, for as long as this object keeps them.
-        self._program.load_constants(self._weights, False, True, user_managed=True)
+        self._program.use(self._weights)
 
     def _load_weights(self, model: Model, placement: Placement) -> dict[str, torch.Tensor]:
         module = (
@@ -87,7 +81,7 @@ class AotiPackage:
             )
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        return self._program.boxed_run(list(inputs))
+        return self._program(*inputs)
 
 
 def open_package(model: Model, config: EngineConfig, placement: Placement, stage: Stage) -> AotiPackage:
