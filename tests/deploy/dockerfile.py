@@ -96,6 +96,10 @@ class Build:
             self.built[name] = self._build(name)
         return self.built[name]
 
+    def discard(self, *names: str) -> None:
+        for name in names:
+            shutil.rmtree(self.built.pop(name).root)
+
     def _build(self, name: str) -> Stage:
         base, body = self.bodies[name]
         stage = Stage(name, base, self.scratch / name)

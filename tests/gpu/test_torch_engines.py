@@ -240,7 +240,8 @@ from tessera.models import open_model
 checkpoint, path, stage, cost = sys.argv[1:]
 config = EngineConfig(engine="aoti", path=Path(path), max_batch_cost=int(cost), max_queue_cost=int(cost))
 make = make_text_engine if stage == "text" else make_vision_engine
-make(open_model(checkpoint), config, place(config)).warm()
+engine = make(open_model(checkpoint), config, place(config))
+engine.warm()
 mapped = [line.rstrip() for line in open("/proc/self/maps") if "/aotinductor/model/" in line]
 assert mapped and all(line.endswith(" (deleted)") for line in mapped), mapped
 """
