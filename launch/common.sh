@@ -286,29 +286,44 @@ EOF
 # Starts every child that ends again, each time a little later if it keeps ending at once; no child waits for
 # another one's pause. Never returns.
 supervise() {
-    local status ended index
+    local status index ended tick=
     while true; do
-        status=0
+        if [[ -z $tick ]] || ! kill -0 "$tick" 2>/dev/null; then
+            sleep 5 &
+            tick=$!
+        fi
+        status=0 ended=
         # Bash would report a killed child in words of its own.
-        wait -n -p ended "${PIDS[@]}" 2>/dev/null || status=$?
+        wait -n -p ended "$tick" "${PIDS[@]}" 2>/dev/null || status=$?
         for index in "${!PIDS[@]}"; do
-            if [[ ${PIDS[index]} != "${ended:-}" ]]; then continue; fi
-            if [[ -n ${PAUSING[index]} ]]; then
-                eval "deaf_to_the_terminal ${COMMANDS[index]} &"
-                PAUSING[index]=
-                STARTED[index]=$SECONDS
-                DELAYS[index]=$((DELAYS[index] < 16 ? DELAYS[index] * 2 : 30))
-            else
-                if ((SECONDS - STARTED[index] > 60)); then DELAYS[index]=1; fi
-                # One that was told to end, for a rolling restart, ends with 0.
-                local tell=say
-                if ((status != 0)); then tell=complain; fi
-                "$tell" "${NAMES[index]} (pid $ended) ended with status $status;" \
-                    "starting it again in ${DELAYS[index]} s"
-                sleep "${DELAYS[index]}" &
-                PAUSING[index]=yes
+            if [[ ${PIDS[index]} == "${ended:-}" ]]; then
+                replace "$index" "$status"
+            # Of children that are killed in the same instant bash reports one and forgets the others.
+            elif ! kill -0 "${PIDS[index]}" 2>/dev/null; then
+                status=0
+                wait "${PIDS[index]}" 2>/dev/null || status=$?
+                replace "$index" "$status"
             fi
-            PIDS[index]=$!
         done
     done
+}
+
+# replace INDEX STATUS: what comes after a child that has ended: a pause, and after the pause the child again.
+replace() {
+    local index=$1 status=$2 tell=say
+    if [[ -n ${PAUSING[index]} ]]; then
+        eval "deaf_to_the_terminal ${COMMANDS[index]} &"
+        PAUSING[index]=
+        STARTED[index]=$SECONDS
+        DELAYS[index]=$((DELAYS[index] < 16 ? DELAYS[index] * 2 : 30))
+    else
+        if ((SECONDS - STARTED[index] > 60)); then DELAYS[index]=1; fi
+        # One that was told to end, for a rolling restart, ends with 0.
+        if ((status != 0)); then tell=complain; fi
+        "$tell" "${NAMES[index]} (pid ${PIDS[index]}) ended with status $status;" \
+            "starting it again in ${DELAYS[index]} s"
+        sleep "${DELAYS[index]}" &
+        PAUSING[index]=yes
+    fi
+    PIDS[index]=$!
 }

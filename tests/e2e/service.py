@@ -39,9 +39,9 @@ class Service:
         return _metric(f"http://127.0.0.1:{self.worker_ports[worker]}/metrics", name, labels)
 
     def pids(self) -> list[int]:
-        """The script's children in the order in which it started them: the frontend, then the workers."""
+        """The processes of the service in the order in which the script started them: frontends, workers."""
         children = Path(f"/proc/{self.script.pid}/task/{self.script.pid}/children").read_text().split()
-        return [int(pid) for pid in children]
+        return [int(pid) for pid in children if _is_tessera(int(pid))]
 
     def pids_in_order(self, count: int) -> list[int]:
         """The ``count`` processes of the service by their places, -1 for one that is not there now.
@@ -78,6 +78,15 @@ class Service:
                 workers = self.health()["workers"]
             except httpx.TransportError as error:
                 workers = repr(error)
+
+
+def _is_tessera(pid: int) -> bool:
+    """The script has pauses for children, too."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return b"tessera.frontend" in words or b"tessera.worker" in words
 
 
 def _metric(url: str, name: str, labels: dict[str, str]) -> float:

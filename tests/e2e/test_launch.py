@@ -217,11 +217,18 @@ def test_what_ends_is_started_again_and_a_frozen_worker_ends_with_the_rest(
     checkpoint: Path, scratch: Path
 ) -> None:
     with started(checkpoint, scratch, "agg.sh") as service:
-        worker = service.pids()[1]
-        os.kill(worker, signal.SIGKILL)
+        frontend, worker = service.pids()
+        # In the same instant, as far as the script can tell.
+        freeze(service.script.pid)
+        for pid in (frontend, worker):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: service.pids() == [])
+        os.kill(service.script.pid, signal.SIGCONT)
         # The dead one stays listed until its lease has run out; what matters is who answers.
         answers_again(service)
-        assert re.search(rf"agg worker 0 \(pid {worker}\) ended with status 137", service.log.read_text())
+        log = service.log.read_text()
+        assert re.search(rf"frontend \(pid {frontend}\) ended with status 137", log)
+        assert re.search(rf"agg worker 0 \(pid {worker}\) ended with status 137", log)
         # The runtime goes deaf when the directory of file discovery is removed.
         (store,) = scratch.iterdir()
         shutil.rmtree(store)
@@ -232,6 +239,42 @@ def test_what_ends_is_started_again_and_a_frozen_worker_ends_with_the_rest(
         os.killpg(service.script.pid, signal.SIGINT)
         assert service.script.wait(timeout=40) == 130
         assert group_members(service.script.pid) == []
+
+
+_THREE = """
+source launch/common.sh
+trap cleanup EXIT
+trap 'exit 143' TERM
+for number in 1 2 3; do start "child $number" sleep 1000; done
+supervise
+"""
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_all_that_are_killed_in_the_same_instant_are_started_again(tmp_path: Path, count: int) -> None:
+    def children() -> list[int]:
+        found = Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split()
+        return [int(pid) for pid in found if command(int(pid)) == "sleep 1000 "]
+
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        script = subprocess.Popen(["bash", "-c", _THREE], cwd=ROOT, stderr=output)
+    try:
+        wait_for(lambda: len(children()) == 3)
+        killed = children()[:count]
+        freeze(script.pid)
+        for pid in killed:
+            os.kill(pid, signal.SIGKILL)
+        os.kill(script.pid, signal.SIGCONT)
+        wait_for(lambda: len(children()) == 3)
+        said = log.read_text().splitlines()
+        assert sorted(line.split("(")[1].split(";")[0] for line in said) == sorted(
+            f"pid {pid}) ended with status 137" for pid in killed
+        )
+    finally:
+        script.send_signal(signal.SIGCONT)
+        script.terminate()
+        assert script.wait(timeout=40) == 143
 
 
 def answers_again(service: Service) -> None:
