@@ -192,7 +192,17 @@ def test_what_is_there_is_not_overwritten(
 def test_one_stage_as_a_file(
     model: LlamaNemotronVL, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "post.onnx"
+    path = tmp_path / "new" / "post.onnx"
     main(["export", "--model-path", str(model.path), "--stage", "post", "--out", str(path)])
     assert str(path) in capsys.readouterr().out
     assert [one.name for one in onnx.load(path).graph.output] == ["vectors", "norms"]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_more_tokens_than_the_model_takes_are_refused(
+    model: LlamaNemotronVL, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--stage", "post", "--max-tokens", str(model.max_tokens + 1), "--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit):
+        main(["export", "--model-path", str(model.path), *words])
+    assert f"at most {model.max_tokens}" in capsys.readouterr().err

@@ -92,11 +92,12 @@ from tessera.engine.torch_device import Placement
 from tessera.models import open_model
 model = open_model(Path(sys.argv[1]))
 package = AotiPackage(model, Path(sys.argv[2]), Stage.VISION, Placement(device="cpu", dtype="float32"))
-(rows,) = package(torch.zeros(1, *model.tile_shape, dtype=torch.uint8))
+program = package.load()
+(rows,) = program(torch.zeros(1, *model.tile_shape, dtype=torch.uint8))
 assert rows.isfinite().all()
 mapped = [line.rstrip() for line in open("/proc/self/maps") if "/aotinductor/model/" in line]
 assert mapped and all(line.endswith(" (deleted)") for line in mapped), mapped
-(again,) = package(torch.zeros(1, *model.tile_shape, dtype=torch.uint8))
+(again,) = program(torch.zeros(1, *model.tile_shape, dtype=torch.uint8))
 assert again.equal(rows)
 os._exit(0)
 """
@@ -142,7 +143,7 @@ def test_an_engine_of_another_checkpoint_is_refused(engines: Path, tmp_path: Pat
     [
         ({"dtype": "bfloat16"}, ["bfloat16", "float32"]),
         ({"max_batch_cost": 64}, ["up to 32 tiles", "64"]),
-        ({"path": None}, ["path"]),
+        ({"path": None}, ["path", "--stage vision"]),
         ({"quantization": "fp8"}, ["fp8"]),
     ],
     ids=str,

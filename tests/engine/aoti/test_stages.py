@@ -46,7 +46,7 @@ def compare(found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 @torch.inference_mode()
 def test_vision_in_every_number_of_tiles(engines: Path, model: LlamaNemotronVL) -> None:
-    package = AotiPackage(model, engines / "vision", Stage.VISION, CPU)
+    package = AotiPackage(model, engines / "vision", Stage.VISION, CPU).load()
     module = model.load_vision(dtype="float32", device="cpu")
     random = torch.Generator().manual_seed(0)
     for count in (1, 3, 32):
@@ -57,7 +57,8 @@ def test_vision_in_every_number_of_tiles(engines: Path, model: LlamaNemotronVL) 
 @torch.inference_mode()
 def test_text_whole_and_in_parts(engines: Path, model: LlamaNemotronVL, batches: dict[str, Batch]) -> None:
     text, embed, lm, post = (
-        AotiPackage(model, engines / name, Stage(name), CPU) for name in ("text", "embed", "lm", "post")
+        AotiPackage(model, engines / name, Stage(name), CPU).load()
+        for name in ("text", "embed", "lm", "post")
     )
     for name, batch in batches.items():
         pooled = expected(model, batch)
@@ -74,7 +75,7 @@ def test_text_whole_and_in_parts(engines: Path, model: LlamaNemotronVL, batches:
 
 @torch.inference_mode()
 def test_fused(engines: Path, model: LlamaNemotronVL, batches: dict[str, Batch]) -> None:
-    package = AotiPackage(model, engines / "fused", Stage.FUSED, CPU)
+    package = AotiPackage(model, engines / "fused", Stage.FUSED, CPU).load()
     for name in ("odd lengths", "one image", "images and text"):
         vectors, norms = package(*batches[name].fused(model))
         compare(vectors * norms[:, None], expected(model, batches[name]))

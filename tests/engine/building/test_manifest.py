@@ -55,7 +55,7 @@ def test_what_was_written_is_read(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("expected", "names"),
     [
-        ({"fingerprint": "def"}, ["abc", "def"]),
+        ({"fingerprint": "def"}, ["another checkpoint", "abc", "def"]),
         ({"stage": Stage.TEXT}, ["vision", "text"]),
         ({"capability": "9.0"}, ["8.9, 12.0", "9.0"]),
         ({"versions": {"tensorrt_rtx": "1.8"}}, ["tensorrt_rtx 1.7.1", "tensorrt_rtx 1.8"]),
@@ -69,6 +69,18 @@ def test_a_mismatch_names_both_sides(directory: Path, expected: dict[str, object
         Manifest.read(directory).require(directory, **expected)
     for part in [str(directory), *names]:
         assert part in caught.value.message
+
+
+def test_of_another_flavour_nothing_else_is_compared(directory: Path) -> None:
+    with pytest.raises(
+        EngineMismatch, match=r"flavour is tensorrt_rtx, wanted is aoti\. tessera-engine build"
+    ):
+        Manifest.read(directory).require(directory, flavour="aoti", versions={"torch": "2"})
+
+
+def test_what_is_needed_must_be_listed(directory: Path) -> None:
+    with pytest.raises(EngineMismatch, match=r"manifest\.json: it does not list engine\.pt2"):
+        Manifest.read(directory).verify_files(directory, "engine.plan", "engine.pt2")
 
 
 @pytest.mark.parametrize("change", ["longer", "other", "gone"])
@@ -133,3 +145,22 @@ def test_a_build_without_a_flavour_says_how_to_name_one(
         main(["build", "--model-path", str(tmp_path), "--stage", "vision", "--out", str(tmp_path / "out")])
     said = capsys.readouterr().err
     assert "--flavour" in said and "--config" in said
+
+
+def test_calibration_that_nothing_would_use_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--flavour", "tensorrt_rtx", "--stage", "vision", "--calibration", str(tmp_path)]
+    with pytest.raises(SystemExit):
+        main(["build", "--model-path", str(tmp_path), *words, "--out", str(tmp_path / "out")])
+    assert "float8, and this stage is built in bfloat16" in capsys.readouterr().err
+
+
+def test_inspect_names_the_manifest_of_an_unknown_flavour(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = directory / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"flavour": "foo"}))
+    with pytest.raises(SystemExit):
+        main(["inspect", str(directory)])
+    assert f"{path}: flavour 'foo'" in capsys.readouterr().err

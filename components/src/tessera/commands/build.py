@@ -77,4 +77,7 @@ def spec_of(options: argparse.Namespace) -> BuildSpec:
     values |= {key: value for key, value in changes.items() if value is not None}
     if "flavour" not in values:
         raise ConfigError("build needs --flavour, or --config with a file whose build list has the stage")
-    return convert(BuildSpec, values, str(options.config or "build"))
+    spec = convert(BuildSpec, values, str(options.config or "build"))
+    if options.calibration is not None and spec.dtype != "float8":
+        raise ConfigError(f"--calibration is for --dtype float8, and this stage is built in {spec.dtype}")
+    return spec

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +40,7 @@ def run(options: argparse.Namespace) -> None:
     # Here, so that the other commands need no torch.
     from tessera.engine.building.aoti_flavour import stages_of
     from tessera.engine.building.envelope import envelope_of
+    from tessera.engine.building.partial import partial_directory
     from tessera.engine.exporting.onnx_file import write_onnx
     from tessera.engine.exporting.triton_repository import TritonRepository
 
@@ -52,6 +54,8 @@ def run(options: argparse.Namespace) -> None:
     tokens = options.max_tokens or model.max_tokens
     if min(options.max_sequences, options.max_tiles, tokens) < 1:
         raise ConfigError("--max-sequences, --max-tokens and --max-tiles must be at least 1")
+    if tokens > model.max_tokens:
+        raise ConfigError(f"--max-tokens {tokens}: the model takes at most {model.max_tokens}")
     rows = options.max_tiles * model.tokens_per_tile
     profile = Profile(
         tiles=_up_to(options.max_tiles),
@@ -66,14 +70,19 @@ def run(options: argparse.Namespace) -> None:
         progress(f"loading the {options.stage} stage")
         stage = stages.load_stage(options.stage, layout="padded", dtype=options.dtype, device="cpu")
         progress("exporting it")
-        for path in write_onnx(stage, envelope, options.out):
-            print(f"{path}: {path.stat().st_size / (1 << 20):.1f} MiB")
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{options.out.name}.", dir=options.out.parent) as partial:
+            # The model last: it names the file with its weights.
+            for written in reversed(write_onnx(stage, envelope, Path(partial) / options.out.name)):
+                path = written.rename(options.out.with_name(written.name))
+                print(f"{path}: {path.stat().st_size / (1 << 20):.1f} MiB")
         return
-    repository = TritonRepository(model, stages, options.out, envelope, dtype=options.dtype)
-    if options.triton == "fused":
-        repository.write_fused(progress)
-    else:
-        repository.write_split(progress, image_token_id=stages.image_token_id)
+    with partial_directory(options.out) as folder:
+        repository = TritonRepository(model, stages, folder, envelope, dtype=options.dtype)
+        if options.triton == "fused":
+            repository.write_fused(progress)
+        else:
+            repository.write_split(progress, image_token_id=stages.image_token_id)
     print(f"{options.out}: {', '.join(sorted(path.name for path in options.out.iterdir()))}")
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tessera.engine.building.flavours import flavour
-from tessera.engine.building.manifest import Manifest
+from tessera.engine.building.manifest import MANIFEST_FILE, Manifest
+from tessera.errors import ConfigError
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -23,9 +24,12 @@ def add_to(commands: Subparsers) -> None:
 
 def run(options: argparse.Namespace) -> None:
     manifest = Manifest.read(options.directory)
-    manifest.verify_files(options.directory)
+    try:
+        compiler = flavour(manifest.flavour)
+    except ConfigError as error:
+        raise ConfigError(f"{options.directory / MANIFEST_FILE}: {error}") from error
     found = {
         "manifest": msgspec.to_builtins(manifest),
-        "engine": flavour(manifest.flavour).inspect(options.directory, manifest),
+        "engine": compiler.inspect(options.directory, manifest),
     }
     print(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())

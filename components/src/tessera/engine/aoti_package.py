@@ -1,4 +1,4 @@
-"""A compiled stage out of its engine directory, with its weights out of the checkpoint."""
+"""An engine directory that holds a compiled stage; the weights come out of the checkpoint."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ from tessera.models.base import Model
 
 
 class AotiPackage:
-    """Positional tensors in, tensors out; what they are stands in ``manifest.bindings``.
-
-    Runs on the current stream of the calling thread, one call at a time.
-    """
+    """What was built, once it is known to be for this model and machine."""
 
     def __init__(self, model: Model, directory: Path, stage: Stage, placement: Placement) -> None:
         """Raises ``EngineMismatch`` naming both sides where the engine is not for this model and machine."""
@@ -41,30 +38,28 @@ class AotiPackage:
         )
         if capability(placement.device) == CPU:
             require_cpu_flags(manifest.notes.get(FLAGS, ""), directory)
-        manifest.verify_files(directory)
-        product_kernels.restore(directory)
+        manifest.verify_files(directory, PACKAGE)
         self.manifest = manifest
         self.envelope = envelope_of(manifest.profiles)
+        self._model = model
         self._directory = directory
-        self._weights = self._load_weights(model, placement)
-        index = (torch.device(placement.device).index or 0) if placement.is_cuda else -1
-        self._program = AotiProgram(directory / PACKAGE, index)
-        names = self._program.constants()
-        if missing := sorted(set(names) - self._weights.keys()):
-            raise EngineMismatch(
-                f"{directory}: the engine wants {missing[0]!r}, which the model does not have"
-            )
-        self._weights = {name: self._weights[name] for name in names}
-        self._program.use(self._weights)
+        self._placement = placement
 
-    def _load_weights(self, model: Model, placement: Placement) -> dict[str, torch.Tensor]:
+    def load(self) -> AotiProgram:
+        """Raises ``EngineMismatch`` where the engine wants weights that the model does not have."""
+        product_kernels.restore(self._directory)
+        device = torch.device(self._placement.device)
+        index = (device.index or 0) if self._placement.is_cuda else None
+        return AotiProgram(self._directory / PACKAGE, self._weights(), index)
+
+    def _weights(self) -> dict[str, torch.Tensor]:
         module = (
-            stages_of(model)
+            stages_of(self._model)
             .load_stage(
                 self.manifest.stage,
                 layout=self.manifest.layout,
-                dtype=placement.dtype,
-                device=placement.device,
+                dtype=self._placement.dtype,
+                device=self._placement.device,
                 max_sequences=self.envelope["sequences"].max,
             )
             .module
@@ -77,17 +72,14 @@ class AotiPackage:
         if size > most:
             raise EngineMismatch(
                 f"{self._directory}: the engine does not match: it was built for up to {most} {axis},"
-                f" but {what} is {size}"
+                f" but {what} is {size}; build it with larger profiles, or lower max_batch_cost"
             )
-
-    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
-        return self._program(*inputs)
 
 
 def open_package(model: Model, config: EngineConfig, placement: Placement, stage: Stage) -> AotiPackage:
     """The engine at the config's ``path``; raises ``ConfigError`` without one, or for FP8."""
     if config.path is None:
-        raise ConfigError("engine aoti needs path, the directory that tessera-engine build made")
+        raise ConfigError(f"engine 'aoti' needs path: the --out of tessera-engine build --stage {stage}")
     if config.quantization != "none":
         raise ConfigError(f"engine aoti has no quantization {config.quantization}; engine torch has")
     return AotiPackage(model, config.path, stage, placement)

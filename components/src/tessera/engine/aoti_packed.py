@@ -6,15 +6,15 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from tessera.engine.aoti_package import AotiPackage
+from tessera.engine.aoti_program import AotiProgram
 
 
 class PackedModule:
     """Implements ``TextModule``; more sequences than the engine was built for go in several calls."""
 
-    def __init__(self, package: AotiPackage) -> None:
-        self.package = package
-        self.max_sequences = package.envelope["sequences"].max
+    def __init__(self, program: AotiProgram, max_sequences: int) -> None:
+        self.program = program
+        self.max_sequences = max_sequences
 
     def __call__(
         self,
@@ -28,7 +28,7 @@ class PackedModule:
         rows, vision_map = mapped(input_ids, vision_rows, vision_index)
         found = []
         for sequences, tokens in self._calls(lengths):
-            vectors, norms = self.package(
+            vectors, norms = self.program(
                 input_ids[tokens],
                 positions[tokens],
                 cu_seqlens[1:][sequences] - tokens.start,

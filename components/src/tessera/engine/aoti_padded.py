@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from tessera.engine.aoti_package import AotiPackage
 from tessera.engine.aoti_packed import mapped
+from tessera.engine.aoti_program import AotiProgram
 
 
 def bucketed_cost(count: int, total: int, longest: int) -> int:
@@ -21,9 +21,9 @@ def bucketed_cost(count: int, total: int, longest: int) -> int:
 class PaddedModule:
     """Implements ``TextModule``: one call for the sequences of each bucket of lengths."""
 
-    def __init__(self, package: AotiPackage) -> None:
-        self._package = package
-        self._max_sequences = package.envelope["sequences"].max
+    def __init__(self, program: AotiProgram, max_sequences: int) -> None:
+        self._program = program
+        self._max_sequences = max_sequences
 
     def __call__(
         self,
@@ -46,7 +46,7 @@ class PaddedModule:
                 ids[row, : lengths[number]] = input_ids[tokens]
                 places[row, : lengths[number]] = vision_map[tokens]
                 mask[row, : lengths[number]] = 1
-            vectors, norms = self._package(ids, mask, rows, places)
+            vectors, norms = self._program(ids, mask, rows, places)
             pooled[numbers] = vectors * norms[:, None]
         return pooled
 

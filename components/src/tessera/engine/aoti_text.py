@@ -25,17 +25,18 @@ class AotiTextEngine(TorchTextEngine):
     def _load(self, model: Model, config: EngineConfig, placement: Placement) -> TextModule:
         package = open_package(model, config, placement, Stage.TEXT)
         most = max(config.max_batch_cost, model.max_tokens)
+        sequences = package.envelope["sequences"].max
         if package.manifest.layout is Layout.PACKED:
             package.require_room("tokens", most, "the larger of max_batch_cost and the longest input")
             package.require_room("rows", most, "the larger of max_batch_cost and the longest input")
-            return PackedModule(package)
+            return PackedModule(package.load(), sequences)
         if placement.is_cuda:
             raise ConfigError(
                 f"{config.path}: on CUDA engine aoti runs layout packed, and this one is padded"
             )
         package.require_room("tokens", model.max_tokens, "the longest input")
         package.require_room("rows", most, "the larger of max_batch_cost and the longest input")
-        return PaddedModule(package)
+        return PaddedModule(package.load(), sequences)
 
     def _on_cuda(self, module: TextModule, placement: Placement, graph_tokens: int) -> CudaText:
         assert isinstance(module, PackedModule)

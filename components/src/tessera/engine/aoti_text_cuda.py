@@ -57,7 +57,7 @@ class WholeTextGraphs:
         stream: torch.cuda.Stream,
         max_tokens: int,
     ) -> None:
-        self._package = module.package
+        self._program = module.program
         self._max_sequences = module.max_sequences
         # Largest first, so that the smaller ones find their memory in the pool.
         sizes = graph_sizes(max_tokens)[::-1]
@@ -75,7 +75,7 @@ class WholeTextGraphs:
         self._sizes = sizes[::-1]
 
     def _compute(self, size: int) -> torch.Tensor:
-        vectors, norms = self._package(
+        vectors, norms = self._program(
             self._input_ids[:size],
             self._positions[:size],
             self._ends[: self._sequences(size)],

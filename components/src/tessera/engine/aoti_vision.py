@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tessera.engine.aoti_package import AotiPackage, open_package
+from tessera.engine.aoti_package import open_package
+from tessera.engine.aoti_program import AotiProgram
 from tessera.engine.building.spec import Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.torch_device import Placement
@@ -15,11 +16,11 @@ from tessera.models.base import Model, VisionModule
 class AotiVisionModule:
     """Implements ``VisionModule``."""
 
-    def __init__(self, package: AotiPackage) -> None:
-        self._package = package
+    def __init__(self, program: AotiProgram) -> None:
+        self._program = program
 
     def __call__(self, tiles: torch.Tensor) -> torch.Tensor:
-        (rows,) = self._package(tiles)
+        (rows,) = self._program(tiles)
         return rows
 
 
@@ -33,4 +34,4 @@ class AotiVisionEngine(TorchVisionEngine):
         package = open_package(model, config, placement, Stage.VISION)
         most = max(config.max_batch_cost, model.max_tiles)
         package.require_room("tiles", most, "the larger of max_batch_cost and one image's tiles")
-        return AotiVisionModule(package)
+        return AotiVisionModule(package.load())

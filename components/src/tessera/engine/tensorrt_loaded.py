@@ -109,7 +109,7 @@ def open_engine(model: Model, config: EngineConfig, placement: Placement, stage:
             f"{directory}: the engine's vision rows are {rows_dtype(manifest)}, dtype in the engine config is"
             f" {config.dtype}, here {placement.dtype}"
         )
-    manifest.verify_files(directory)
+    manifest.verify_files(directory, PLAN_FILE)
     logger, messages = logging_of(trt)
     messages.clear()
     with torch.cuda.device(placement.device):

@@ -36,7 +36,8 @@ def place(config: EngineConfig) -> Placement:
         device = "cuda" if has_cuda else "cpu"
     if device.startswith("cuda") and not has_cuda:
         raise ConfigError(
-            f"device {config.device!r} was asked for, but torch {torch.__version__} finds no CUDA device"
+            f"device {config.device!r} was asked for, but torch {torch.__version__} finds no CUDA device:"
+            " use device auto or cpu, or a machine with one and a torch with CUDA"
         )
     if not (device == "cpu" or device == "cuda" or device.removeprefix("cuda:").isdigit()):
         raise ConfigError(f"device {config.device!r} is none of auto, cpu, cuda, cuda:N")

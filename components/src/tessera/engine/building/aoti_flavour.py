@@ -69,7 +69,7 @@ class AotiFlavour:
         if not stage.fused_attention and not spec.decomposable:
             raise EngineBuildFailed(
                 f"there is no fused attention for layout {spec.layout} in {spec.dtype} on {device}:"
-                " use layout padded, or allow attention to be decomposed"
+                " use --layout padded, or allow attention to be taken apart with --decomposable"
             )
         progress("tracing it with torch.export")
         program = export_stage(stage, envelope, device=device)
@@ -94,6 +94,7 @@ class AotiFlavour:
 
     def inspect(self, directory: Path, manifest: Manifest) -> dict[str, Any]:
         """The files inside the package, and the operators that it calls instead of compiled code."""
+        manifest.verify_files(directory, PACKAGE)
         with ZipFile(directory / PACKAGE) as archive:
             files = {entry.filename: entry.file_size for entry in archive.infolist()}
             source = "".join(

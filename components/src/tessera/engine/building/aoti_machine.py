@@ -51,5 +51,5 @@ def require_cpu_flags(built: str, directory: Path) -> None:
     if missing:
         raise EngineMismatch(
             f"{directory}: the engine does not match: it was built for a CPU with {' '.join(missing)},"
-            " which this one lacks"
+            " which this one lacks. tessera-engine build makes one for this machine"
         )

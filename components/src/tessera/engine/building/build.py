@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 from tessera.engine.building.flavours import Progress, flavour
 from tessera.engine.building.manifest import Manifest, describe_files
+from tessera.engine.building.partial import partial_directory
 from tessera.engine.building.spec import BuildSpec
-from tessera.errors import ConfigError
 from tessera.models.base import Model
 
 
@@ -19,14 +17,9 @@ def build_engine(
     model: Model, spec: BuildSpec, out: Path, *, timing_cache: Path | None = None, progress: Progress
 ) -> Manifest:
     """Build into a directory beside ``out`` and rename it; raises ``ConfigError`` when ``out`` exists."""
-    if out.exists():
-        raise ConfigError(f"{out} exists already; name another directory or remove it")
     compiler = flavour(spec.flavour)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     started = time.monotonic()
-    try:
-        partial.chmod(0o755)
+    with partial_directory(out) as partial:
         built = compiler.build(model, spec, partial, timing_cache=timing_cache, progress=progress)
         progress("hashing the files")
         manifest = Manifest(
@@ -48,7 +41,4 @@ def build_engine(
             notes=built.notes,
         )
         manifest.write(partial)
-        partial.rename(out)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return manifest

@@ -37,7 +37,10 @@ class Flavour(Protocol):
         ...
 
     def inspect(self, directory: Path, manifest: Manifest) -> dict[str, Any]:
-        """What can be said of the built engine beyond its manifest, as JSON values."""
+        """What can be said of the built engine beyond its manifest, as JSON values.
+
+        Raises ``EngineMismatch`` for files that are not what the manifest says.
+        """
         ...
 
 

@@ -83,8 +83,14 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ``capability`` must be among ``capabilities``, and each of ``versions`` equal.
         """
         found = [text for key, value in expected.items() if (text := self._difference(key, value))]
+        if self.flavour != expected.get("flavour", self.flavour):
+            # The rest follows from that.
+            found = [f"its flavour is {self.flavour}, wanted is {expected['flavour']}"]
         if found:
-            raise EngineMismatch(f"{directory}: the engine does not match: {'; '.join(found)}")
+            raise EngineMismatch(
+                f"{directory}: the engine does not match: {'; '.join(found)}."
+                " tessera-engine build makes one that does"
+            )
 
     def _difference(self, key: str, value: object) -> str | None:
         if key == "capability":
@@ -96,11 +102,18 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             built = ", ".join(f"{name} {self.versions[name]}" for name in differ)
             here = ", ".join(f"{name} {value.get(name, 'not installed')}" for name in differ)
             return f"it was built with {built}, here is {here}" if differ else None
+        if key == "fingerprint" and value != self.fingerprint:
+            return (
+                f"it was built from another checkpoint, whose fingerprint is {self.fingerprint}: that of"
+                f" model_path is {value}"
+            )
         own = getattr(self, key)
         return None if own == value else f"its {key} is {own}, wanted is {value}"
 
-    def verify_files(self, directory: Path) -> None:
-        """Compare sizes and hashes; raises ``EngineMismatch``."""
+    def verify_files(self, directory: Path, *needed: str) -> None:
+        """Compare sizes and hashes; raises ``EngineMismatch``, also where a ``needed`` file is not listed."""
+        if unlisted := [name for name in needed if name not in self.files]:
+            raise EngineMismatch(f"{directory / MANIFEST_FILE}: it does not list {unlisted[0]}")
         for name, entry in self.files.items():
             path = directory / name
             try:

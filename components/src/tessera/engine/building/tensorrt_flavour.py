@@ -81,6 +81,7 @@ class TensorRTFlavour:
 
     def inspect(self, directory: Path, manifest: Manifest) -> dict[str, Any]:
         """The network as it was described and, where it can be loaded, the engine that was made of it."""
+        manifest.verify_files(directory, PLAN_FILE, NETWORK_FILE)
         network = json.loads((directory / NETWORK_FILE).read_text())
         return {"network": network} | engine_information(self.name, directory / PLAN_FILE)
 

@@ -27,11 +27,9 @@ class TritonRepository:
     def __init__(
         self, model: Model, stages: StageFamily, directory: Path, envelope: Envelope, *, dtype: str
     ) -> None:
-        """Raises ``ConfigError`` when ``directory`` exists, or no router can handle ``dtype``."""
+        """Raises ``ConfigError`` when no router can handle ``dtype``."""
         if dtype not in ("float32", "float16"):
             raise ConfigError(f"a Triton repository has dtype float32 or float16, not {dtype}")
-        if directory.exists():
-            raise ConfigError(f"{directory} exists already; name another directory or remove it")
         require_exporter()
         self._model = model
         self._stages = stages
