@@ -19,6 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.errors import RequestError
+from tessera.frontend import guarded_protocol
 from tessera.frontend.error_shapes import failure_response
 from tessera.frontend.failures import render
 from tessera.frontend.guarded_protocol import ConnectionLimits
@@ -129,6 +130,26 @@ async def test_many_slow_clients_do_not_keep_others_out(running: Running) -> Non
         assert refusal(await asyncio.wait_for(reader.read(), 20))[0] == 408
         writer.close()
     await until(lambda: not running.server.server_state.connections)
+
+
+async def test_more_connections_than_descriptors_are_refused(
+    patient: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guarded_protocol, "max_connections", lambda: 4)
+    open_ones = [await patient.connect() for _ in range(4)]
+    await until(lambda: len(patient.server.server_state.connections) == 4)
+    refused = [await patient.connect() for _ in range(200)]
+    answers = await asyncio.gather(*(reader.read() for reader, _ in refused), return_exceptions=True)
+    told = [refusal(raw) for raw in answers if raw and isinstance(raw, bytes)]
+    # Those whose answers the rest would have waited behind are cut off.
+    assert 0 < len(told) < len(answers)
+    assert {(status, error["code"]) for status, error, _ in told} == {(503, "overloaded")}
+    for reader, writer in open_ones:
+        writer.write(SMALL)
+        assert await reader.readuntil(b"small")
+    for _, writer in (*refused, *open_ones):
+        writer.close()
+    await until(lambda: not patient.server.server_state.connections)
 
 
 @pytest.mark.parametrize(

@@ -20,4 +20,4 @@ def raise_descriptor_limit() -> None:
 def max_connections() -> int:
     """What the descriptors allow; beyond it the system would refuse our own files as well."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(64, soft - _OTHERS)
+    return max(soft // 2, soft - _OTHERS)

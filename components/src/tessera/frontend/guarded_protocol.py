@@ -29,6 +29,8 @@ from tessera.frontend.slow_reader import SlowReader
 # Before an idle connection is closed: the loop has read by then what had come while it was busy. Closing a
 # connection on which something lies unread resets it under its client.
 _LAST_LOOK_SECONDS: Final = 0.05
+# Connections beyond the limit that may wait until their clients have read why.
+_REFUSED_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +71,12 @@ class GuardedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._reader = SlowReader(transport, self.loop, seconds=self._limits.write_seconds)
-        if len(self.connections) > max_connections():
+        excess = len(self.connections) - max_connections()
+        if excess > _REFUSED_AT_ONCE:
+            # An answer would hold a descriptor for another second.
+            transport.abort()
+            return
+        if excess > 0:
             self._refuse(render_status(503, "too many connections", code="overloaded", retry_after=1.0))
             return
         self._arm()
