@@ -265,6 +265,7 @@ def test_all_that_are_killed_in_the_same_instant_are_started_again(tmp_path: Pat
         freeze(script.pid)
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: len(children()) == 3 - count)
         os.kill(script.pid, signal.SIGCONT)
         wait_for(lambda: len(children()) == 3)
         said = log.read_text().splitlines()
