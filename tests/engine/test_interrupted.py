@@ -14,20 +14,25 @@ import pytest
 from tests.e2e.service import ROOT
 
 AOTI = ROOT / "engine_configs/llama_nemotron_vl/aoti.yaml"
+RTX = ROOT / "engine_configs/llama_nemotron_vl/tensorrt_rtx.yaml"
 
 
 @pytest.mark.parametrize(
     ("words", "during", "number"),
     [
         (["build", "--config", str(AOTI), "--stage", "vision"], "compiling", signal.SIGTERM),
+        (["build", "--config", str(RTX), "--stage", "text"], "step 1 of", signal.SIGTERM),
+        (["build", "--config", str(RTX), "--stage", "text"], "step 1 of", signal.SIGINT),
         (["export", "--triton", "split"], "exporting lm", signal.SIGINT),
     ],
-    ids=["build", "export"],
+    ids=["aoti", "tensorrt", "tensorrt by Ctrl-C", "export"],
 )
 def test_nothing_is_left(
     checkpoint: Path, tmp_path: Path, words: list[str], during: str, number: signal.Signals
 ) -> None:
-    if words[0] == "build" and shutil.which("g++") is None:
+    if str(RTX) in words and importlib.util.find_spec("tensorrt_rtx_bindings") is None:
+        pytest.skip("needs the extra tensorrt-rtx")
+    if str(AOTI) in words and shutil.which("g++") is None:
         pytest.skip("needs g++ (Debian package g++)")
     if words[0] == "export" and importlib.util.find_spec("onnxscript") is None:
         pytest.skip("needs the extra export")

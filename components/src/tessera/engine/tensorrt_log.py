@@ -55,8 +55,8 @@ def logging_of(trt: Any) -> tuple[Any, Messages]:
     return Logger(), messages
 
 
-def make_monitor(trt: Any, tell: Callable[[str], None]) -> Any:
-    """A progress monitor that tells the outer phases of a build and their steps."""
+def make_monitor(trt: Any, tell: Callable[[str], None], stop: Callable[[], bool]) -> Any:
+    """A progress monitor that tells the outer phases of a build and their steps, and ends it on ``stop``."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -70,7 +70,7 @@ def make_monitor(trt: Any, tell: Callable[[str], None]) -> Any:
         def step_complete(self, phase_name: str, step: int) -> bool:
             if phase_name in self._steps:
                 tell(f"{phase_name}: step {step + 1} of {self._steps[phase_name]}")
-            return True
+            return not stop()
 
         def phase_finish(self, phase_name: str) -> None:
             self._steps.pop(phase_name, None)

@@ -14,6 +14,7 @@ import torch
 
 from tessera.engine.building.calibration import read_samples
 from tessera.engine.building.flavours import Built, Progress
+from tessera.engine.building.held_back import held_back
 from tessera.engine.building.manifest import Manifest
 from tessera.engine.building.spec import BuildSpec, Layout, Profile
 from tessera.engine.building.tensorrt_graph import TensorRTGraph
@@ -51,7 +52,6 @@ class TensorRTFlavour:
         graph, notes = describe(trt, network, model, spec)
         config = builder.create_builder_config()
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
-        config.progress_monitor = make_monitor(trt, progress)
         _target(trt, config, capabilities)
         for profile in spec.profiles:
             config.add_optimization_profile(optimization_profile(builder, graph, profile))
@@ -59,7 +59,8 @@ class TensorRTFlavour:
         if timing_cache is not None and self.name == "tensorrt_rtx":
             progress("tensorrt_rtx times nothing while it builds: the timing cache is not used")
             timing_cache = None
-        with TimingCache(timing_cache, f"{self.name} {trt.__version__}") as cache:
+        with TimingCache(timing_cache, f"{self.name} {trt.__version__}") as cache, held_back() as interrupted:
+            config.progress_monitor = make_monitor(trt, progress, interrupted)
             cache.attach(config, progress)
             plan = builder.build_serialized_network(network, config)
             if plan is None:
