@@ -286,24 +286,25 @@ EOF
 # Starts every child that ends again, each time a little later if it keeps ending at once; no child waits for
 # another one's pause. Never returns.
 supervise() {
-    local status index ended tick=
+    local index status ended reported tick=
     while true; do
-        if [[ -z $tick ]] || ! kill -0 "$tick" 2>/dev/null; then
+        # Of children that are killed in the same instant bash reports one and forgets the others: each is looked
+        # for after every report, and when none has come for a while.
+        if ! kill -0 "$tick" 2>/dev/null; then
             sleep 5 &
             tick=$!
         fi
-        status=0 ended=
+        reported=0 ended=
         # Bash would report a killed child in words of its own.
-        wait -n -p ended "$tick" "${PIDS[@]}" 2>/dev/null || status=$?
+        wait -n -p ended "$tick" "${PIDS[@]}" 2>/dev/null || reported=$?
         for index in "${!PIDS[@]}"; do
-            if [[ ${PIDS[index]} == "${ended:-}" ]]; then
-                replace "$index" "$status"
-            # Of children that are killed in the same instant bash reports one and forgets the others.
-            elif ! kill -0 "${PIDS[index]}" 2>/dev/null; then
+            status=$reported
+            if [[ ${PIDS[index]} != "${ended:-}" ]]; then
+                if kill -0 "${PIDS[index]}" 2>/dev/null; then continue; fi
                 status=0
                 wait "${PIDS[index]}" 2>/dev/null || status=$?
-                replace "$index" "$status"
             fi
+            replace "$index" "$status"
         done
     done
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from safetensors.torch import save
 
 from tests.clients.conftest import ClosedService
 from tests.e2e.inputs import cosine, parts
+from tests.proc import open_files
 from tests.references.llama_nemotron_vl import Reference
 
 pytestmark = pytest.mark.e2e
@@ -66,8 +66,7 @@ def test_rows_count_as_the_image_they_came_from(
     assert after == handed_over + 5
     assert "tessera_lent_bytes 0.0" in http.get("/metrics").text
     for pid in service.running.pids():
-        links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
-        assert not [link for link in links if "tessera-slab" in link]
+        assert not [name for name in open_files(pid) if "tessera-slab" in name]
         assert "tessera-slab" not in Path(f"/proc/{pid}/maps").read_text()
 
 

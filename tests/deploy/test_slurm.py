@@ -19,6 +19,7 @@ import pytest
 from tests.deploy.conftest import run_script
 from tests.deploy.processes import running, wait_for
 from tests.e2e.service import MODEL, ROOT
+from tests.proc import command_line
 
 pytestmark = pytest.mark.e2e
 SCRIPT = ROOT / "deploy/slurm/tessera.sbatch"
@@ -86,8 +87,8 @@ def tasks(nodes: dict[str, str], module: str) -> dict[int, str]:
     found = {}
     for address, name in nodes.items():
         for pid in run_script("ip", "netns", "pids", name).stdout.split():
-            command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-            if module.encode() in command and b"python" in command[0]:
+            command = command_line(int(pid))
+            if module in command and "python" in command[0]:
                 found[int(pid)] = address
     return found
 

@@ -15,6 +15,8 @@ import httpx
 from benchmarks.ports import free_ports
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.proc import children, command_line
+
 ROOT = Path(__file__).parents[2]
 MODEL = "tessera-random"
 
@@ -40,8 +42,7 @@ class Service:
 
     def pids(self) -> list[int]:
         """The processes of the service in the order in which the script started them: frontends, workers."""
-        children = Path(f"/proc/{self.script.pid}/task/{self.script.pid}/children").read_text().split()
-        return [int(pid) for pid in children if _is_tessera(int(pid))]
+        return [pid for pid in children(self.script.pid) if _is_tessera(pid)]
 
     def pids_in_order(self, count: int) -> list[int]:
         """The ``count`` processes of the service by their places, -1 for one that is not there now.
@@ -55,16 +56,16 @@ class Service:
         for pid in self.pids():
             try:
                 environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"tessera.worker" in arguments:
+            arguments = command_line(pid)
+            if "tessera.worker" in arguments:
                 # A process that begins or ends shows no environment for a moment.
                 port = next((entry for entry in environ if entry.startswith(b"DYN_SYSTEM_PORT=")), None)
                 if port is not None:
                     found[frontends + int(port.partition(b"=")[2]) - first_port] = pid
-            elif b"tessera.frontend" in arguments:
-                found[int(arguments[arguments.index(b"--port") + 1]) - http_port] = pid
+            elif "tessera.frontend" in arguments:
+                found[int(arguments[arguments.index("--port") + 1]) - http_port] = pid
         return found
 
     def wait_workers(self, embed: int, encode: int, timeout: float = 90.0) -> None:
@@ -82,11 +83,7 @@ class Service:
 
 def _is_tessera(pid: int) -> bool:
     """The script has pauses for children, too."""
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return False
-    return b"tessera.frontend" in words or b"tessera.worker" in words
+    return not {"tessera.frontend", "tessera.worker"}.isdisjoint(command_line(pid))
 
 
 def _metric(url: str, name: str, labels: dict[str, str]) -> float:

@@ -23,6 +23,7 @@ from PIL import Image
 from tessera.rpc import FORGOTTEN
 from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, ROOT, Service, free_ports, group_members, group_pids, launch
+from tests.proc import children, command_line
 from tests.shared_memory import mapped
 from tests.signals import freeze
 
@@ -234,7 +235,7 @@ def test_what_ends_is_started_again_and_a_frozen_worker_ends_with_the_rest(
         shutil.rmtree(store)
         wait_for(lambda: service.log.read_text().count(f"ended with status {FORGOTTEN}") == 2)
         answers_again(service)
-        new = next(pid for pid in service.pids() if "tessera.worker" in command(pid))
+        new = next(pid for pid in service.pids() if "tessera.worker" in command_line(pid))
         freeze(new)
         os.killpg(service.script.pid, signal.SIGINT)
         assert service.script.wait(timeout=40) == 130
@@ -252,22 +253,21 @@ supervise
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_all_that_are_killed_in_the_same_instant_are_started_again(tmp_path: Path, count: int) -> None:
-    def children() -> list[int]:
-        found = Path(f"/proc/{script.pid}/task/{script.pid}/children").read_text().split()
-        return [int(pid) for pid in found if command(int(pid)) == "sleep 1000 "]
+    def sleepers() -> list[int]:
+        return [pid for pid in children(script.pid) if command_line(pid) == ["sleep", "1000"]]
 
     log = tmp_path / "log"
     with log.open("wb") as output:
         script = subprocess.Popen(["bash", "-c", _THREE], cwd=ROOT, stderr=output)
     try:
-        wait_for(lambda: len(children()) == 3)
-        killed = children()[:count]
+        wait_for(lambda: len(sleepers()) == 3)
+        killed = sleepers()[:count]
         freeze(script.pid)
         for pid in killed:
             os.kill(pid, signal.SIGKILL)
-        wait_for(lambda: len(children()) == 3 - count)
+        wait_for(lambda: len(sleepers()) == 3 - count)
         os.kill(script.pid, signal.SIGCONT)
-        wait_for(lambda: len(children()) == 3)
+        wait_for(lambda: len(sleepers()) == 3)
         said = log.read_text().splitlines()
         assert sorted(line.split("(")[1].split(";")[0] for line in said) == sorted(
             f"pid {pid}) ended with status 137" for pid in killed
@@ -306,7 +306,3 @@ def test_ctrl_c_while_a_worker_waits_to_be_started_again(checkpoint: Path, scrat
         os.killpg(service.script.pid, signal.SIGINT)
         assert service.script.wait(timeout=40) == 130
         assert group_members(service.script.pid) == []
-
-
-def command(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()

@@ -25,6 +25,7 @@ from tessera.models import open_model
 from tessera.worker.decoding import ProcessDecoder, ThreadDecoder
 from tessera.worker.decoding.messages import Limits
 from tests.families.dual_encoder import install, make_checkpoint, pixels_of
+from tests.proc import children
 
 MAX_PIXELS = 1_000_000
 
@@ -37,19 +38,12 @@ class Decoding:
     ) -> None:
         self.lost: Counter[str] = Counter()
         limits = Limits(seconds=seconds, memory_bytes=1 << 29, tile_bytes=tile_bytes, max_pixels=MAX_PIXELS)
-        before = children(os.getpid())
+        before = set(children(os.getpid()))
         self.decoder = ProcessDecoder(path, limits, count=count, lost=lambda why: self.lost.update([why]))
-        (self.nursery,) = children(os.getpid()) - before
+        (self.nursery,) = set(children(os.getpid())) - before
 
     def tiles(self, data: bytes) -> np.ndarray:
         return self.decoder.tiles(data, param="input[0]")
-
-
-def children(pid: int) -> set[int]:
-    found = set()
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        found |= {int(child) for child in (task / "children").read_text().split()}
-    return found
 
 
 def alive(pids: set[int]) -> set[int]:
@@ -79,7 +73,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
     yield make
     for decoding in made:
-        family = {decoding.nursery} | children(decoding.nursery)
+        family = {decoding.nursery, *children(decoding.nursery)}
         decoding.decoder.close()
         deadline = time.monotonic() + 20
         while left := alive(family):
@@ -125,7 +119,7 @@ def test_one_image_fails_and_the_next_is_decoded(make: Make, photos: dict[str, b
         assert sum(decoding.lost.values()) == losses
     # What spins is ended by its processor time or by the clock, whichever is seen first.
     assert set(decoding.lost) <= ({"crash"} if ending == b"CRASH" else {"crash", "timeout"})
-    assert len(alive(children(decoding.nursery))) == 1
+    assert len(alive(set(children(decoding.nursery)))) == 1
 
 
 def test_the_others_go_on(make: Make, photos: dict[str, bytes]) -> None:
@@ -175,8 +169,8 @@ def test_limits_are_in_force(make: Make, photos: dict[str, bytes]) -> None:
 
 def test_a_killed_nursery_is_started_again(make: Make, photos: dict[str, bytes]) -> None:
     decoding = make(count=1)
-    others = children(os.getpid())
-    family = {decoding.nursery} | children(decoding.nursery)
+    others = set(children(os.getpid()))
+    family = {decoding.nursery, *children(decoding.nursery)}
     os.kill(decoding.nursery, signal.SIGKILL)
     deadline = time.monotonic() + 20
     while alive(family):
@@ -187,4 +181,4 @@ def test_a_killed_nursery_is_started_again(make: Make, photos: dict[str, bytes])
     with pytest.raises(Unavailable):
         decoding.tiles(good)
     np.testing.assert_array_equal(decoding.tiles(good), pixels_of(good))
-    (decoding.nursery,) = children(os.getpid()) - others
+    (decoding.nursery,) = set(children(os.getpid())) - others

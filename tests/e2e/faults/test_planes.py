@@ -17,6 +17,7 @@ from tessera.rpc import FORGOTTEN
 from tests.e2e.faults.stores import Etcd, Nats
 from tests.e2e.faults.traffic import Known, traffic
 from tests.e2e.service import Service, launch
+from tests.proc import open_files
 
 pytestmark = pytest.mark.e2e
 
@@ -142,13 +143,7 @@ def listening(running: Service) -> list[int]:
     """Ports on which the workers listen, but for their metrics."""
     inodes = set()
     for pid in running.pids_in_order(3)[1:]:
-        for fd in Path(f"/proc/{pid}/fd").iterdir():
-            try:
-                target = str(fd.readlink())
-            except OSError:
-                continue
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
+        inodes |= {name[8:-1] for name in open_files(pid) if name.startswith("socket:[")}
     found = []
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()

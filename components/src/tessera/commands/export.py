@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tessera.engine.building.spec import Profile, Range, Stage
 from tessera.errors import ConfigError
 from tessera.models import open_model
+from tessera.partial import partial_directory
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -40,7 +41,6 @@ def run(options: argparse.Namespace) -> None:
     # Here, so that the other commands need no torch.
     from tessera.engine.building.aoti_flavour import stages_of
     from tessera.engine.building.envelope import envelope_of
-    from tessera.engine.building.partial import partial_directory
     from tessera.engine.exporting.onnx_file import write_onnx
     from tessera.engine.exporting.triton_repository import TritonRepository
 

@@ -55,8 +55,7 @@ class AotiProgram:
 
     def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
         found: list[torch.Tensor] = self._loader.boxed_run(list(inputs))
-        if self._unpacked:
-            self._remove_unpacked()
+        self._remove_unpacked()
         return found
 
     def _remove_unpacked(self) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from tessera.engine.building.flavours import Progress, flavour
 from tessera.engine.building.manifest import Manifest, describe_files
-from tessera.engine.building.partial import partial_directory
 from tessera.engine.building.spec import BuildSpec
 from tessera.models.base import Model
+from tessera.partial import partial_directory
 
 
 def build_engine(

@@ -82,10 +82,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
         ``capability`` must be among ``capabilities``, and each of ``versions`` equal.
         """
-        found = [text for key, value in expected.items() if (text := self._difference(key, value))]
         if self.flavour != expected.get("flavour", self.flavour):
             # The rest follows from that.
-            found = [f"its flavour is {self.flavour}, wanted is {expected['flavour']}"]
+            expected = {"flavour": expected["flavour"]}
+        found = [text for key, value in expected.items() if (text := self._difference(key, value))]
         if found:
             raise EngineMismatch(
                 f"{directory}: the engine does not match: {'; '.join(found)}."

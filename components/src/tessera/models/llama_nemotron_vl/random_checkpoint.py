@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tessera.errors import ConfigError, TesseraError
+from tessera.errors import TesseraError
 from tessera.models.llama_nemotron_vl.config_reader import CONFIG_FILE, PROCESSOR_FILE, read_config
 from tessera.models.llama_nemotron_vl.random_spec import (
     FULL,
@@ -29,6 +26,7 @@ from tessera.models.llama_nemotron_vl.random_spec import (
 from tessera.models.llama_nemotron_vl.random_tokenizer import tokenizer_config_json, tokenizer_json
 from tessera.models.llama_nemotron_vl.random_weights import write_weights
 from tessera.models.llama_nemotron_vl.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from tessera.partial import partial_directory
 
 SENTENCE_TRANSFORMERS_FILE = "config_sentence_transformers.json"
 
@@ -42,12 +40,7 @@ def write_checkpoint(path: Path, spec: CheckpointSpec, *, seed: int = 0, dtype: 
     The directory appears under its name only when it is complete. Raises ``ConfigError`` when something
     is there already; if another process completes the same path first, its directory stays.
     """
-    if path.exists():
-        raise ConfigError(f"{path} exists already")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
-    try:
-        partial.chmod(0o755)
+    with partial_directory(path, first_wins=True) as partial:
         # The mark is for the try-it page, which must not pass off noise as search results.
         _write_json(partial / CONFIG_FILE, {**config_json(spec, dtype), "tessera_checkpoint": "random"})
         _write_json(partial / PROCESSOR_FILE, processor_json(spec))
@@ -55,13 +48,6 @@ def write_checkpoint(path: Path, spec: CheckpointSpec, *, seed: int = 0, dtype: 
         _write_json(partial / TOKENIZER_CONFIG_FILE, tokenizer_config_json(spec))
         _write_json(partial / SENTENCE_TRANSFORMERS_FILE, sentence_transformers_json())
         write_weights(partial, spec, read_config(partial), seed, dtype)
-        try:
-            os.rename(partial, path)
-        except OSError:
-            if not path.exists():
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

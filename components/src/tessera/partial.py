@@ -12,10 +12,11 @@ from tessera.errors import ConfigError
 
 
 @contextmanager
-def partial_directory(out: Path) -> Iterator[Path]:
+def partial_directory(out: Path, *, first_wins: bool = False) -> Iterator[Path]:
     """A directory beside ``out`` that gets its name when the block ends, and is removed when it raises.
 
-    Raises ``ConfigError`` when ``out`` exists.
+    Raises ``ConfigError`` when ``out`` exists. If another process completes it meanwhile, that one stays,
+    and it is an ``OSError`` unless ``first_wins``.
     """
     if out.exists():
         raise ConfigError(f"{out} exists already; name another directory or remove it")
@@ -24,6 +25,10 @@ def partial_directory(out: Path) -> Iterator[Path]:
     try:
         partial.chmod(0o755)
         yield partial
-        partial.rename(out)
+        try:
+            partial.rename(out)
+        except OSError:
+            if not (first_wins and out.exists()):
+                raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
