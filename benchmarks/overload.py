@@ -137,7 +137,11 @@ def _resident(pid: int) -> float:
 def children(parent: int) -> list[int]:
     found: list[int] = []
     for task in Path(f"/proc/{parent}/task").iterdir():
-        found += [int(pid) for pid in (task / "children").read_text().split()]
+        try:
+            found += [int(pid) for pid in (task / "children").read_text().split()]
+        except OSError:
+            # A thread that has ended.
+            continue
     return found
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks.ports import PORTS, share
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from tessera.models.llama_nemotron_vl.random_checkpoint import write_checkpoint
@@ -23,6 +24,10 @@ from tests.tracing.collector import Collector, collecting
 
 # The machine's cores are shared with the processes that the tests start.
 torch.set_num_threads(1)
+
+# A busy machine is no reason to fail.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 # Ignored in what a shell starts in the background, and then in all that is started from there: no Ctrl-C
 # would reach a launch script.

@@ -63,7 +63,7 @@ def test_encoding_always_gives_texts_a_blank_image_of_their_own(model: LlamaNemo
 @pytest.mark.parametrize("rate", [[], ["--rate", "20"]], ids=["closed", "open"])
 def test_drives_a_service_of_its_own(checkpoint: Path, tmp_path: Path, rate: list[str]) -> None:
     arguments = ["--size", "tiny", "--model-path", str(checkpoint), "--clients", "1", "--concurrency", "2"]
-    arguments += ["--workloads", "text-32", "tile", "--warm", "0.2", "--seconds", "1", "--threads", "1"]
+    arguments += ["--workloads", "text-32", "tile", "--warm", "0.2", "--seconds", "2", "--threads", "1"]
     arguments += ["--tokens", "1024", "--tiles", "2", "--out", str(tmp_path), *rate]
     assert http.main(arguments) == 0
     with (tmp_path / "http.csv").open() as file:

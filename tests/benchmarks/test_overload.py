@@ -12,12 +12,14 @@ def test_a_flood_is_refused_and_the_rest_is_answered(checkpoint: Path) -> None:
         [
             *("--model-path", str(checkpoint), "--seconds", "6", "--calm", "3", "--warm", "2"),
             *("--inputs", "48", "--words", "120", "--factor", "6", "--concurrency", "8"),
+            # A queue of a few requests is full on any machine.
+            *("--tokens", "2048"),
         ]
     )
     assert report.refused > 0 and report.without_retry_after == 0
     assert report.failed == {}
     assert report.unsent == 0
     # The clients take processor time from the service here; figures are for a machine of their own.
-    assert report.goodput > 0.2 * report.capacity
+    assert report.goodput > 0.05 * report.capacity
     # A refusal waits for nothing.
     assert report.refused_p50 < report.good_p50

@@ -87,8 +87,11 @@ def test_every_route_but_health_asks_for_a_key(service: Service, as_key: Open) -
 
 def test_requests_per_minute(as_key: Open) -> None:
     client = as_key("requests")
-    answers = [client.post("/tokenize", json={"prompt": "x"}) for _ in range(32)]
-    assert [answer.status_code for answer in answers[:30]] == [200] * 30
+    answers = [client.post("/tokenize", json={"prompt": "x"}) for _ in range(30)]
+    assert [answer.status_code for answer in answers] == [200] * 30
+    # While they were asked, one or another has become free again.
+    while answers[-1].status_code == 200 and len(answers) < 90:
+        answers.append(client.post("/tokenize", json={"prompt": "x"}))
     last = answers[-1]
     assert last.status_code == 429
     assert last.json()["error"]["code"] == "rate_limited"
@@ -100,7 +103,8 @@ def test_requests_per_minute(as_key: Open) -> None:
 
 def test_tokens_per_minute(as_key: Open) -> None:
     client = as_key("tokens")
-    body = {"model": MODEL, "input": [f"{index} " + "word " * 2000 for index in range(11)]}
+    # Of four minutes; they are one input to a worker.
+    body = {"model": MODEL, "input": ["word " * 2000] * 40}
     assert client.post("/v1/embeddings", json=body).status_code == 200
     refused = client.post("/v1/embeddings", json={"model": MODEL, "input": "x"})
     assert refused.status_code == 429

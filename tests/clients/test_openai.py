@@ -68,8 +68,9 @@ def test_errors_are_the_packages_own(client: openai.OpenAI, service: ClosedServi
 
 
 def test_raw_bytes(http: httpx.Client) -> None:
-    body = {"model": MODEL, "input": ["a", "b"], "encoding_format": "bytes"}
+    # One input: two may fall into two batches, and then differ in their last bits.
+    body = {"model": MODEL, "input": "a", "encoding_format": "bytes"}
     answer = http.post("/v1/embeddings", json=body)
     assert answer.headers["content-type"] == "application/octet-stream"
-    coded = http.post("/v1/embeddings", json={**body, "encoding_format": "base64"}).json()["data"]
-    assert answer.content == b"".join(base64.b64decode(row["embedding"]) for row in coded)
+    (coded,) = http.post("/v1/embeddings", json={**body, "encoding_format": "base64"}).json()["data"]
+    assert answer.content == base64.b64decode(coded["embedding"])

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.deploy.dockerfile import Stage
-from tests.e2e.service import group_members
+from tests.e2e.service import lasting_members
 
 
 @contextmanager
@@ -44,13 +44,13 @@ def running(
             process.wait()
             raise
         finally:
-            left = group_members(process.pid)
+            left = lasting_members(process.pid)
             if left:
                 os.killpg(process.pid, signal.SIGKILL)
             assert not left, (left, log.read_text())
 
 
-def wait_for(url: str, process: subprocess.Popen[bytes], log: Path, *, timeout: float = 90.0) -> None:
+def wait_for(url: str, process: subprocess.Popen[bytes], log: Path, *, timeout: float = 240.0) -> None:
     """Ask until the answer is 200, or the process has ended."""
     deadline = time.monotonic() + timeout
     while True:

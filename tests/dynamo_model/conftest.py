@@ -65,7 +65,7 @@ def stock(
 
 
 def _wait_listed(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     names = {MODEL, f"{MODEL}-query", f"{MODEL}-passage"}
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()

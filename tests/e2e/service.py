@@ -113,17 +113,20 @@ def launch(
     log: Path,
     *,
     workers: int,
+    frontends: int = 1,
     arguments: Sequence[str] = (),
     environment: dict[str, str] | None = None,
 ) -> Iterator[Service]:
     """Run ``launch/<script>``, wait for its ready line, and end it with Ctrl-C; nothing may be left."""
-    port, *worker_ports = free_ports(workers + 1)
+    ports = free_ports(frontends + workers)
+    port, worker_ports = ports[0], ports[frontends:]
     settings = {
         "MODEL_PATH": str(checkpoint),
         "SERVED_MODEL_NAME": MODEL,
+        "FRONTENDS": str(frontends),
         "DYN_HTTP_PORT": str(port),
         "DYN_SYSTEM_PORT_BASE": str(worker_ports[0] if worker_ports else 1),
-        "READY_TIMEOUT_SECONDS": "90",
+        "READY_TIMEOUT_SECONDS": "240",
         # Two cores serve up to five processes here.
         "OMP_NUM_THREADS": "1",
     }
@@ -138,7 +141,7 @@ def launch(
         )
     service = Service(f"http://127.0.0.1:{port}", tuple(worker_ports), process, log)
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 270
         while b"tessera: ready at" not in log.read_bytes():
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
@@ -154,7 +157,7 @@ def launch(
             os.killpg(process.pid, signal.SIGKILL)
             raise
         finally:
-            left = group_members(process.pid)
+            left = lasting_members(process.pid)
             assert not left, (left, log.read_text())
 
 
@@ -170,6 +173,14 @@ def group_pids(group: int) -> dict[int, str]:
         except (OSError, IndexError):
             continue
     return found
+
+
+def lasting_members(group: int) -> list[str]:
+    """What stays of a process group; a process that was killed takes a moment to die."""
+    deadline = time.monotonic() + 10
+    while (left := group_members(group)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return left
 
 
 def group_members(group: int) -> list[str]:

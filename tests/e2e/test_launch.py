@@ -22,7 +22,16 @@ from PIL import Image
 
 from tessera.rpc import FORGOTTEN
 from tests.e2e.inputs import parts
-from tests.e2e.service import MODEL, ROOT, Service, free_ports, group_members, group_pids, launch
+from tests.e2e.service import (
+    MODEL,
+    ROOT,
+    Service,
+    free_ports,
+    group_members,
+    group_pids,
+    lasting_members,
+    launch,
+)
 from tests.proc import children, command_line
 from tests.shared_memory import mapped
 from tests.signals import freeze
@@ -64,7 +73,7 @@ def run(
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-    assert group_members(process.pid) == []
+    assert lasting_members(process.pid) == []
     assert list(scratch.iterdir()) == []
     return process.returncode, said.decode(), time.monotonic() - started
 
@@ -153,7 +162,7 @@ def test_what_is_in_flight_is_answered_and_nothing_is_left(
             assert b" 200 " in finish()
         assert [answer.result() for answer in answers] == [200] * 6
         assert service.script.wait(timeout=40) == status
-        assert group_members(group) == []
+        assert lasting_members(group) == []
     assert list(scratch.iterdir()) == []
     assert [file for file in shared if file.exists()] == []
 
@@ -210,7 +219,7 @@ def test_ctrl_c_before_it_is_ready(checkpoint: Path, scratch: Path) -> None:
         time.sleep(0.02)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(timeout=30) == 130
-    assert group_members(process.pid) == []
+    assert lasting_members(process.pid) == []
     assert list(scratch.iterdir()) == []
 
 
@@ -239,7 +248,7 @@ def test_what_ends_is_started_again_and_a_frozen_worker_ends_with_the_rest(
         freeze(new)
         os.killpg(service.script.pid, signal.SIGINT)
         assert service.script.wait(timeout=40) == 130
-        assert group_members(service.script.pid) == []
+        assert lasting_members(service.script.pid) == []
 
 
 _THREE = """
@@ -305,4 +314,4 @@ def test_ctrl_c_while_a_worker_waits_to_be_started_again(checkpoint: Path, scrat
             time.sleep(0.01)
         os.killpg(service.script.pid, signal.SIGINT)
         assert service.script.wait(timeout=40) == 130
-        assert group_members(service.script.pid) == []
+        assert lasting_members(service.script.pid) == []

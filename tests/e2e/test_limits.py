@@ -8,7 +8,7 @@ import io
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +153,17 @@ def test_bytes_that_are_no_image(service: Service) -> None:
     assert error(post(service, [image(source)]), 415)["param"].startswith("input[0]")
 
 
+async def bursts(one: Callable[[int], Awaitable[httpx.Response]], count: int) -> list[httpx.Response]:
+    """Answers to ``count`` requests at once, a few times if a slow machine brings them one by one."""
+    answers: list[httpx.Response] = []
+    for first in range(0, 5 * count, count):
+        answers += await asyncio.gather(*(one(index) for index in range(first, first + count)))
+        if any(answer.status_code == 429 for answer in answers):
+            break
+    assert {answer.status_code for answer in answers} == {200, 429}
+    return answers
+
+
 async def test_a_burst_is_refused_with_when_to_come_back_and_passes(service: Service) -> None:
     text = " ".join(f"w{index}" for index in range(120))
     async with httpx.AsyncClient(timeout=30, limits=httpx.Limits(max_connections=200)) as client:
@@ -161,9 +172,7 @@ async def test_a_burst_is_refused_with_when_to_come_back_and_passes(service: Ser
             body = {"model": MODEL, "input": [f"{index} {text}"] * 4}
             return await client.post(f"{service.url}/v1/embeddings", json=body)
 
-        answers = await asyncio.gather(*(one(index) for index in range(120)))
-    statuses = {answer.status_code for answer in answers}
-    assert statuses == {200, 429}, statuses
+        answers = await bursts(one, 120)
     for answer in answers:
         if answer.status_code == 429:
             error(answer, 429)
@@ -181,8 +190,7 @@ async def test_a_burst_of_images_is_refused_and_passes(service: Service) -> None
             body = {"model": MODEL, "input": [image(url((16, 16), seed=index))]}
             return await client.post(f"{service.url}/v1/embeddings", json=body)
 
-        answers = await asyncio.gather(*(one(index) for index in range(40)))
-    assert {answer.status_code for answer in answers} == {200, 429}
+        await bursts(one, 40)
     assert post(service, [image(url((16, 16), seed=999))]).status_code == 200
     assert service.worker_metric(0, "tessera_queued") == 0
 
@@ -229,7 +237,7 @@ def test_without_a_worker_it_says_so(service: Service) -> None:
     found = error(answer, 503)
     assert "embed worker" in found["message"] or "instance" in found["message"]
     assert int(answer.headers["retry-after"]) >= 1
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while post(service).status_code != 200:
         assert time.monotonic() < deadline
         time.sleep(0.2)

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.errors import RequestError
-from tessera.frontend import guarded_protocol
+from tessera.frontend import guarded_protocol, lingering
 from tessera.frontend.error_shapes import failure_response
 from tessera.frontend.failures import render
 from tessera.frontend.guarded_protocol import ConnectionLimits
@@ -100,8 +100,9 @@ def refusal(raw: bytes) -> tuple[int, dict[str, str], str]:
 
 @pytest.mark.parametrize("start", [b"", b"POST /echo HTTP/1.1\r\nHost: x\r\nX-Slow: "])
 async def test_a_head_that_never_ends(running: Running, start: bytes) -> None:
-    reader, writer = await running.connect()
+    await until(lambda: running.server.started)
     began = time.monotonic()
+    reader, writer = await running.connect()
 
     async def trickle() -> None:
         writer.write(start)
@@ -119,9 +120,10 @@ async def test_a_head_that_never_ends(running: Running, start: bytes) -> None:
 
 
 async def test_many_slow_clients_do_not_keep_others_out(running: Running) -> None:
-    slow = [await running.connect() for _ in range(200)]
-    for _, writer in slow:
-        writer.write(b"GET /slow HTTP/1.1\r\nA: b")
+    slow = []
+    for _ in range(200):
+        slow.append(await running.connect())
+        slow[-1][1].write(b"GET /slow HTTP/1.1\r\nA: b")
     reader, writer = await running.connect()
     writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nConnection: close\r\n\r\nhi")
     assert (await asyncio.wait_for(reader.read(), 20)).endswith(b"2")
@@ -136,6 +138,8 @@ async def test_more_connections_than_descriptors_are_refused(
     patient: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(guarded_protocol, "max_connections", lambda: 4)
+    # All of them are there at once, however long it takes to make them.
+    monkeypatch.setattr(lingering, "_SECONDS", 30.0)
     open_ones = [await patient.connect() for _ in range(4)]
     await until(lambda: len(patient.server.server_state.connections) == 4)
     refused = [await patient.connect() for _ in range(200)]

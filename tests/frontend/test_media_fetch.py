@@ -271,11 +271,15 @@ async def test_a_name_server_that_hangs_is_cut_off() -> None:
 
 async def test_fetches_are_bounded_and_slots_come_back() -> None:
     now = most = 0
+    full = asyncio.Event()
 
     async def handler(head: str, writer: asyncio.StreamWriter) -> None:
         nonlocal now, most
         now += 1
         most = max(most, now)
+        if now == 3:
+            full.set()
+        await asyncio.wait_for(full.wait(), 20)
         await asyncio.sleep(0.02)
         now -= 1
         writer.write(response(b"x", "connection: close"))

@@ -101,7 +101,7 @@ async def test_one_failure_ends_what_is_behind_it(checkpoint: Path, web: tuple[W
 
 async def test_partial_results_wait_for_everything(checkpoint: Path, web: tuple[Web, str]) -> None:
     _, url = web
-    reading = reader(checkpoint, timeout=0.5)
+    reading = reader(checkpoint, timeout=3.0)
     found = await reading.read(
         [one("data:;base64,AAAA"), one(f"{url}/slow"), one(f"{url}/good")], Deadline.after(60), partial=True
     )

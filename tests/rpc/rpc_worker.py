@@ -1,6 +1,7 @@
-"""A worker process: python -m tests.rpc.rpc_worker NAMESPACE [echo|slow|other]
+"""A worker process: python -m tests.rpc.rpc_worker NAMESPACE [echo|slow|second|other]
 
-``echo`` answers at once, ``slow`` never, ``other`` says that it serves another model. SIGTERM ends it as it
+``echo`` answers at once, ``slow`` never, ``second`` after a second of which it says that it has begun,
+``other`` says that it serves another model. SIGTERM ends it as it
 ends a real worker: out of discovery first, what is in flight finished.
 """
 
@@ -27,6 +28,7 @@ async def main(namespace: str, kind: str = "echo") -> None:
         if kind == "slow":
             await asyncio.sleep(600)
         if kind == "second":
+            print("begun", flush=True)
             await asyncio.sleep(1)
         return echoed(message)
 

@@ -63,12 +63,14 @@ async def test_many_calls_of_one_request_are_one_line(deployment: Deployment, li
         return msgspec.structs.replace(echoed(message), cached_tokens=(1,), timings=timings)
 
     server = await deployment.serve(handler)
+    server._log._linger = 600.0
     client = await deployment.client()
     await client.call(server.instance, wire.Describe(), timeout=10)
     calls = [client.call(server.instance, named("many"), timeout=10) for _ in range(3)]
     await asyncio.gather(*calls, client.call(server.instance, named("one"), timeout=10))
     await client.call(server.instance, named("many"), timeout=10)
-    await until(lambda: sum("call" in line for line in lines) == 2)
+    await until(lambda: server.in_flight == 0)
+    server._log.flush()
     inside = [line for line in lines if line["target"] == "tessera.inside"]
     assert sorted(line["request_id"] for line in inside) == ["many"] * 4 + ["one"]
     (many,) = (line for line in lines if line["request_id"] == "many" and "call" in line)

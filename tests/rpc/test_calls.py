@@ -130,8 +130,12 @@ async def test_a_deadline_ends_the_call_and_the_work(deployment: Deployment) -> 
     handler = Recorder()
     server = await deployment.serve(handler)
     client = await deployment.client()
-    with pytest.raises(DeadlineExceeded):
-        await client.call(server.instance, echo(), timeout=0.3)
+    for timeout in (0.3, 2.0, 8.0):
+        with pytest.raises(DeadlineExceeded):
+            await client.call(server.instance, echo(), timeout=timeout)
+        # A busy machine may not have brought it there by then.
+        if handler.begun.is_set():
+            break
     await asyncio.wait_for(handler.cancelled.wait(), 10)
     with pytest.raises(DeadlineExceeded):
         await client.call(server.instance, echo(), timeout=0.0)
@@ -207,6 +211,8 @@ async def test_calls_leave_no_tasks_behind(deployment: Deployment) -> None:
     await calls(200)
     before = alive()
     await calls(2000)
-    after = alive()
-    assert after[0] <= before[0] + 2
-    assert after[1] <= before[1] + 20
+    deadline = time.monotonic() + 20
+    # The runtime's threads let go of the last ones when they come to run next.
+    while (after := alive())[0] > before[0] + 2 or after[1] > before[1] + 20:
+        assert time.monotonic() < deadline, (before, after)
+        await asyncio.sleep(0.1)

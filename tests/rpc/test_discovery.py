@@ -25,7 +25,7 @@ CONFIG = RpcConfig(namespace="lost", discovery_backend="etcd")
 def etcd(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Etcd]:
     server = Etcd(tmp_path)
     monkeypatch.setenv("ETCD_ENDPOINTS", server.url)
-    monkeypatch.setenv("ETCD_LEASE_TTL", "2")
+    monkeypatch.setenv("ETCD_LEASE_TTL", "4")
     yield server
     server.stop()
 
@@ -45,7 +45,7 @@ async def test_a_runtime_whose_lease_is_gone_says_so(etcd: Etcd) -> None:
     peers = Peers(await Client.connect(runtime, server.address), lambda _: None)
     assert await peers.wait(10)
     # Longer than a lease: it is renewed.
-    await asyncio.sleep(3)
+    await asyncio.sleep(5)
     assert not lost.done()
     await revoke_leases(etcd)
     assert isinstance(await asyncio.wait_for(lost, 30), DiscoveryLost)

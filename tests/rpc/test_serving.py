@@ -76,7 +76,9 @@ async def test_a_terminated_process_answers_what_it_has_begun(deployment: Deploy
     client = await deployment.client()
     (instance,) = client.instances()
     calls = [asyncio.ensure_future(client.call(instance, echo(), timeout=30)) for _ in range(5)]
-    await asyncio.sleep(0.2)
+    assert process.stdout is not None
+    for _ in calls:
+        assert await asyncio.wait_for(process.stdout.readline(), 20) == b"begun\n"
     process.send_signal(signal.SIGTERM)
     assert all(isinstance(reply, wire.EmbedReply) for reply in await asyncio.gather(*calls))
     assert await asyncio.wait_for(process.wait(), 20) == 0

@@ -182,7 +182,7 @@ def test_an_outage_is_told_once_and_its_end_too(
     (port,) = free_ports(1)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
     # Too short for a second attempt.
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.5")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "0.75")
     exporter = make_exporter("otlp")
     spans = [ReadableSpan("one", context=SpanContext(1, 1, is_remote=False))] * 3
     for _ in range(3):

@@ -76,6 +76,9 @@ class Pair:
     async def stats(self) -> Any:
         return await self.peer.call("stats")
 
+    async def expire(self) -> None:
+        await self.peer.call("expire")
+
     async def settle(self) -> Any:
         """The producer's figures once no lease is outstanding."""
         assert await self.peer.call("drain", 5.0)
@@ -144,7 +147,7 @@ async def test_release_frees_the_slot(case: Case, peer: Peer, make_inbox: MakeIn
 async def test_an_unread_slot_comes_back_when_its_lease_ends(
     case: Case, peer: Peer, make_inbox: MakeInbox
 ) -> None:
-    pair = await connect(peer, make_inbox, case, lease_seconds=0.15)
+    pair = await connect(peer, make_inbox, case, lease_seconds=1.0)
     await pair.publish(1)
     assert (await pair.stats()).leased == 1
     stats = await pair.settle()
@@ -155,9 +158,9 @@ async def test_an_unread_slot_comes_back_when_its_lease_ends(
 async def test_a_late_reader_never_gets_another_images_rows(
     case: Case, peer: Peer, make_inbox: MakeInbox
 ) -> None:
-    pair = await connect(peer, make_inbox, case, lease_seconds=0.1)
+    pair = await connect(peer, make_inbox, case)
     stale = await pair.publish(1)
-    await pair.settle()
+    await pair.expire()
     fresh = await pair.publish(2)
     assert fresh.offset == stale.offset
     with pytest.raises(LeaseExpired):
@@ -169,12 +172,12 @@ async def test_a_late_reader_never_gets_another_images_rows(
 async def test_a_lease_that_ends_during_the_copy_spoils_it(
     case: Case, peer: Peer, make_inbox: MakeInbox
 ) -> None:
-    pair = await connect(peer, make_inbox, case, lease_seconds=1.0)
+    pair = await connect(peer, make_inbox, case)
     transport = pair.inbox._transport(case.kind)
     handle = await pair.publish(1)
     copy = torch.empty(handle.shape)
     await transport.fetch(handle, copy)
-    await pair.settle()
+    await pair.expire()
     await pair.publish(2)
     assert await transport.release(handle) is False
 
@@ -183,10 +186,10 @@ async def test_a_lease_that_ends_during_the_copy_spoils_it(
 async def test_a_stale_release_does_not_end_the_next_lease(
     case: Case, peer: Peer, make_inbox: MakeInbox
 ) -> None:
-    pair = await connect(peer, make_inbox, case, lease_seconds=0.3)
+    pair = await connect(peer, make_inbox, case)
     transport = pair.inbox._transport(case.kind)
     stale = await pair.publish(1)
-    await pair.settle()
+    await pair.expire()
     fresh = await pair.publish(2)
     assert await transport.release(stale) is False
     transport.abandon(stale)
@@ -321,7 +324,7 @@ async def test_an_unknown_slab_is_unavailable(case: Case, peer: Peer, make_inbox
 async def test_the_slot_of_a_killed_reader_comes_back(
     case: Case, mortal_peer: Peer, make_outbox: Callable[..., Outbox]
 ) -> None:
-    outbox = make_outbox(transport=case.kind, device=case.device, lease_seconds=0.3)
+    outbox = make_outbox(transport=case.kind, device=case.device, lease_seconds=2.0)
     reader = await mortal_peer.call("open_inbox", case.kind, "encoder-1", outbox.infos())
     for seed in range(2):
         slot = await outbox.acquire(20, timeout=1)
@@ -331,7 +334,7 @@ async def test_the_slot_of_a_killed_reader_comes_back(
             rows = torch.tensor(await mortal_peer.call("fetch", handle))
             assert same_bits(rows, sample(0, 20))
     mortal_peer.kill()
-    assert await outbox.drain(timeout=3)
+    assert await outbox.drain(timeout=10)
     stats = outbox.stats()
     assert (stats.used_bytes, stats.released, stats.expired) == (0, 1, 1)
 
@@ -374,7 +377,7 @@ async def test_a_frozen_writer_blocks_nobody_for_long(
 ) -> None:
     config = outbox_config(transport=case.kind, device=case.device)
     infos = await mortal_peer.call("open_outbox", config)
-    inbox = make_inbox(case.kind, nixl=NixlOptions(timeout_seconds=0.5))
+    inbox = make_inbox(case.kind, nixl=NixlOptions(timeout_seconds=2.0))
     inbox.connect("encoder-1", infos)
     reader = inbox.reader_info("encoder-1")
     handles = [await mortal_peer.call("publish", seed, 20, reader) for seed in range(2)]
@@ -395,7 +398,7 @@ async def test_a_frozen_writer_blocks_nobody_for_long(
             assert same_bits(await inbox.fetch(handles[1]), sample(1, 20))
         except TransportUnavailable:
             elapsed = time.monotonic() - started
-            assert elapsed < 2
+            assert elapsed < 8
             assert ticks > 10 * elapsed
         beating.cancel()
     finally:

@@ -45,17 +45,17 @@ async def test_rows_cross_a_network(distant: tuple[Peer, Peer]) -> None:
 
 async def test_a_frozen_writer_costs_a_timeout_and_no_memory(distant: tuple[Peer, Peer]) -> None:
     writer, reader = distant
-    config = outbox_config(transport="nixl", lease_seconds=1.0)
+    config = outbox_config(transport="nixl", lease_seconds=5.0)
     infos = await writer.call("open_outbox", config)
-    info = await reader.call("open_inbox", "nixl,inline", "encoder-1", infos, 0.4)
+    info = await reader.call("open_inbox", "nixl,inline", "encoder-1", infos, 2.0)
     first = await writer.call("publish", 1, 20, info)
     assert same_bits(torch.tensor(await reader.call("fetch", first)), sample(1, 20))
     second = await writer.call("publish", 2, 20, info)
     freeze(writer.pid)
     outcome, seconds, longest_gap = await reader.call("timed_fetch", second)
     assert outcome == "transport_unavailable"
-    assert 0.3 < seconds < 1.5
-    assert longest_gap < 0.2
+    assert 1.9 < seconds < 6
+    assert longest_gap < 1.0
     quarantined, _ = await reader.call("staging")
     assert quarantined == 1
     writer.signal(signal.SIGCONT)
@@ -65,7 +65,7 @@ async def test_a_frozen_writer_costs_a_timeout_and_no_memory(distant: tuple[Peer
         await asyncio.sleep(0.05)
     assert await reader.call("staging") == (0, 0)
     # Both sides go on with each other.
-    assert await writer.call("drain", 5.0)
+    assert await writer.call("drain", 15.0)
     assert await reader.call("reader_kinds") == ("nixl", "inline")
     third = await writer.call("publish", 3, 20, info)
     assert same_bits(torch.tensor(await reader.call("fetch", third)), sample(3, 20))
@@ -82,7 +82,7 @@ async def test_a_killed_writer_is_noticed(distant: tuple[Peer, Peer]) -> None:
     outcome, seconds, longest_gap = await reader.call("timed_fetch", handle)
     assert outcome == "transport_unavailable"
     assert seconds < 3
-    assert longest_gap < 0.5
+    assert longest_gap < 1.0
     assert await reader.call("reader_kinds") == ("inline",)
     assert await reader.call("staging") == (0, 0)
 

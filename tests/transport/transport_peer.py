@@ -91,6 +91,13 @@ class Host:
         self.outbox.slab.sweep()
         return self.outbox.stats()
 
+    async def expire(self) -> None:
+        """End every lease as if its time had run out."""
+        assert self.outbox is not None
+        for slot in self.outbox.slab._leased.values():
+            slot.deadline = 0.0
+        self.outbox.slab.sweep()
+
     async def drain(self, timeout: float) -> bool:
         assert self.outbox is not None
         return await self.outbox.drain(timeout=timeout)

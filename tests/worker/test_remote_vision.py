@@ -257,11 +257,10 @@ async def test_a_cancelled_encode_stops_the_work_there(cluster: Cluster) -> None
     first = asyncio.ensure_future(vision.encode(picture(1), request_id="r", timeout=20))
     await asyncio.to_thread(encoder.engine.entered.acquire)
     second = asyncio.ensure_future(vision.encode(picture(2), request_id="r", timeout=20))
-    await until(lambda: len(cluster.calls) == 2)
-    await asyncio.sleep(0.1)
+    await until(lambda: encoder.stage._admitted.used == 2)
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)
-    await asyncio.sleep(0.2)
+    await until(lambda: encoder.stage._admitted.used == 1)
     encoder.engine.gate.set()
     await first
     assert encoder.engine.images == 1, "the cancelled image never reached the engine"

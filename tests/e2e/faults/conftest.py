@@ -7,17 +7,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.e2e.faults.traffic import Known, known_inputs
-from tests.e2e.service import Service, free_ports, launch
+from tests.e2e.service import Service, launch
 from tests.references.llama_nemotron_vl import Reference
 
 FRONTENDS, ENCODE, EMBED = (0, 1), (0, 1), (2, 3)
 """Positions among the frontends, and among the workers."""
 
-# A checksum proves each hand-off; leases are short so that what is lost shows soon.
-ENGINE = "transport: {checksum: true, lease_seconds: 3}\n"
+# A checksum proves each hand-off; leases are short so that what is lost shows soon. The queues hold
+# what the tests send on a slow machine, too.
+ENGINE = """transport: {kind: %s, checksum: true, lease_seconds: 3}
+vision: {max_queue_seconds: 600}
+text: {max_queue_seconds: 600}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +40,7 @@ def known(reference: Reference) -> list[Known]:
 
 @pytest.fixture(scope="package")
 def deployment(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    with deployed(checkpoint, tmp_path_factory.mktemp("faults"), ENGINE) as running:
+    with deployed(checkpoint, tmp_path_factory.mktemp("faults"), ENGINE % "auto") as running:
         yield running
 
 
@@ -44,10 +49,7 @@ def deployed(checkpoint: Path, folder: Path, engine: str) -> Iterator[Deployment
     """A deployment of its own, with this engine configuration for every worker."""
     config = folder / "engine.yaml"
     config.write_text(engine)
-    port = free_ports(2)[0]
     environment = {
-        "FRONTENDS": "2",
-        "DYN_HTTP_PORT": str(port),
         "ENCODE_WORKERS": "2",
         "EMBED_WORKERS": "2",
         "ENCODE_ENGINE_ARGS": str(config),
@@ -55,8 +57,10 @@ def deployed(checkpoint: Path, folder: Path, engine: str) -> Iterator[Deployment
     }
     # A cache of a few images, so that the encode workers stay busy.
     small = ("--multimodal-embedding-cache-capacity-gb", "0.0003")
+    log = folder / "log"
     with launch(
-        "e_p.sh", checkpoint, folder / "log", workers=4, arguments=small, environment=environment
+        "e_p.sh", checkpoint, log, workers=4, frontends=2, arguments=small, environment=environment
     ) as service:
-        urls = (f"http://127.0.0.1:{port}", f"http://127.0.0.1:{port + 1}")
-        yield Deployment(Service(urls[0], service.worker_ports, service.script, service.log), urls)
+        first = httpx.URL(service.url)
+        assert first.port is not None
+        yield Deployment(service, (service.url, str(first.copy_with(port=first.port + 1))))

@@ -110,7 +110,7 @@ async def test_poison_in_every_batch_fails_its_own_requests(
 
 async def test_a_key_that_floods_leaves_room_for_another(checkpoint: Path, tmp_path: Path) -> None:
     config = tmp_path / "engine.yaml"
-    config.write_text("text: {max_batch_cost: 2048, max_queue_cost: 32768}\n")
+    config.write_text("text: {max_batch_cost: 2048, max_queue_cost: 32768, max_queue_seconds: 600}\n")
     keys = tmp_path / "keys"
     keys.write_text("greedy-key-1 greedy\nmodest-key-1 modest\n")
     environment = {"AGG_ENGINE_ARGS": str(config), "FRONTEND_ARGS": f"--api-keys-file {keys}"}

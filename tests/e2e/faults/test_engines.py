@@ -91,6 +91,12 @@ async def test_a_worker_whose_engine_is_gone_leaves_and_is_replaced(
         answers = await asyncio.gather(*(ask(client, service, text) for text in texts))
     assert [answer.status_code for answer in answers] == [200] * 40
     assert all(right(answer, text) for answer, text in zip(answers, texts, strict=True))
+
+    def replaced() -> bool:
+        now = set(service.pids_in_order(4))
+        return -1 not in now and now != before
+
+    await until(replaced)
     await until(lambda: service.health()["workers"] == {"embed": 2, "encode": 1})
     (gone,) = before - set(service.pids_in_order(4))
     log = service.log.read_text()

@@ -20,13 +20,13 @@ from tests.e2e.faults.stores import Etcd
 from tests.e2e.faults.test_processes import until
 from tests.e2e.faults.traffic import Known, picture, traffic
 from tests.e2e.inputs import parts
-from tests.e2e.service import MODEL, ROOT, _metric, default_signals, group_members
+from tests.e2e.service import MODEL, ROOT, _metric, default_signals, lasting_members
 
 pytestmark = pytest.mark.e2e
 
 FRONT, ENCODE, EMBED = 1, 2, 3
-DEADLINE = 5.0
-OUTAGE = 10.0
+DEADLINE = 10.0
+OUTAGE = 15.0
 PORT, METRICS = 8000, 8081
 
 
@@ -58,7 +58,7 @@ def hosts(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         for role, host in (("FRONTENDS", FRONT), ("ENCODE_WORKERS", ENCODE), ("EMBED_WORKERS", EMBED)):
             scripts.append(_launch(network.hosts[host], role, checkpoint, folder, etcd.url))
         made = Hosts(network, f"http://{network.hosts[FRONT].address}:{PORT}")
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         while made.workers() != {"embed": 1, "encode": 1}:
             assert time.monotonic() < deadline, [path.read_text() for path in folder.glob("*.log")]
             time.sleep(0.2)
@@ -69,7 +69,7 @@ def hosts(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
             os.killpg(script.pid, signal.SIGINT)
         for script in scripts:
             script.wait(timeout=60)
-            assert not group_members(script.pid)
+            assert not lasting_members(script.pid)
         if etcd is not None:
             etcd.stop()
         network.close()

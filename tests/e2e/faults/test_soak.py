@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.faults.conftest import Deployment, deployed
+from tests.e2e.faults.conftest import ENGINE, Deployment, deployed
 from tests.e2e.faults.test_processes import whole
 from tests.e2e.faults.traffic import Known, picture, traffic
 from tests.e2e.inputs import parts
@@ -79,8 +79,7 @@ def soaked(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> 
     if request.param == "shm":
         yield request.getfixturevalue("deployment")
         return
-    engine = "transport: {kind: 'nixl,inline', checksum: true, lease_seconds: 3}\n"
-    with deployed(checkpoint, tmp_path, engine) as running:
+    with deployed(checkpoint, tmp_path, ENGINE % "'nixl,inline'") as running:
         yield running
 
 
