@@ -21,6 +21,7 @@ from pathlib import Path
 
 from benchmarks import cpu, usage
 from benchmarks.flood import Answers, Flood, flood
+from benchmarks.proc import children
 from benchmarks.service import Deployment, service
 from benchmarks.table import table
 from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
@@ -132,17 +133,6 @@ def _resident(pid: int) -> float:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE_MB
     except OSError:
         return 0.0
-
-
-def children(parent: int) -> list[int]:
-    found: list[int] = []
-    for task in Path(f"/proc/{parent}/task").iterdir():
-        try:
-            found += [int(pid) for pid in (task / "children").read_text().split()]
-        except OSError:
-            # A thread that has ended.
-            continue
-    return found
 
 
 def measure(options: argparse.Namespace, urls: tuple[str, ...], pids: Sequence[int]) -> Report:

@@ -14,18 +14,6 @@ def command_line(pid: int) -> list[str]:
         return []
 
 
-def children(pid: int) -> list[int]:
-    """The processes that its threads have started and not collected, for each thread in their order."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        try:
-            found += [int(child) for child in (task / "children").read_text().split()]
-        except OSError:
-            # A thread that has ended; what it started is its process's.
-            continue
-    return found
-
-
 def open_files(pid: int) -> list[str]:
     """What its descriptors stand for, as the kernel names it."""
     found = []

@@ -20,6 +20,6 @@ def test_a_flood_is_refused_and_the_rest_is_answered(checkpoint: Path) -> None:
     assert report.failed == {}
     assert report.unsent == 0
     # The clients take processor time from the service here; figures are for a machine of their own.
-    assert report.goodput > 0.05 * report.capacity
+    assert report.goodput > 0.2 * report.capacity
     # A refusal waits for nothing.
     assert report.refused_p50 < report.good_p50

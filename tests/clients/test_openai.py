@@ -68,9 +68,13 @@ def test_errors_are_the_packages_own(client: openai.OpenAI, service: ClosedServi
 
 
 def test_raw_bytes(http: httpx.Client) -> None:
-    # One input: two may fall into two batches, and then differ in their last bits.
-    body = {"model": MODEL, "input": "a", "encoding_format": "bytes"}
-    answer = http.post("/v1/embeddings", json=body)
-    assert answer.headers["content-type"] == "application/octet-stream"
-    (coded,) = http.post("/v1/embeddings", json={**body, "encoding_format": "base64"}).json()["data"]
-    assert answer.content == base64.b64decode(coded["embedding"])
+    for texts in (["a"], ["a", "b"]):
+        body = {"model": MODEL, "input": texts, "encoding_format": "bytes"}
+        answer = http.post("/v1/embeddings", json=body)
+        assert answer.headers["content-type"] == "application/octet-stream"
+        coded = http.post("/v1/embeddings", json={**body, "encoding_format": "base64"}).json()["data"]
+        rows = b"".join(base64.b64decode(row["embedding"]) for row in coded)
+        # Two may fall into two batches, and then differ in their last bits.
+        found, expected = (np.frombuffer(data, "<f4") for data in (answer.content, rows))
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+        assert len(texts) > 1 or answer.content == rows

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import httpx
 from benchmarks.ports import free_ports
+from benchmarks.proc import children
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.proc import children, command_line
+from tests.proc import command_line
 
 ROOT = Path(__file__).parents[2]
 MODEL = "tessera-random"

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from benchmarks.proc import children
 from PIL import Image
 
 from tessera.rpc import FORGOTTEN
@@ -32,7 +33,7 @@ from tests.e2e.service import (
     lasting_members,
     launch,
 )
-from tests.proc import children, command_line
+from tests.proc import command_line
 from tests.shared_memory import mapped
 from tests.signals import freeze
 

@@ -6,12 +6,13 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.proc import children
 
 from tessera.errors import (
     DecodeFailed,
@@ -25,7 +26,6 @@ from tessera.models import open_model
 from tessera.worker.decoding import ProcessDecoder, ThreadDecoder
 from tessera.worker.decoding.messages import Limits
 from tests.families.dual_encoder import install, make_checkpoint, pixels_of
-from tests.proc import children
 
 MAX_PIXELS = 1_000_000
 
@@ -46,7 +46,7 @@ class Decoding:
         return self.decoder.tiles(data, param="input[0]")
 
 
-def alive(pids: set[int]) -> set[int]:
+def alive(pids: Iterable[int]) -> set[int]:
     def state(pid: int) -> str:
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -120,7 +120,7 @@ def test_one_image_fails_and_the_next_is_decoded(make: Make, photos: dict[str, b
     # What spins is ended by its processor time or by the clock, whichever is seen first.
     assert set(decoding.lost) <= ({"crash"} if ending == b"CRASH" else {"crash", "timeout"})
     deadline = time.monotonic() + 20
-    while len(alive(set(children(decoding.nursery)))) != 1:
+    while len(alive(children(decoding.nursery))) != 1:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
