@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from benchmarks.batches import random_tiles
-from tessera.engine.packing import PackedInput, pack
-from tessera.engine.torch_device import Placement
-from tessera.engine.torch_text import TorchTextEngine
-from tessera.engine.torch_vision import TorchVisionEngine
+from tessera.engine.batch import PackedInput, pack
+from tessera.engine.placement import Placement
+from tessera.engine.torch.text import TorchTextEngine
+from tessera.engine.torch.vision import TorchVisionEngine
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 
 LENGTHS = (1, 7, 32, 33, 128, 260, 600, 1024)

@@ -62,7 +62,7 @@ class _Run:
         self._model: Path = options.model_path or folder / "model"
         if not self._model.exists():
             dtype = "bfloat16" if options.size == "full" else "float32"
-            maker = "tessera.models.llama_nemotron_vl.random_checkpoint"
+            maker = "tessera.tools.random_checkpoint.checkpoint"
             _python(maker, "--out", str(self._model), "--size", options.size, "--dtype", dtype)
 
     def build(self) -> None:
@@ -73,7 +73,7 @@ class _Run:
                 continue
             with self._log(stage).open("w") as log:
                 builders[stage] = _start(
-                    *("tessera.commands.engine", "build", "--model-path", str(self._model)),
+                    *("tessera.cli.engine", "build", "--model-path", str(self._model)),
                     *("--config", str(self._options.config), "--stage", stage),
                     *("--out", str(self._folder / stage)),
                     stdout=log,

@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 from benchmarks import usage
 from benchmarks.table import number, table
-from tessera.frontend.router import Router
+from tessera.frontend.serving.router import Router
 
 HEADER = (
     "traffic", "rule", "max/mean served", "p99 max/mean in flight", "hits %", "p50 ms", "p99 ms"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from tessera.engine.base import TextBatch
-from tessera.engine.packing import PackedInput, pack
+from tessera.engine.batch import PackedInput, pack
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 
 

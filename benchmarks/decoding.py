@@ -15,7 +15,7 @@ from PIL import Image
 from benchmarks import usage
 from benchmarks.table import number, table
 from tessera.models import Model, open_model
-from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
+from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tessera.worker.decoding import Decoder, ProcessDecoder, ThreadDecoder
 from tessera.worker.decoding.messages import Limits
 

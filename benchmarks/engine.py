@@ -26,9 +26,9 @@ from tessera.config import load_stages
 from tessera.engine.base import Launched
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
-from tessera.engine.torch_device import Placement, place
+from tessera.engine.placement import Placement, place
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
+from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 
 T = TypeVar("T")
 

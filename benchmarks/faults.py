@@ -35,7 +35,7 @@ from benchmarks.recovery import Fault, felt
 from benchmarks.table import table
 from tessera.frontend.ready import workers
 from tessera.models import open_model
-from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
+from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 
 _SCRIPT = Path(__file__).parent.parent / "launch" / "e_p.sh"
 _MODEL = "benchmark"

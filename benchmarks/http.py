@@ -27,7 +27,7 @@ from benchmarks.load import Outcome, Plan, run
 from benchmarks.plot import Point, plot
 from benchmarks.service import Deployment, service
 from benchmarks.table import number, table, write_csv
-from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
+from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 
 HEADER = (
     "workload", "loop", "requests/s", "inputs/s", "p50 ms", "p90 ms", "p99 ms", "errors", "checked", "GPU %",

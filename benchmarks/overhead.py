@@ -25,11 +25,11 @@ from benchmarks.bodies import HttpWorkload
 from benchmarks.free_family import MODEL_TYPE, FreeModel
 from benchmarks.service import Deployment, service
 from benchmarks.table import number, table, write_csv
+from tessera.engine.batch import PackedInput, pack
 from tessera.engine.config import EngineConfig
-from tessera.engine.packing import PackedInput, pack
-from tessera.engine.torch_device import place
-from tessera.engine.torch_text import TorchTextEngine
-from tessera.engine.torch_vision import TorchVisionEngine
+from tessera.engine.placement import place
+from tessera.engine.torch.text import TorchTextEngine
+from tessera.engine.torch.vision import TorchVisionEngine
 from tessera.models.base import Role, Truncate
 
 HEADER = ("path", "input", "p50 ms alone", "ms per hop", "requests/s", "p50 ms under load")

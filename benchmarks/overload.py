@@ -24,7 +24,7 @@ from benchmarks.flood import Answers, Flood, flood
 from benchmarks.proc import children
 from benchmarks.service import Deployment, service
 from benchmarks.table import table
-from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
+from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 

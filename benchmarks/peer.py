@@ -31,7 +31,7 @@ from benchmarks.load import Outcome
 from benchmarks.service import service
 from benchmarks.table import number, table, write_csv
 from tessera.models import open_model
-from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
+from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 
 HEADER = ("workload", "at once", "service, inputs/s", "peer, inputs/s", "ratio", "worst cosine")
 _USUAL = ("text-1024", "text-128", "text-32x64", "tile", "page", "tile-again")

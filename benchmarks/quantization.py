@@ -22,11 +22,11 @@ from benchmarks.batches import Workload, random_tiles, text_batch
 from benchmarks.products import timed
 from benchmarks.table import number, table, write_csv
 from tessera.engine.base import TextBatch
+from tessera.engine.batch import PackedInput, pack
 from tessera.engine.config import EngineConfig
-from tessera.engine.packing import PackedInput, pack
-from tessera.engine.torch_device import place
-from tessera.engine.torch_text import TorchTextEngine
-from tessera.engine.torch_vision import TorchVisionEngine
+from tessera.engine.placement import place
+from tessera.engine.torch.text import TorchTextEngine
+from tessera.engine.torch.vision import TorchVisionEngine
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 
 HEADER = ("stage", "blocks kept at each end", "per s", "x bf16", "worst cosine", "median cosine")

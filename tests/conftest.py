@@ -15,8 +15,8 @@ from benchmarks.ports import PORTS, share
 from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
-from tessera.models.llama_nemotron_vl.random_checkpoint import write_checkpoint
-from tessera.models.llama_nemotron_vl.random_spec import TINY
+from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera.tools.random_checkpoint.spec import TINY
 from tests.e2e.disaggregated import Disaggregated, disaggregated
 from tests.groups import GroupScheduling, place_of
 from tests.references.llama_nemotron_vl import Reference

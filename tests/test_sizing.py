@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.sizing import H100, Demand, Images, Plan, Text, demand, main, plan
+from tessera.tools.sizing import H100, Demand, Images, Plan, Text, demand, main, plan
 
 RESULTS = (Path(__file__).parents[1] / "benchmarks/RESULTS.md").read_text()
 

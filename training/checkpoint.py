@@ -14,15 +14,15 @@ from safetensors.torch import save_file
 
 from tessera.models.llama_nemotron_vl.checkpoint import SINGLE_FILE
 from tessera.models.llama_nemotron_vl.config_reader import CONFIG_FILE, PROCESSOR_FILE
-from tessera.models.llama_nemotron_vl.random_checkpoint import SENTENCE_TRANSFORMERS_FILE
-from tessera.models.llama_nemotron_vl.random_spec import (
+from tessera.models.llama_nemotron_vl.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from tessera.tools.random_checkpoint.checkpoint import SENTENCE_TRANSFORMERS_FILE
+from tessera.tools.random_checkpoint.spec import (
     CheckpointSpec,
     config_json,
     processor_json,
     sentence_transformers_json,
 )
-from tessera.models.llama_nemotron_vl.random_tokenizer import tokenizer_config_json, tokenizer_json
-from tessera.models.llama_nemotron_vl.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from tessera.tools.random_checkpoint.tokenizer import tokenizer_config_json, tokenizer_json
 from training.files import replacing
 from training.network import Network
 from training.world.grammar import ask, describe

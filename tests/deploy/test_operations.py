@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tessera.config import Limits
-from tessera.sizing import main
+from tessera.tools.sizing import main
 from tests.e2e.service import ROOT
 
 PAGE = (ROOT / "docs/operations.md").read_text()

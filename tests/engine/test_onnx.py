@@ -11,12 +11,12 @@ import onnxruntime
 import pytest
 import torch
 
-from tessera.engine.building.envelope import envelope_of
-from tessera.engine.building.spec import Profile, Range
-from tessera.engine.exporting.onnx_file import OPSET, write_onnx
+from tessera.engine.compiled.envelope import envelope_of
+from tessera.engine.compiled.spec import Profile, Range
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.random_checkpoint import write_checkpoint
-from tessera.models.llama_nemotron_vl.random_spec import CheckpointSpec
+from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera.tools.random_checkpoint.spec import CheckpointSpec
+from tessera.tools.triton_export.onnx_file import OPSET, write_onnx
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 
 ENVELOPE = envelope_of(
@@ -155,7 +155,7 @@ def test_the_file_says_what_it_takes(stages: dict[str, OnnxStage], name: str) ->
 def test_large_weights_lie_beside_the_model(
     model: LlamaNemotronVL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tessera.engine.exporting.onnx_file._LARGEST_INLINE", 1000)
+    monkeypatch.setattr("tessera.tools.triton_export.onnx_file._LARGEST_INLINE", 1000)
     stage = model.load_stage("embed", layout="padded", dtype="float32", device="cpu")
     path, data = write_onnx(stage, ENVELOPE, tmp_path / "embed.onnx")
     assert path.stat().st_size < 20_000 < data.stat().st_size

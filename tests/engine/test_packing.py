@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.engine.base import packed_cost, padded_cost
-from tessera.engine.packing import PackedInput, pack, split
+from tessera.engine.batch import PackedInput, pack, split
 
 
 def test_a_batch_of_text_and_images() -> None:

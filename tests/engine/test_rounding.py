@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.engine.building.manifest import Manifest, describe_files
-from tessera.engine.building.spec import Layout, Stage
+from tessera.engine.compiled.manifest import Manifest, describe_files
+from tessera.engine.compiled.spec import Layout, Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.rounding import rounding
 

@@ -17,25 +17,36 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine import tensorrt_context, tensorrt_text, tensorrt_vision, tensorrt_vision_runs
 from tessera.engine.base import TextBatch, TextVectors
-from tessera.engine.building.manifest import Binding, Manifest, describe_files
-from tessera.engine.building.spec import BuildSpec, Layout, Profile, Range, Stage
-from tessera.engine.building.tensorrt_flavour import describe, optimization_profile
+from tessera.engine.batch import PackedInput, pack
+from tessera.engine.compiled.manifest import Binding, Manifest, describe_files
+from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
-from tessera.engine.packing import PackedInput, pack
-from tessera.engine.tensorrt_loaded import LoadedEngine
-from tessera.engine.tensorrt_log import logging_of
-from tessera.engine.tensorrt_plan import Sizes, check_text_profiles, check_vision_profiles
-from tessera.engine.tensorrt_text_runs import TextRuns
-from tessera.engine.tensorrt_vision_runs import VisionRuns
-from tessera.engine.torch_device import Placement, place
+from tessera.engine.placement import Placement, place
+from tessera.engine.tensorrt import (
+    context as tensorrt_context,
+)
+from tessera.engine.tensorrt import (
+    text as tensorrt_text,
+)
+from tessera.engine.tensorrt import (
+    vision as tensorrt_vision,
+)
+from tessera.engine.tensorrt import (
+    vision_runs,
+)
+from tessera.engine.tensorrt.build import describe, optimization_profile
+from tessera.engine.tensorrt.loaded import LoadedEngine
+from tessera.engine.tensorrt.log import logging_of
+from tessera.engine.tensorrt.runs import Sizes, check_text_profiles, check_vision_profiles
+from tessera.engine.tensorrt.text_runs import TextRuns
+from tessera.engine.tensorrt.vision_runs import VisionRuns
 from tessera.errors import ConfigError, EngineFailed, EngineMismatch
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.random_checkpoint import write_checkpoint
-from tessera.models.llama_nemotron_vl.random_spec import CheckpointSpec
+from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera.tools.random_checkpoint.spec import CheckpointSpec
 from tests.engine.tensorrt_standin import HostLane, StandInEngine
 from tests.references.tensorrt_network import Network
 
@@ -56,7 +67,7 @@ PACKED_PROFILES = (
 def host_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch aligns host memory to 64 bytes; device memory always to more than TensorRT wants."""
     monkeypatch.setattr(tensorrt_context, "ALIGNMENT", 64)
-    monkeypatch.setattr(tensorrt_vision_runs, "ALIGNMENT", 64)
+    monkeypatch.setattr(vision_runs, "ALIGNMENT", 64)
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine import tensorrt_llm_vision
+from tessera.engine import tensorrt_llm
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
+from tessera.engine.placement import place
 from tessera.engine.tensorrt_llm_handles import open_handle
-from tessera.engine.torch_device import place
 from tessera.errors import ConfigError, EngineFailed, HandOffError
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
@@ -63,7 +63,7 @@ def known(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Known:
 
     monkeypatch.setattr(standin.MultimodalEncoder, "compute", staticmethod(compute), raising=False)
     module = SimpleNamespace(llmapi=standin)
-    monkeypatch.setattr(tensorrt_llm_vision, "load_tensorrt_llm", lambda: module)
+    monkeypatch.setattr(tensorrt_llm, "load_tensorrt_llm", lambda: module)
     return model
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tessera.engine.base import TextVectors
+from tessera.engine.batch import PackedInput, pack
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
-from tessera.engine.packing import PackedInput, pack
-from tessera.engine.torch_device import Placement, place
+from tessera.engine.placement import Placement, place
 from tessera.errors import ConfigError
 from tessera.models import Model, open_model
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tessera.engine.torch_lanes import Lanes
+from tessera.engine.lanes import Lanes
 from tests.torch_threads import torch_threads
 
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from google.protobuf.json_format import MessageToJson
 
-from tessera.commands.engine import main
+from tessera.cli.engine import main
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.random_checkpoint import write_checkpoint
-from tessera.models.llama_nemotron_vl.random_spec import CheckpointSpec
+from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera.tools.random_checkpoint.spec import CheckpointSpec
 from tests.engine.triton_stand_in import InferenceResponse, Repository, Request, Tensor
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 

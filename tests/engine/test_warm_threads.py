@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tessera.engine.torch_process import one_thread
+from tessera.engine.process import one_thread
 from tests.torch_threads import torch_threads
 
 

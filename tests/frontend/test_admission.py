@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.errors import Overloaded
-from tessera.frontend.admission import Admission, Capacity, Ticket
+from tessera.frontend.http.admission import Admission, Capacity, Ticket
 
 
 class Workers:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tessera.errors import ConfigError
-from tessera.frontend.auth import Authenticator, read_keys
+from tessera.frontend.http.auth import Authenticator, read_keys
 
 ONE, TWO = "sk-one-0123456789", "sk-two-0123456789"
 

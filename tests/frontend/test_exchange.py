@@ -14,10 +14,10 @@ from starlette.responses import Response
 
 from tessera.errors import TesseraError
 from tessera.frontend.error_shapes import failure_response
-from tessera.frontend.exchange import read_body
-from tessera.frontend.failures import render
-from tessera.frontend.guarded_protocol import ConnectionLimits
-from tessera.frontend.http_server import HttpServer
+from tessera.frontend.http.connection import ConnectionLimits
+from tessera.frontend.http.errors import render
+from tessera.frontend.http.exchange import read_body
+from tessera.frontend.http.server import HttpServer
 from tests.rpc.conftest import until
 
 LIMIT = 1000

@@ -10,7 +10,7 @@ import pytest
 
 from tessera import errors
 from tessera.errors import TesseraError
-from tessera.frontend.failures import MEANINGS, error_object, render, render_status, row_of
+from tessera.frontend.http.errors import MEANINGS, error_object, render, render_status, row_of
 
 ROOT = Path(__file__).parents[2]
 

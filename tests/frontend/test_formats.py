@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from tessera.errors import EngineFailed, InvalidInput, UnsupportedMedia
-from tessera.frontend.formats import (
+from tessera.frontend.api.formats import (
     ResponseBody,
     Usage,
     check_width,
@@ -20,7 +20,7 @@ from tessera.frontend.formats import (
     finish,
     numbers,
 )
-from tessera.frontend.inputs import EmbedDtype
+from tessera.frontend.api.request import EmbedDtype
 from tessera.frontend.shapes import parse_embeddings
 
 HIDDEN = 64

@@ -19,11 +19,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.errors import RequestError
-from tessera.frontend import guarded_protocol, lingering
+from tessera.frontend import lingering
 from tessera.frontend.error_shapes import failure_response
-from tessera.frontend.failures import render
-from tessera.frontend.guarded_protocol import ConnectionLimits
-from tessera.frontend.http_server import HttpServer
+from tessera.frontend.http import connection as guarded_protocol
+from tessera.frontend.http.connection import ConnectionLimits
+from tessera.frontend.http.errors import render
+from tessera.frontend.http.server import HttpServer
 from tests.rpc.conftest import until
 
 LIMITS = ConnectionLimits(header_seconds=0.5, header_bytes=4096, keep_alive_seconds=5.0, write_seconds=1.0)

@@ -23,11 +23,11 @@ from tessera.errors import (
     RequestError,
     UnsupportedMedia,
 )
+from tessera.frontend.api.request import BARE_BASE64, ImageSource
 from tessera.frontend.deadline import Deadline
-from tessera.frontend.inputs import BARE_BASE64, ImageSource
 from tessera.frontend.media import Fetcher, LoadedImage, MediaLoader, MediaPolicy
 from tessera.frontend.media.data_url import decode
-from tessera.frontend.media.local import read_local
+from tessera.frontend.media.sources import read_local
 from tests.frontend.hostile import LoopbackPolicy, response, server
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.errors import InvalidInput
-from tessera.frontend.inputs import EmbeddingsRequest, ImageSource, Input, RequestLimits
+from tessera.frontend.api.request import EmbeddingsRequest, ImageSource, Input, RequestLimits
 from tessera.frontend.shapes import parse_embeddings
 from tessera.models.base import Role
 

@@ -12,8 +12,8 @@ import pytest
 import tessera
 from tessera import wire
 from tessera.errors import ProtocolError
+from tessera.frontend.api.status import StatusBoard, origin
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.status import StatusBoard, origin
 from tessera.rpc import Client, Peers
 from tests.rpc.conftest import INFO, Deployment, deployment, store, until
 

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from tessera.engine.base import TextBatch, TextEngine, TextVectors, VisionEngine
-from tessera.engine.building.build import build_engine
-from tessera.engine.building.spec import BuildSpec, Layout, Profile, Range, Stage
+from tessera.engine.batch import PackedInput, pack
+from tessera.engine.compiled.build import build_engine
+from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
-from tessera.engine.packing import PackedInput, pack
-from tessera.engine.torch_device import place
+from tessera.engine.placement import place
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tessera.engine.tensorrt_lane import CudaLane
+from tessera.engine.tensorrt.lane import CudaLane
 
 pytestmark = pytest.mark.gpu
 

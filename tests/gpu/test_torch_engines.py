@@ -18,12 +18,12 @@ import torch
 
 import tessera
 from tessera.engine.base import TextEngine, VisionEngine
-from tessera.engine.building.build import build_engine
-from tessera.engine.building.spec import BuildSpec, Layout, Profile, Range, Stage
+from tessera.engine.batch import PackedInput, pack
+from tessera.engine.compiled.build import build_engine
+from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
-from tessera.engine.packing import PackedInput, pack
-from tessera.engine.torch_device import Placement, place
+from tessera.engine.placement import Placement, place
 from tessera.engine.torch_host_copies import HostCopies
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 
@@ -222,8 +222,8 @@ _BUILD = """
 import sys
 from pathlib import Path
 import msgspec
-from tessera.engine.building.build import build_engine
-from tessera.engine.building.spec import BuildSpec
+from tessera.engine.compiled.build import build_engine
+from tessera.engine.compiled.spec import BuildSpec
 from tessera.models import open_model
 
 checkpoint, path, spec = sys.argv[1:]
@@ -234,7 +234,7 @@ import sys
 from pathlib import Path
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
-from tessera.engine.torch_device import place
+from tessera.engine.placement import place
 from tessera.models import open_model
 
 checkpoint, path, stage, cost = sys.argv[1:]

@@ -20,8 +20,8 @@ from transport_peer import HIDDEN, UNIT_ROWS, Peer, outbox_config, same_bits, sa
 
 from tessera.errors import HandOffError, LeaseExpired, Overloaded, TransportUnavailable
 from tessera.transport.inbox import Inbox
-from tessera.transport.nixl import NixlOptions
-from tessera.transport.nixl_agent import nixl_missing
+from tessera.transport.kinds.nixl import NixlOptions
+from tessera.transport.kinds.nixl_agent import nixl_missing
 from tessera.transport.outbox import Outbox
 from tessera.wire import Handle, SlabInfo
 

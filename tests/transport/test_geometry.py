@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tessera.transport.dtypes import DTYPES, dtype_name
-from tessera.transport.geometry import ITEM_BYTES, Geometry
+from tessera.transport.slab.geometry import ITEM_BYTES, Geometry
+from tessera.transport.slab.rows import DTYPES, dtype_name
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from tessera.errors import LeaseExpired, TransportUnavailable
+from tessera.transport.kinds.shm import ShmTransport
 from tessera.transport.lending import Lender, inline_handle
-from tessera.transport.shm import ShmTransport
 from tessera.wire import Handle
 
 ROWS = np.arange(12, dtype="<f4").reshape(3, 4)

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from tessera.errors import TransportUnavailable
-from tessera.transport.geometry import Geometry
-from tessera.transport.memory import HostAddress, HostMemory
+from tessera.transport.slab.geometry import Geometry
+from tessera.transport.slab.memory import HostAddress, HostMemory
 
 GEOMETRY = Geometry(capacity_rows=2048, unit_rows=2, hidden=4, dtype="bfloat16")
 

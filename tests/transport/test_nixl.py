@@ -14,8 +14,8 @@ from transport_peer import UNIT_ROWS, Peer, outbox_config, same_bits, sample
 
 from tessera.errors import HandOffError, LeaseExpired
 from tessera.transport.inbox import Inbox
-from tessera.transport.nixl import NixlOptions, NixlTransport
-from tessera.transport.nixl_agent import nixl_missing
+from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
+from tessera.transport.kinds.nixl_agent import nixl_missing
 from tessera.transport.outbox import Outbox
 
 pytestmark = pytest.mark.skipif(nixl_missing() is not None, reason="needs nixl")

@@ -13,9 +13,9 @@ from transport_peer import Peer, outbox_config, same_bits, sample
 from tessera.errors import ConfigError, HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.host import host_id
 from tessera.transport.inbox import Inbox, InboxConfig
-from tessera.transport.kinds import select_kinds
-from tessera.transport.nixl import NixlOptions
-from tessera.transport.nixl_agent import nixl_missing
+from tessera.transport.kinds.nixl import NixlOptions
+from tessera.transport.kinds.nixl_agent import nixl_missing
+from tessera.transport.kinds.select import select_kinds
 from tessera.transport.outbox import Outbox
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
@@ -198,7 +198,7 @@ async def test_auto_does_without_a_backend_that_cannot_start(
     def refuse(*args: object, **kwargs: object) -> None:
         raise TransportUnavailable("no such device")
 
-    monkeypatch.setattr("tessera.transport.nixl.NixlAgent", refuse)
+    monkeypatch.setattr("tessera.transport.kinds.nixl.NixlAgent", refuse)
     outbox = make_outbox(transport="auto")
     assert outbox.kinds == ("shm", "inline")
     if nixl_missing() is None:

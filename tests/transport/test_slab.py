@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from tessera.errors import HandOffError, Overloaded
-from tessera.transport.geometry import Geometry
-from tessera.transport.slab import Slab
+from tessera.transport.slab.geometry import Geometry
+from tessera.transport.slab.slab import Slab
 
 GEOMETRY = Geometry(capacity_rows=40, unit_rows=10, hidden=4, dtype="float32")
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tessera.errors import HandOffError, Overloaded
-from tessera.transport.space import Loan, Space
+from tessera.transport.slab.space import Loan, Space
 
 
 async def test_waiters_are_served_in_the_order_in_which_they_came() -> None:

@@ -19,9 +19,9 @@ import torch
 
 from tessera.errors import TesseraError
 from tessera.transport.inbox import Inbox, InboxConfig
-from tessera.transport.nixl import NixlOptions, NixlTransport
+from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
 from tessera.transport.outbox import Outbox, OutboxConfig
-from tessera.transport.slot import Slot
+from tessera.transport.slab.slot import Slot
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 HIDDEN = 64

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from tessera.engine.building.spec import BuildSpec
+from tessera.engine.compiled.spec import BuildSpec
 from tessera.engine.config import EngineConfig
 from tessera.errors import ConfigError
 from tessera.rpc.runtime import RpcConfig

@@ -30,7 +30,7 @@ TesseraError
     └── TransportUnavailable  this transport cannot reach that peer
 
 ``code`` is the stable name that crosses process boundaries; the HTTP status of each code stands in
-``tessera.frontend.failures``.
+``tessera.frontend.http.errors``.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tessera import wire
 from tessera.errors import TesseraError, Unavailable
 from tessera.rpc import Client, RpcConfig, Runtime, set_environment_defaults
 from tessera.transport.inbox import Inbox, InboxConfig
-from tessera.transport.nixl import NixlOptions
+from tessera.transport.kinds.nixl import NixlOptions
 
 
 async def _describe(client: Client, wanted: int) -> wire.Reply:

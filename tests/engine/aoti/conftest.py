@@ -17,7 +17,7 @@ LANES = (("vision", "lm", "post"), ("text", "fused", "embed"))
 
 _BUILD = """
 import sys
-from tessera.commands.engine import main
+from tessera.cli.engine import main
 model, config, out, *stages = sys.argv[1:]
 for stage in stages:
     main(["build", "--model-path", model, "--config", config, "--stage", stage, "--out", f"{out}/{stage}"])

@@ -18,20 +18,20 @@ import pytest
 import torch
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
-from tessera.commands.engine import main
-from tessera.engine.building.aoti_flavour import AotiFlavour, calls_products, require_shared_library
-from tessera.engine.building.manifest import Manifest
-from tessera.engine.building.spec import BuildSpec, Layout, Stage
+from tessera.cli.engine import main
+from tessera.engine.aoti.build import AotiFlavour, calls_products, require_shared_library
+from tessera.engine.batch import PackedInput, pack
+from tessera.engine.compiled.manifest import Manifest
+from tessera.engine.compiled.spec import BuildSpec, Layout, Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
-from tessera.engine.packing import PackedInput, pack
-from tessera.engine.torch_device import place
+from tessera.engine.placement import place
 from tessera.errors import ConfigError, EngineBuildFailed, EngineMismatch
 from tessera.models import open_model
 from tessera.models.layers import exported_products
 from tessera.models.llama_nemotron_vl import stage_vision
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
+from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tests.families.dual_encoder import FAMILY
 
 # The first test waits for the compilers.
@@ -86,9 +86,9 @@ _SERVE = """
 import os, pip, sys
 from pathlib import Path
 import torch
-from tessera.engine.aoti_package import AotiPackage
-from tessera.engine.building.spec import Stage
-from tessera.engine.torch_device import Placement
+from tessera.engine.aoti.package import AotiPackage
+from tessera.engine.compiled.spec import Stage
+from tessera.engine.placement import Placement
 from tessera.models import open_model
 model = open_model(Path(sys.argv[1]))
 package = AotiPackage(model, Path(sys.argv[2]), Stage.VISION, Placement(device="cpu", dtype="float32"))

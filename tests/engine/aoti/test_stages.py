@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from tessera.engine.aoti_package import AotiPackage
-from tessera.engine.building.manifest import Manifest
-from tessera.engine.building.spec import Stage
-from tessera.engine.torch_device import Placement
+from tessera.engine.aoti.package import AotiPackage
+from tessera.engine.compiled.manifest import Manifest
+from tessera.engine.compiled.spec import Stage
+from tessera.engine.placement import Placement
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.commands.engine import main
-from tessera.engine.building.manifest import Manifest
-from tessera.engine.building.spec import Layout, Stage
-from tessera.engine.building.timing_cache import TimingCache
-from tessera.engine.tensorrt_log import logging_of
+from tessera.cli.engine import main
+from tessera.engine.compiled.manifest import Manifest
+from tessera.engine.compiled.spec import Layout, Stage
+from tessera.engine.tensorrt.log import logging_of
+from tessera.engine.tensorrt.timing_cache import TimingCache
 from tessera.models import open_model
 from tests.families import dual_encoder
 

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.commands.engine import main
-from tessera.engine.building.calibration import read_samples
-from tessera.engine.building.manifest import Manifest
-from tessera.engine.building.spec import BuildSpec, Stage
+from tessera.cli.engine import main
+from tessera.engine.compiled.manifest import Manifest
+from tessera.engine.compiled.spec import BuildSpec, Stage
+from tessera.engine.tensorrt.calibration import read_samples
 from tessera.errors import ConfigError, UnsupportedMedia
 from tessera.models import Model, open_model
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine.building.spec import Stage
+from tessera.engine.compiled.spec import Stage
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.random_checkpoint import main as make_checkpoint
+from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tests.engine.building.test_networks import TOKENS, Stages, worst_cosine
 
 pytestmark = [

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tessera.commands.engine import main
-from tessera.engine.building.manifest import Binding, Manifest, describe_files
-from tessera.engine.building.spec import BuildSpec, Layout, Profile, Range, Stage
+from tessera.cli.engine import main
+from tessera.engine.compiled.manifest import Binding, Manifest, describe_files
+from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.errors import ConfigError, EngineMismatch
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine.building.spec import BuildSpec, Layout, Profile, Range, Stage
-from tessera.engine.building.tensorrt_flavour import describe
-from tessera.engine.tensorrt_log import logging_of
+from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
+from tessera.engine.tensorrt.build import describe
+from tessera.engine.tensorrt.log import logging_of
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.random_checkpoint import write_checkpoint
-from tessera.models.llama_nemotron_vl.random_spec import CheckpointSpec
+from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera.tools.random_checkpoint.spec import CheckpointSpec
 from tests.references.tensorrt_network import Network
 
 trt = pytest.importorskip("tensorrt_rtx_bindings", reason="needs tensorrt-rtx-cu13-bindings and its libs")

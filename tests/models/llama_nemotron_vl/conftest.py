@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.random_checkpoint import write_checkpoint
-from tessera.models.llama_nemotron_vl.random_spec import CheckpointSpec
+from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera.tools.random_checkpoint.spec import CheckpointSpec
 
 SMALL = CheckpointSpec(image_size=64, base_vocab=600)
 

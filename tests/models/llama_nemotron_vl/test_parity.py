@@ -14,9 +14,9 @@ import torch
 from tessera.models.base import Prompt, Role
 from tessera.models.llama_nemotron_vl import loading
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.random_spec import LLAMA3_SCALING
 from tessera.models.llama_nemotron_vl.text import TextTower
 from tessera.models.llama_nemotron_vl.vision import VisionTower
+from tessera.tools.random_checkpoint.spec import LLAMA3_SCALING
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 from tests.models.llama_nemotron_vl.packing import pack, prompt
 from tests.models.llama_nemotron_vl.test_preprocess import encoded, gradient

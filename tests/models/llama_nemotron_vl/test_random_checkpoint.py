@@ -13,12 +13,12 @@ import torch
 from safetensors import safe_open
 
 from tessera.errors import ConfigError
-from tessera.models.llama_nemotron_vl import random_checkpoint
 from tessera.models.llama_nemotron_vl.config_reader import read_config
-from tessera.models.llama_nemotron_vl.random_checkpoint import main, write_checkpoint
-from tessera.models.llama_nemotron_vl.random_spec import FULL, TINY, config_json, processor_json
-from tessera.models.llama_nemotron_vl.random_tokenizer import tokenizer_json
-from tessera.models.llama_nemotron_vl.random_weights import _encoded, all_shapes
+from tessera.tools.random_checkpoint import checkpoint
+from tessera.tools.random_checkpoint.checkpoint import main, write_checkpoint
+from tessera.tools.random_checkpoint.spec import FULL, TINY, config_json, processor_json
+from tessera.tools.random_checkpoint.tokenizer import tokenizer_json
+from tessera.tools.random_checkpoint.weights import _encoded, all_shapes
 from tests.models.llama_nemotron_vl.conftest import SMALL
 
 
@@ -32,8 +32,8 @@ def test_equal_arguments_give_equal_bytes_in_every_process(tmp_path: Path, shard
     write_checkpoint(tmp_path / "here", spec, seed=5, dtype="bfloat16")
     code = (
         "import sys, dataclasses, pathlib\n"
-        "from tessera.models.llama_nemotron_vl.random_checkpoint import write_checkpoint\n"
-        "from tessera.models.llama_nemotron_vl.random_spec import CheckpointSpec\n"
+        "from tessera.tools.random_checkpoint.checkpoint import write_checkpoint\n"
+        "from tessera.tools.random_checkpoint.spec import CheckpointSpec\n"
         f"spec = CheckpointSpec(image_size=64, base_vocab=600, shards={shards})\n"
         "write_checkpoint(pathlib.Path(sys.argv[1]), spec, seed=5, dtype='bfloat16')\n"
         "assert 'torch' not in sys.modules\n"
@@ -115,7 +115,7 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.Monkey
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(random_checkpoint, "write_weights", fail)
+    monkeypatch.setattr(checkpoint, "write_weights", fail)
     with pytest.raises(OSError, match="disk full"):
         write_checkpoint(tmp_path / "there", SMALL)
     assert list(tmp_path.iterdir()) == []
@@ -126,7 +126,7 @@ def test_another_process_was_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         (tmp_path / "there").mkdir()
         (tmp_path / "there" / "theirs").touch()
 
-    monkeypatch.setattr(random_checkpoint, "write_weights", meanwhile)
+    monkeypatch.setattr(checkpoint, "write_weights", meanwhile)
     write_checkpoint(tmp_path / "there", SMALL)
     assert [file.name for file in tmp_path.rglob("*")] == ["there", "theirs"]
 

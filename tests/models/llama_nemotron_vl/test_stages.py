@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine.packing import PackedInput, pack
+from tessera.engine.batch import PackedInput, pack
 from tessera.errors import ConfigError
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint

@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tessera.checkpoint.safetensors import WeightFile
 from tessera.errors import CheckpointError
-from tessera.models.llama_nemotron_vl.weight_file import WeightFile
 
 
 def write(path: Path, header: Any, data: bytes = b"") -> Path:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Generic
 
 from tessera import tracing
-from tessera.admission import Budget
 from tessera.batching import traces
 from tessera.batching.engine_thread import EngineThread, Launch
 from tessera.batching.entry import Entry, Outcome, P, R
@@ -22,6 +21,7 @@ from tessera.batching.pace import Pace
 from tessera.batching.queue import FairQueue
 from tessera.batching.slot import Cost, Slot
 from tessera.errors import EngineDead, Overloaded, TesseraError, Unavailable
+from tessera.fair_share import Budget
 from tessera.logs import current_line
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tessera.errors import MediaFetchError
+from tessera.frontend.api.request import ImageSource
 from tessera.frontend.deadline import Deadline
-from tessera.frontend.inputs import ImageSource
 from tessera.frontend.media import MediaBudget, MediaLoader
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from tessera import tracing, wire
 from tessera.errors import ProtocolError
 from tessera.frontend.deadline import Deadline
-from tessera.frontend.dispatch import Answer
+from tessera.frontend.serving.dispatch import Answer
 
 Ask = Callable[[wire.Request], Awaitable[wire.Reply]]
 

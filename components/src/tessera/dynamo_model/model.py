@@ -12,14 +12,14 @@ from tessera.config import Limits
 from tessera.dynamo_model.carried_media import CarriedMedia
 from tessera.dynamo_model.local_embedder import Ask, LocalEmbedder
 from tessera.errors import InvalidInput, ModelNotFound, Overloaded, TesseraError
+from tessera.frontend.api.formats import check_width, finish
+from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, RequestLimits
 from tessera.frontend.deadline import Deadline
-from tessera.frontend.failures import render
-from tessera.frontend.formats import check_width, finish
-from tessera.frontend.inputs import EmbeddingsRequest, EmbedDtype, RequestLimits
+from tessera.frontend.http.errors import render
 from tessera.frontend.media import MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.pipeline import Pipeline
 from tessera.frontend.results import Embedded
+from tessera.frontend.serving.pipeline import Pipeline
 from tessera.frontend.shapes import parse_embeddings
 from tessera.frontend.shapes.roles import SUFFIXES
 from tessera.models.base import Model

@@ -12,18 +12,18 @@ from tessera.errors import ConfigError
 from tessera.models.base import Model
 
 if TYPE_CHECKING:
-    from tessera.engine.torch_device import Placement
+    from tessera.engine.placement import Placement
 
 
 # The vision and the text engine of each kind, where there is one.
 _KINDS: dict[str, tuple[str, str | None]] = {
-    "torch": ("tessera.engine.torch_vision:TorchVisionEngine", "tessera.engine.torch_text:TorchTextEngine"),
+    "torch": ("tessera.engine.torch.vision:TorchVisionEngine", "tessera.engine.torch.text:TorchTextEngine"),
     "tensorrt": (
-        "tessera.engine.tensorrt_vision:TensorRTVisionEngine",
-        "tessera.engine.tensorrt_text:TensorRTTextEngine",
+        "tessera.engine.tensorrt.vision:TensorRTVisionEngine",
+        "tessera.engine.tensorrt.text:TensorRTTextEngine",
     ),
-    "tensorrt_llm": ("tessera.engine.tensorrt_llm_vision:TensorRTLLMVisionEngine", None),
-    "aoti": ("tessera.engine.aoti_vision:AotiVisionEngine", "tessera.engine.aoti_text:AotiTextEngine"),
+    "tensorrt_llm": ("tessera.engine.tensorrt_llm:TensorRTLLMVisionEngine", None),
+    "aoti": ("tessera.engine.aoti.vision:AotiVisionEngine", "tessera.engine.aoti.text:AotiTextEngine"),
 }
 
 _Make = Callable[[Model, EngineConfig, "Placement"], object]

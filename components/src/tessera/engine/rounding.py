@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.engine.building.manifest import Manifest
+from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.config import EngineConfig
 
 

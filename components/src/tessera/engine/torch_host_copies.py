@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from tessera.engine.torch_streams import pinned
+from tessera.engine.streams import pinned
 
 
 class HostCopies:

@@ -18,7 +18,7 @@ from tessera.flags import (
     rpc_config,
     trace_exporters,
 )
-from tessera.frontend.auth import read_keys
+from tessera.frontend.http.auth import read_keys
 from tessera.logs import add_log_arguments
 
 API_KEYS_VARIABLE = "TESSERA_API_KEYS"

@@ -9,7 +9,7 @@ import orjson
 from starlette.responses import Response
 
 from tessera.errors import EmptyInput
-from tessera.frontend.failures import ErrorObject, Failure
+from tessera.frontend.http.errors import ErrorObject, Failure
 
 Shape = Callable[[int, ErrorObject], dict[str, Any]]
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from tessera import wire
 from tessera.errors import TesseraError
-from tessera.frontend.formats import Usage
+from tessera.frontend.api.formats import Usage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

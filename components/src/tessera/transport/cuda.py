@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tessera.errors import HandOffError
-from tessera.transport.polling import Poll
+from tessera.tasks import Poll
 
 # Not all of it is typed.
 _cuda: Any = torch.cuda

@@ -13,11 +13,11 @@ import torch
 
 from tessera.errors import ConfigError, HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.base import Transport
-from tessera.transport.checksum import rows_checksum
-from tessera.transport.dtypes import DTYPES
 from tessera.transport.host import device_ids, host_id
-from tessera.transport.kinds import make_transport, select_kinds
-from tessera.transport.nixl import NixlOptions, NixlTransport
+from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
+from tessera.transport.kinds.select import make_transport, select_kinds
+from tessera.transport.slab.checksum import rows_checksum
+from tessera.transport.slab.rows import DTYPES
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 Destination = torch.device | Callable[[tuple[int, int], torch.dtype], torch.Tensor]

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from tessera.transport.geometry import MAX_LEASE, Geometry
-from tessera.transport.memory import HostMemory, ShmAddress, fence
+from tessera.transport.slab.geometry import MAX_LEASE, Geometry
+from tessera.transport.slab.memory import HostMemory, ShmAddress, fence
 from tessera.wire import Handle, SlabInfo
 
 KIND = "shm"

@@ -10,15 +10,15 @@ import torch
 
 from tessera.errors import ConfigError, TransportUnavailable
 from tessera.transport.base import Transport
-from tessera.transport.checksum import rows_checksum
 from tessera.transport.cuda import index_of
-from tessera.transport.dtypes import dtype_name
-from tessera.transport.geometry import Geometry
 from tessera.transport.host import device_ids, host_id
-from tessera.transport.kinds import make_transport, select_kinds
-from tessera.transport.nixl import NixlOptions, NixlTransport
-from tessera.transport.slab import Slab, SlabStats
-from tessera.transport.slot import Slot
+from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
+from tessera.transport.kinds.select import make_transport, select_kinds
+from tessera.transport.slab.checksum import rows_checksum
+from tessera.transport.slab.geometry import Geometry
+from tessera.transport.slab.rows import dtype_name
+from tessera.transport.slab.slab import Slab, SlabStats
+from tessera.transport.slab.slot import Slot
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 _log = logging.getLogger(__name__)

@@ -14,8 +14,8 @@ import uvloop
 from tessera import tracing, wire
 from tessera.config import WorkerConfig
 from tessera.errors import DiscoveryLost, EngineDead, TesseraError
-from tessera.leaving import leave, when_told
 from tessera.logs import LogFormat, log_as, log_settings
+from tessera.process_exit import leave, when_told
 from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
 from tessera.worker.arguments import parse
 from tessera.worker.dynamo_model import model_addresses, model_servers

@@ -17,8 +17,8 @@ from tessera import tracing, wire
 from tessera.batching import Batcher, Outcome
 from tessera.cache import EmbeddingCache
 from tessera.engine import Launched, TextEngine, TextVectors
+from tessera.engine.batch import PackedInput, pack
 from tessera.engine.config import EngineConfig
-from tessera.engine.packing import PackedInput, pack
 from tessera.errors import (
     DeadlineExceeded,
     EngineDead,

@@ -7,7 +7,7 @@ import asyncio
 import torch
 
 from tessera import wire
-from tessera.engine.torch_device import Placement
+from tessera.engine.placement import Placement
 from tessera.errors import DeadlineExceeded
 from tessera.worker.vision_source import EncodedImage
 from tessera.worker.vision_stage import VisionStage

@@ -19,7 +19,7 @@ from tessera import __version__, wire
 from tessera.batching import BatchStats
 from tessera.cache import CacheStats
 from tessera.errors import DeadlineExceeded, EngineFailed, Overloaded, Unavailable
-from tessera.transport.slab import SlabStats
+from tessera.transport.slab.slab import SlabStats
 
 # From a copy within one GPU to a queue at its deadline.
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)

@@ -7,10 +7,10 @@ import torch
 from tessera import wire
 from tessera.errors import HandOffError, InvalidInput, LeaseExpired
 from tessera.transport.base import Transport
-from tessera.transport.dtypes import DTYPES
-from tessera.transport.geometry import check_shape
-from tessera.transport.inline import InlineTransport
-from tessera.transport.shm import ShmTransport
+from tessera.transport.kinds.inline import InlineTransport
+from tessera.transport.kinds.shm import ShmTransport
+from tessera.transport.slab.geometry import check_shape
+from tessera.transport.slab.rows import DTYPES
 from tessera.worker.metrics import WorkerMetrics
 
 

@@ -16,14 +16,14 @@ from tessera import wire
 from tessera.cache import EmbeddingCache
 from tessera.config import Mode, WorkerConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
+from tessera.engine.placement import Placement, place
 from tessera.engine.rounding import rounding
-from tessera.engine.torch_device import Placement, place
 from tessera.errors import EngineDead
 from tessera.models import Model, open_model
 from tessera.rpc import Client, Runtime
 from tessera.transport.host import host_id
 from tessera.transport.inbox import Inbox, InboxConfig
-from tessera.transport.nixl import NixlOptions
+from tessera.transport.kinds.nixl import NixlOptions
 from tessera.transport.outbox import Outbox, OutboxConfig
 from tessera.worker.decoding import Decoder, ProcessDecoder, ThreadDecoder
 from tessera.worker.decoding.messages import Limits

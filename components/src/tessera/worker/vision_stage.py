@@ -13,11 +13,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tessera import tracing, wire
-from tessera.admission import Budget
 from tessera.batching import Batcher, Outcome
 from tessera.engine import Launched, VisionEngine
 from tessera.engine.config import EngineConfig
 from tessera.errors import EngineDead, InvalidInput, Overloaded
+from tessera.fair_share import Budget
 from tessera.models.base import Model, UInt8Array
 from tessera.worker.decoding import Decoder
 from tessera.worker.metrics import WorkerMetrics

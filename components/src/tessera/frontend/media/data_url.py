@@ -12,7 +12,7 @@ import re
 from urllib.parse import unquote
 
 from tessera.errors import InvalidInput, PayloadTooLarge
-from tessera.frontend.inputs import BARE_BASE64
+from tessera.frontend.api.request import BARE_BASE64
 
 _HEADER_CHARACTERS = 256
 _SPACES = re.compile(r"[ \t\r\n\f]+")

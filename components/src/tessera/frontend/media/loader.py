@@ -10,8 +10,8 @@ from typing import TypeVar
 from blake3 import blake3
 
 from tessera.errors import InvalidInput, UnsupportedMedia
+from tessera.frontend.api.request import ImageSource
 from tessera.frontend.deadline import Deadline
-from tessera.frontend.inputs import ImageSource
 from tessera.frontend.media.budget import MediaBudget
 from tessera.frontend.media.data_url import decode, payload_size
 from tessera.frontend.media.embeddings import (
@@ -22,8 +22,8 @@ from tessera.frontend.media.embeddings import (
     read_embeddings,
 )
 from tessera.frontend.media.fetch import Fetcher
-from tessera.frontend.media.local import read_local
 from tessera.frontend.media.policy import MediaPolicy
+from tessera.frontend.media.sources import read_local
 from tessera.imaging import ImageHeader, probe
 
 _Result = TypeVar("_Result")

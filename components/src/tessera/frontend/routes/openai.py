@@ -12,13 +12,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera.errors import ModelNotFound
-from tessera.frontend.endpoint import Endpoint, Translated
-from tessera.frontend.formats import ResponseBody, embeddings_body
-from tessera.frontend.inputs import EmbeddingsRequest, RequestLimits
+from tessera.frontend.api.endpoint import Endpoint, Translated
+from tessera.frontend.api.formats import ResponseBody, embeddings_body
+from tessera.frontend.api.request import EmbeddingsRequest, RequestLimits
+from tessera.frontend.api.schema import list_of, object_of
 from tessera.frontend.results import Result
 from tessera.frontend.routes.operation import ERROR_OBJECT, NUMBERS, OPENAI_ERROR, WHOLE, answers, operation
 from tessera.frontend.shapes import Json, parse_embeddings
-from tessera.frontend.shapes.json_schema import list_of, object_of
 from tessera.frontend.shapes.schema import EMBEDDINGS_SCHEMA
 
 _ROW: Final[dict[str, Any]] = {

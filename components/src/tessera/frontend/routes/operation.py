@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from tessera.frontend.failures import MEANINGS
-from tessera.frontend.shapes.json_schema import Schema, object_of, request_body
+from tessera.frontend.api.schema import Schema, object_of, request_body
+from tessera.frontend.http.errors import MEANINGS
 
 _TEXT: Final[Schema] = {"type": "string"}
 _MAYBE_TEXT: Final[Schema] = {"type": ["string", "null"]}

@@ -9,12 +9,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tessera.frontend.endpoint import Endpoint, Translated
-from tessera.frontend.inputs import RequestLimits
+from tessera.frontend.api.endpoint import Endpoint, Translated
+from tessera.frontend.api.request import RequestLimits
+from tessera.frontend.api.schema import list_of
+from tessera.frontend.api.tei import SCHEMA, parse_tei, write_tei
 from tessera.frontend.routes.operation import NUMBERS, TEI_ERROR, operation
 from tessera.frontend.shapes import Json
-from tessera.frontend.shapes.json_schema import list_of
-from tessera.frontend.shapes.tei import SCHEMA, parse_tei, write_tei
 
 
 def translate(body: Json, limits: RequestLimits, models: Collection[str]) -> Translated:

@@ -8,10 +8,10 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tessera.frontend.endpoint import Endpoint
+from tessera.frontend.api.endpoint import Endpoint
+from tessera.frontend.api.schema import list_of, object_of
+from tessera.frontend.api.tokenize import SCHEMA, parse_tokenize
 from tessera.frontend.routes.operation import OPENAI_ERROR, TEI_ERROR, WHOLE, operation
-from tessera.frontend.shapes.json_schema import list_of, object_of
-from tessera.frontend.shapes.tokenize import SCHEMA, parse_tokenize
 
 _TOKENS: Final = list_of(WHOLE)
 _TEXTS: Final = list_of({"type": "string"})

@@ -10,12 +10,12 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tessera.frontend.endpoint import Endpoint, Translated
-from tessera.frontend.inputs import RequestLimits
+from tessera.frontend.api.endpoint import Endpoint, Translated
+from tessera.frontend.api.request import RequestLimits
+from tessera.frontend.api.schema import list_of, object_of
+from tessera.frontend.api.voyage import SCHEMA, parse_voyage, write_voyage
 from tessera.frontend.routes.operation import NUMBERS, VOYAGE_ERROR, WHOLE, operation
 from tessera.frontend.shapes import Json
-from tessera.frontend.shapes.json_schema import list_of, object_of
-from tessera.frontend.shapes.voyage import SCHEMA, parse_voyage, write_voyage
 
 _ANSWER: Final = object_of(
     ("object", "data", "model", "usage"),

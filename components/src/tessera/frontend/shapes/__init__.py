@@ -6,7 +6,7 @@ messages are made of parts.
 
 from __future__ import annotations
 
-from tessera.frontend.shapes.embeddings import parse_embeddings, read_json
-from tessera.frontend.shapes.values import Json
+from tessera.frontend.api.openai import parse_embeddings, read_json
+from tessera.frontend.api.values import Json
 
 __all__ = ["Json", "parse_embeddings", "read_json"]

@@ -7,11 +7,11 @@ is more often a batch that lacks its inner lists than a dialogue, and a guess wo
 from __future__ import annotations
 
 from tessera.errors import InvalidInput
-from tessera.frontend.inputs import Input
-from tessera.frontend.shapes.parts import read_parts
+from tessera.frontend.api.content import read_parts
+from tessera.frontend.api.request import Input
+from tessera.frontend.api.values import Json, expected, reject_unknown
 from tessera.frontend.shapes.roles import message_role
 from tessera.frontend.shapes.scope import Scope
-from tessera.frontend.shapes.values import Json, expected, reject_unknown
 
 
 def is_message(value: Json) -> bool:

@@ -8,7 +8,7 @@ string literally, so that text *about* data URLs can be embedded. An ``http`` UR
 
 from __future__ import annotations
 
-from tessera.frontend.inputs import ImageSource, Input
+from tessera.frontend.api.request import ImageSource, Input
 from tessera.frontend.shapes.scope import Modality, Scope, check_modality
 
 _DATA = "data:image/"

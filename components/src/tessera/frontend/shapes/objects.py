@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tessera.frontend.inputs import Input
-from tessera.frontend.shapes.parts import image_at
+from tessera.frontend.api.content import image_at
+from tessera.frontend.api.request import Input
+from tessera.frontend.api.values import JsonObject, expected, reject_unknown, string
 from tessera.frontend.shapes.scope import Scope
-from tessera.frontend.shapes.values import JsonObject, expected, reject_unknown, string
 
 
 def read_object(value: JsonObject, param: str, scope: Scope) -> Input:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tessera.frontend.inputs import Input
+from tessera.frontend.api.request import Input
+from tessera.frontend.api.values import INT32, Json, expected, integer
 from tessera.frontend.shapes.scope import Scope
-from tessera.frontend.shapes.values import INT32, Json, expected, integer
 from tessera.models.base import Role
 
 

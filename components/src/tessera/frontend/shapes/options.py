@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tessera.errors import InvalidInput
-from tessera.frontend.inputs import EmbedDtype, EncodingFormat
-from tessera.frontend.shapes.roles import INPUT_TYPES, TASKS, named_role
-from tessera.frontend.shapes.scope import Modality
-from tessera.frontend.shapes.values import (
+from tessera.frontend.api.request import EmbedDtype, EncodingFormat
+from tessera.frontend.api.values import (
     INT32,
     Json,
     JsonObject,
@@ -29,6 +27,8 @@ from tessera.frontend.shapes.values import (
     positive,
     string,
 )
+from tessera.frontend.shapes.roles import INPUT_TYPES, TASKS, named_role
+from tessera.frontend.shapes.scope import Modality
 from tessera.models.base import Role, Truncate
 
 INERT: Final[dict[str, tuple[Json, ...]]] = {

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Final
 
-from tessera.frontend.shapes.values import Json, expected
+from tessera.frontend.api.values import Json, expected
 from tessera.models.base import Role
 
 MESSAGE_ROLES: Final[dict[str, Role | None]] = {

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from tessera.frontend.inputs import EncodingFormat
-from tessera.frontend.shapes.json_schema import (
+from tessera.frontend.api.request import EncodingFormat
+from tessera.frontend.api.schema import (
     BOOLEAN,
     CONVERSATION,
     DTYPES,

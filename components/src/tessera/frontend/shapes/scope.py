@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from tessera.errors import InvalidInput
-from tessera.frontend.inputs import ImageSource, Input, RequestLimits
+from tessera.frontend.api.request import ImageSource, Input, RequestLimits
 from tessera.frontend.shapes.roles import decide
 from tessera.models.base import Role
 

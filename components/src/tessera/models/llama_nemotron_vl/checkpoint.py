@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tessera.checkpoint.safetensors import StoredTensor, WeightFile
+from tessera.checkpoint.section import Section
 from tessera.errors import CheckpointError
 from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.section import Section
 from tessera.models.llama_nemotron_vl.tensors import canonical, expected
-from tessera.models.llama_nemotron_vl.weight_file import StoredTensor, WeightFile
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import cast
 
+from tessera.checkpoint.section import Section
 from tessera.models.llama_nemotron_vl.config import (
     ImageConfig,
     ModelConfig,
@@ -24,7 +25,6 @@ from tessera.models.llama_nemotron_vl.config import (
     TextConfig,
     VisionConfig,
 )
-from tessera.models.llama_nemotron_vl.section import Section
 
 CONFIG_FILE = "config.json"
 PROCESSOR_FILE = "processor_config.json"

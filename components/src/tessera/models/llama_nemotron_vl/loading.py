@@ -14,12 +14,12 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tessera.checkpoint.safetensors import StoredTensor
 from tessera.errors import CheckpointError, ConfigError
 from tessera.models.llama_nemotron_vl.checkpoint import stored_tensors
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.text import TextTower
 from tessera.models.llama_nemotron_vl.vision import VisionTower
-from tessera.models.llama_nemotron_vl.weight_file import StoredTensor
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}

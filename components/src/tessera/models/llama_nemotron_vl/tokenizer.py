@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
+from tessera.checkpoint.section import Section
 from tessera.errors import CheckpointError
 from tessera.models.base import Int32Array
 from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.section import Section
 
 TOKENIZER_FILE = "tokenizer.json"
 TOKENIZER_CONFIG_FILE = "tokenizer_config.json"

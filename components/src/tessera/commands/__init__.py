@@ -1,1 +1,0 @@
-"""Console scripts that prepare what the service runs."""

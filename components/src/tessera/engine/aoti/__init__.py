@@ -1,0 +1,1 @@
+"""Engines compiled ahead of time by PyTorch's AOTInductor: building and running."""

@@ -1,0 +1,37 @@
+"""The vision engine compiled ahead of time; batches, streams and graphs are those of the torch engine."""
+
+from __future__ import annotations
+
+import torch
+
+from tessera.engine.aoti.package import open_package
+from tessera.engine.aoti.program import AotiProgram
+from tessera.engine.compiled.spec import Stage
+from tessera.engine.config import EngineConfig
+from tessera.engine.placement import Placement
+from tessera.engine.torch.vision import TorchVisionEngine
+from tessera.models.base import Model, VisionModule
+
+
+class AotiVisionModule:
+    """Implements ``VisionModule``."""
+
+    def __init__(self, program: AotiProgram) -> None:
+        self._program = program
+
+    def __call__(self, tiles: torch.Tensor) -> torch.Tensor:
+        (rows,) = self._program(tiles)
+        return rows
+
+
+class AotiVisionEngine(TorchVisionEngine):
+    """Runs an engine directory of the stage ``vision``."""
+
+    # One package runs one batch at a time.
+    _divisible = False
+
+    def _load(self, model: Model, config: EngineConfig, placement: Placement) -> VisionModule:
+        package = open_package(model, config, placement, Stage.VISION)
+        most = max(config.max_batch_cost, model.max_tiles)
+        package.require_room("tiles", most, "the larger of max_batch_cost and one image's tiles")
+        return AotiVisionModule(package.load())

@@ -1,1 +1,0 @@
-"""Engines built ahead of time: what to build, what was built, and the flavours that build."""

@@ -1,0 +1,1 @@
+"""What every engine built ahead of time has: a specification, a manifest, a directory."""

@@ -1,0 +1,56 @@
+"""A stage as an exported program: traced once, for every size in its envelope."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from tessera.engine.compiled.envelope import Envelope
+from tessera.errors import EngineBuildFailed
+from tessera.models.stages import StageModule, StageTensor
+
+
+def export_stage(stage: StageModule, envelope: Envelope, *, device: str) -> ExportedProgram:
+    """Raises ``EngineBuildFailed`` when tracing fails."""
+    # An axis that can only be 1 is no axis to leave open.
+    axes = {
+        name: Dim(name, min=1, max=sizes.max) if sizes.max > 1 else None for name, sizes in envelope.items()
+    }
+    shapes = tuple(
+        {number: axes[axis] for number, axis in enumerate(tensor.axes) if isinstance(axis, str)}
+        for tensor in stage.inputs
+    )
+    try:
+        # torch warns of its own deprecated internals.
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return torch.export.export(
+                stage.module, example_inputs(stage, envelope, device=device), dynamic_shapes=shapes
+            )
+    except Exception as error:
+        raise EngineBuildFailed(f"torch.export: {type(error).__name__}: {error}") from error
+
+
+def example_inputs(stage: StageModule, envelope: Envelope, *, device: str) -> tuple[torch.Tensor, ...]:
+    """Zeros of the sizes to tune for."""
+    return tuple(
+        torch.zeros(
+            [_example(axis, envelope) for axis in tensor.axes], dtype=torch_dtype(tensor), device=device
+        )
+        for tensor in stage.inputs
+    )
+
+
+def torch_dtype(tensor: StageTensor) -> torch.dtype:
+    kind = getattr(torch, tensor.dtype)
+    assert isinstance(kind, torch.dtype)
+    return kind
+
+
+def _example(axis: int | str, envelope: Envelope) -> int:
+    if isinstance(axis, int):
+        return axis
+    # A size of 1 would be taken for a constant.
+    return min(max(2, envelope[axis].opt), envelope[axis].max)

@@ -1,0 +1,1 @@
+"""TensorRT engines, in both flavours: building and running."""

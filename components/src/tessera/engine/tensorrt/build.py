@@ -1,0 +1,183 @@
+"""Building with TensorRT, in both of its flavours.
+
+Networks are written through the network API and not parsed from ONNX: only there can attention be told to
+fail where no fused kernel exists, take packed sequences, and have each type stated.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tessera.engine.compiled.flavours import Built, Progress
+from tessera.engine.compiled.manifest import Manifest
+from tessera.engine.compiled.spec import BuildSpec, Layout, Profile
+from tessera.engine.tensorrt.calibration import read_samples
+from tessera.engine.tensorrt.held_back import held_back
+from tessera.engine.tensorrt.inspect import engine_information, network_information
+from tessera.engine.tensorrt.log import logging_of, make_monitor
+from tessera.engine.tensorrt.module import load_tensorrt
+from tessera.engine.tensorrt.network import TensorRTGraph
+from tessera.engine.tensorrt.timing_cache import TimingCache
+from tessera.engine.tensorrt.types import PLAN_FILE
+from tessera.errors import ConfigError, EngineBuildFailed
+from tessera.models.base import Model
+from tessera.models.graph import Axis, DescribesNetworks, NetworkRequest
+
+if TYPE_CHECKING:
+    from tessera.engine.compiled.flavours import Flavour
+
+NETWORK_FILE = "network.json"
+
+
+class TensorRTFlavour:
+    """Implements ``Flavour``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def build(
+        self, model: Model, spec: BuildSpec, directory: Path, *, timing_cache: Path | None, progress: Progress
+    ) -> Built:
+        trt = load_tensorrt(self.name)
+        capabilities = self._capabilities(trt, spec)
+        logger, messages = logging_of(trt)
+        messages.clear()
+        builder = trt.Builder(logger)
+        network = builder.create_network(0)
+        progress("describing the network")
+        graph, notes = describe(trt, network, model, spec)
+        config = builder.create_builder_config()
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
+        _target(trt, config, capabilities)
+        for profile in spec.profiles:
+            config.add_optimization_profile(optimization_profile(builder, graph, profile))
+        progress(f"building {network.num_layers} layers for {', '.join(capabilities)}")
+        if timing_cache is not None and self.name == "tensorrt_rtx":
+            progress("tensorrt_rtx times nothing while it builds: the timing cache is not used")
+            timing_cache = None
+        with TimingCache(timing_cache, f"{self.name} {trt.__version__}") as cache, held_back() as interrupted:
+            config.progress_monitor = make_monitor(trt, progress, interrupted)
+            cache.attach(config, progress)
+            plan = builder.build_serialized_network(network, config)
+            if plan is None:
+                raise EngineBuildFailed(
+                    f"{self.name} {trt.__version__} could not build the {spec.stage} stage in {spec.dtype},"
+                    f" {spec.layout}, for {', '.join(capabilities)}: {messages}{_advice(spec, str(messages))}"
+                )
+            cache.keep(config)
+        progress("writing the plan")
+        (directory / PLAN_FILE).write_bytes(plan)
+        information = network_information(trt, network, graph.attentions)
+        (directory / NETWORK_FILE).write_text(json.dumps(information, indent=1) + "\n")
+        return Built(
+            bindings=tuple(graph.bindings),
+            capabilities=capabilities,
+            versions={self.name: str(trt.__version__)},
+            notes=notes,
+        )
+
+    def inspect(self, directory: Path, manifest: Manifest) -> dict[str, Any]:
+        """The network as it was described and, where it can be loaded, the engine that was made of it."""
+        manifest.verify_files(directory, PLAN_FILE, NETWORK_FILE)
+        network = json.loads((directory / NETWORK_FILE).read_text())
+        return {"network": network} | engine_information(self.name, directory / PLAN_FILE)
+
+    def _capabilities(self, trt: Any, spec: BuildSpec) -> tuple[str, ...]:
+        """What to build for; raises ``ConfigError`` for what this flavour cannot reach."""
+        here = _this_machine()
+        wanted = spec.capabilities or ((here,) if here else ())
+        if not wanted:
+            raise ConfigError(
+                f"torch {torch.__version__} finds no CUDA device here, so the compute capabilities to build"
+                f" for must be named, such as --capability 8.9"
+            )
+        if not hasattr(trt, "ComputeCapability"):
+            if wanted != (here,):
+                raise ConfigError(
+                    f"{self.name} builds only for the device it runs on"
+                    f" ({here or 'none was found'}), not for {', '.join(wanted)}"
+                )
+            return wanted
+        known = {
+            f"{name[2:-1]}.{name[-1]}": name for name in trt.ComputeCapability.__members__ if name[:2] == "SM"
+        }
+        for capability in wanted:
+            if capability not in known:
+                raise ConfigError(
+                    f"{self.name} {trt.__version__} cannot build for compute capability {capability!r},"
+                    f" only for {', '.join(known)}"
+                )
+        return wanted
+
+
+def describe(trt: Any, network: Any, model: Model, spec: BuildSpec) -> tuple[TensorRTGraph, dict[str, str]]:
+    """Fill ``network`` with the stage; raises ``ConfigError`` for a family that has no networks."""
+    if not isinstance(model, DescribesNetworks):
+        raise ConfigError(
+            f"family {model.family} describes no networks, so its stages cannot be built with TensorRT;"
+            " it needs describe_network, see tessera.models.graph"
+        )
+    samples, note = read_samples(model, spec)
+    graph = TensorRTGraph(trt, network, decomposable=spec.decomposable)
+    longest = max(profile.tokens.max for profile in spec.profiles)
+    packed = spec.layout is Layout.PACKED
+    request = NetworkRequest(
+        stage=spec.stage.value,
+        dtype=spec.dtype,
+        packed=packed,
+        max_length=min(longest, model.max_tokens) if packed else longest,
+        samples=samples,
+    )
+    with torch.inference_mode():
+        model.describe_network(graph, request)
+    return graph, {"calibration": note} if note else {}
+
+
+def _this_machine() -> str | None:
+    if not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return f"{major}.{minor}"
+
+
+def _target(trt: Any, config: Any, capabilities: tuple[str, ...]) -> None:
+    if not hasattr(trt, "ComputeCapability"):
+        return
+    config.num_compute_capabilities = len(capabilities)
+    for number, capability in enumerate(capabilities):
+        config.set_compute_capability(
+            trt.ComputeCapability.__members__[f"SM{capability.replace('.', '')}"], number
+        )
+
+
+def optimization_profile(builder: Any, graph: TensorRTGraph, profile: Profile) -> Any:
+    """The shapes that a profile gives every input of the graph."""
+    made = builder.create_optimization_profile()
+    for name, shape in graph.inputs.items():
+        sizes = [
+            tuple(
+                getattr(getattr(profile, size.name), which) + size.plus if isinstance(size, Axis) else size
+                for size in shape
+            )
+            for which in ("min", "opt", "max")
+        ]
+        if any(size == 0 for size in sizes[0]):
+            raise ConfigError(f"profiles: {name} would have a smallest shape of {list(sizes[0])}; begin at 1")
+        made.set_shape(name, *sizes)
+    return made
+
+
+def _advice(spec: BuildSpec, reason: str) -> str:
+    if "packed" in reason and spec.layout is Layout.PACKED:
+        return "; build it with --layout padded"
+    if "dedicated kernel" in reason and not spec.decomposable:
+        return "; --decomposable builds it without a fused attention kernel, at a price in speed"
+    return ""
+
+
+TENSORRT: Flavour = TensorRTFlavour("tensorrt")
+TENSORRT_RTX: Flavour = TensorRTFlavour("tensorrt_rtx")

@@ -1,0 +1,191 @@
+"""A TensorRT engine from its directory: checked against its manifest, and against what it says of itself."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tessera.engine.compiled.manifest import Binding, Manifest
+from tessera.engine.compiled.spec import Stage
+from tessera.engine.config import EngineConfig
+from tessera.engine.placement import Placement
+from tessera.engine.tensorrt.context import Context
+from tessera.engine.tensorrt.log import logging_of
+from tessera.engine.tensorrt.module import load_tensorrt
+from tessera.engine.tensorrt.types import PLAN_FILE, to_name
+from tessera.errors import ConfigError, EngineFailed, EngineMismatch
+from tessera.models.base import Model
+
+log = logging.getLogger(__name__)
+
+
+class LoadedEngine:
+    """Makes contexts that share one block of device memory, so only one of them may run at a time."""
+
+    def __init__(self, trt: Any, engine: Any, manifest: Manifest, directory: Path, device: str) -> None:
+        self.manifest = manifest
+        self.keep: object = None
+        self._trt = trt
+        self._engine = engine
+        self._bindings = {binding.name: binding for binding in manifest.bindings}
+        self._check_bindings(directory)
+        needed = [
+            int(engine.get_device_memory_size_for_profile_v2(number))
+            for number in range(engine.num_optimization_profiles)
+        ]
+        self._memory = torch.empty(max(1, *needed), dtype=torch.uint8, device=device)
+        self._settings = _RuntimeSettings(trt, engine, directory, device)
+
+    def context(self, profile: int, stream: int) -> Context:
+        """A new context of one profile; work that it needs first is put on ``stream``."""
+        made = self._settings.create_context()
+        if made is None:
+            raise EngineFailed(f"TensorRT could not make a context: {logging_of(self._trt)[1]}")
+        made.set_device_memory(self._memory.data_ptr(), self._memory.numel())
+        if not made.set_optimization_profile_async(profile, stream):
+            raise EngineFailed(f"TensorRT refused profile {profile}: {logging_of(self._trt)[1]}")
+        return Context(made, self._bindings, describe=lambda: str(logging_of(self._trt)[1]))
+
+    def keep_compiled(self) -> None:
+        """Save what the runtime compiled for this device, if it does such a thing."""
+        self._settings.save()
+
+    def _check_bindings(self, directory: Path) -> None:
+        """The manifest must say of each tensor what the engine says: a wrong type is never noticed."""
+        engine, output = self._engine, self._trt.TensorIOMode.OUTPUT
+        found = set()
+        for number in range(engine.num_io_tensors):
+            name = engine.get_tensor_name(number)
+            found.add(
+                Binding(
+                    name=name,
+                    output=engine.get_tensor_mode(name) == output,
+                    dtype=to_name(self._trt, engine.get_tensor_dtype(name)),
+                    shape=tuple(engine.get_tensor_shape(name)),
+                )
+            )
+        if found != set(self._bindings.values()):
+            raise EngineMismatch(
+                f"{directory}: the manifest lists {sorted(map(str, self._bindings.values()))},"
+                f" the engine has {sorted(map(str, found))}"
+            )
+        if engine.num_optimization_profiles != len(self.manifest.profiles):
+            raise EngineMismatch(
+                f"{directory}: the manifest lists {len(self.manifest.profiles)} profiles,"
+                f" the engine has {engine.num_optimization_profiles}"
+            )
+
+
+def open_engine(model: Model, config: EngineConfig, placement: Placement, stage: Stage) -> LoadedEngine:
+    """Load what ``config.path`` holds.
+
+    Raises ``ConfigError`` that says which GPU, package or setting is missing, and ``EngineMismatch`` naming
+    both sides when the engine was built for something else.
+    """
+    directory, manifest = _manifest(model, config, stage)
+    trt = load_tensorrt(manifest.flavour)
+    if not placement.is_cuda:
+        raise ConfigError(
+            f"{directory}: a {manifest.flavour} engine needs an NVIDIA GPU of compute capability"
+            f" {' or '.join(manifest.capabilities)}, but device {config.device!r} is {placement.device} here"
+            f" (torch {torch.__version__}). Use a machine with such a GPU and a torch with CUDA, or engine:"
+            " torch or aoti"
+        )
+    manifest.require(
+        directory,
+        capability=_capability(placement.device),
+        versions={manifest.flavour: str(trt.__version__)},
+    )
+    if config.quantization != "none" and manifest.dtype != "float8":
+        raise EngineMismatch(
+            f"{directory}: the engine computes in {manifest.dtype}, but quantization in the engine config is"
+            f" {config.quantization}; that is decided by --dtype when the engine is built"
+        )
+    if rows_dtype(manifest) != placement.dtype:
+        raise EngineMismatch(
+            f"{directory}: the engine's vision rows are {rows_dtype(manifest)}, dtype in the engine config is"
+            f" {config.dtype}, here {placement.dtype}"
+        )
+    manifest.verify_files(directory, PLAN_FILE)
+    logger, messages = logging_of(trt)
+    messages.clear()
+    with torch.cuda.device(placement.device):
+        runtime = trt.Runtime(logger)
+        engine = runtime.deserialize_cuda_engine((directory / PLAN_FILE).read_bytes())
+        if engine is None:
+            raise EngineFailed(
+                f"{directory}: {manifest.flavour} {trt.__version__} cannot load it: {messages}"
+            )
+        loaded = LoadedEngine(trt, engine, manifest, directory, placement.device)
+        # An engine must not outlive what deserialised it.
+        loaded.keep = runtime
+        return loaded
+
+
+def _manifest(model: Model, config: EngineConfig, stage: Stage) -> tuple[Path, Manifest]:
+    """The part of the check that needs neither TensorRT nor a GPU."""
+    if config.path is None:
+        raise ConfigError(
+            f"engine {config.engine!r} needs path: the --out of tessera-engine build --stage {stage}"
+        )
+    manifest = Manifest.read(config.path)
+    if manifest.flavour not in ("tensorrt", "tensorrt_rtx"):
+        raise EngineMismatch(
+            f"{config.path}: the engine's flavour is {manifest.flavour}, engine {config.engine!r} runs"
+            " tensorrt and tensorrt_rtx"
+        )
+    manifest.require(
+        config.path, stage=stage, family=model.family, fingerprint=model.fingerprint, hidden=model.hidden
+    )
+    return config.path, manifest
+
+
+def rows_dtype(manifest: Manifest) -> str:
+    """The type of vision rows: float8 engines take and give bfloat16."""
+    return "bfloat16" if manifest.dtype == "float8" else manifest.dtype
+
+
+def _capability(device: str) -> str:
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{major}.{minor}"
+
+
+class _RuntimeSettings:
+    """How contexts are made; TensorRT for RTX compiles kernels at first use and can keep them in a file."""
+
+    def __init__(self, trt: Any, engine: Any, directory: Path, device: str) -> None:
+        self._engine = engine
+        self._device = device
+        self._user_managed = trt.ExecutionContextAllocationStrategy.USER_MANAGED
+        self._config = self._cache = None
+        if not hasattr(trt, "IRuntimeCache"):
+            return
+        self._file = directory / f"runtime-{torch.cuda.get_device_name(device).replace(' ', '-')}.cache"
+        self._config = engine.create_runtime_config()
+        self._config.set_execution_context_allocation_strategy(self._user_managed)
+        # Compiled before the first batch, because a recorded graph would keep the slower kernels for good.
+        strategy = trt.DynamicShapesKernelSpecializationStrategy.EAGER
+        self._config.dynamic_shapes_kernel_specialization_strategy = strategy
+        self._cache = self._config.create_runtime_cache()
+        if self._file.exists() and not self._cache.deserialize(self._file.read_bytes()):
+            log.info("%s: not for this GPU or driver, kernels are compiled anew", self._file)
+        self._config.set_runtime_cache(self._cache)
+
+    def create_context(self) -> Any:
+        if self._config is None:
+            return self._engine.create_execution_context(self._user_managed)
+        return self._engine.create_execution_context(self._config)
+
+    def save(self) -> None:
+        if self._cache is None:
+            return
+        partial = self._file.with_suffix(".partial")
+        try:
+            with torch.cuda.device(self._device):
+                partial.write_bytes(self._cache.serialize())
+            partial.replace(self._file)
+        except OSError as error:
+            log.info("%s: %s; kernels are compiled at every start", self._file, error.strerror)

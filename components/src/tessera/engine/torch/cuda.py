@@ -1,0 +1,124 @@
+"""One packed batch on a CUDA device, without waiting for it anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tessera.engine.base import TextBatch, TextVectors
+from tessera.engine.graphs import SplitTextModule, TextGraphs
+from tessera.engine.placement import Placement
+from tessera.engine.streams import Streams, pinned
+from tessera.engine.torch_event import EventLaunched
+from tessera.models.base import TextModule
+
+
+@dataclass(frozen=True, slots=True)
+class _LaunchedText:
+    """Pooled vectors on their way to the host, where they are scaled."""
+
+    pooled: EventLaunched
+
+    def done(self) -> bool:
+        return self.pooled.done()
+
+    def result(self) -> TextVectors:
+        return TextVectors.of(self.pooled.result())
+
+
+class CudaText:
+    """Owns the streams and graphs of a text module; ``graph_tokens`` 0 records no graphs."""
+
+    def __init__(self, module: TextModule, hidden: int, placement: Placement, *, graph_tokens: int) -> None:
+        self._module = module
+        self._hidden = hidden
+        self._placement = placement
+        self._streams = Streams(placement.device)
+        self._graph_tokens = graph_tokens
+        self._graphs: TextGraphs | None = None
+
+    def record(self) -> None:
+        """Record the graphs, if the module lends itself to it."""
+        if not self._graph_tokens or not isinstance(self._module, SplitTextModule):
+            return
+        with torch.inference_mode(), torch.cuda.stream(self._streams.compute):
+            self._graphs = TextGraphs(
+                self._module,
+                hidden=self._hidden,
+                dtype=self._placement.torch_dtype,
+                device=self._placement.device,
+                stream=self._streams.compute,
+                max_tokens=self._graph_tokens,
+            )
+
+    def launch(self, batch: TextBatch) -> _LaunchedText:
+        with torch.inference_mode():
+            with torch.cuda.stream(self._streams.copies):
+                staged, on_device = self._indices(batch)
+                sources, rows = self._rows(batch)
+            with torch.cuda.stream(self._streams.compute):
+                self._streams.after_copies()
+                pooled = self._pooled(batch, on_device, rows)
+                host = pinned(tuple(pooled.shape), torch.float32)
+                host.copy_(pooled, non_blocking=True)
+                keep = (staged, on_device, sources, rows, pooled)
+                return _LaunchedText(EventLaunched.record(keep=keep, host=host))
+
+    def _pooled(self, batch: TextBatch, indices: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+        input_ids, positions, cu_seqlens, vision_index = indices
+        rows = rows.to(self._placement.torch_dtype)
+        if self._graphs is not None and self._graphs.fits(len(input_ids), len(batch.lengths)):
+            assert isinstance(self._module, SplitTextModule)
+            embedded = self._module.embed(input_ids, rows, vision_index)
+            return self._graphs.replay(embedded, positions, cu_seqlens)
+        return self._module(input_ids, positions, cu_seqlens, batch.lengths, rows, vision_index)
+
+    def _indices(self, batch: TextBatch) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """All index arrays in one copy: pinned, and as views on the device."""
+        arrays: tuple[npt.NDArray[np.int32], ...] = (
+            batch.input_ids,
+            batch.positions,
+            batch.cu_seqlens,
+            batch.vision_index,
+        )
+        # Each begins on a 16-byte boundary, because kernels are compiled once more for pointers that do not.
+        starts = np.cumsum([0, *(-(-len(array) // 4) * 4 for array in arrays)]).tolist()
+        staged = pinned((starts[-1],), torch.int32)
+        view = staged.numpy()
+        for array, start in zip(arrays, starts[:-1], strict=True):
+            view[start : start + len(array)] = array
+        device = staged.to(self._placement.device, non_blocking=True)
+        return staged, [
+            device[start : start + len(array)] for array, start in zip(arrays, starts[:-1], strict=True)
+        ]
+
+    def _rows(self, batch: TextBatch) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+        """What the copies read, and the vision rows of the whole batch, ``[rows, hidden]`` on the device."""
+        images = tuple(image if image.is_cuda or image.is_pinned() else _pin(image) for image in batch.vision)
+        if not images:
+            return (), torch.empty(
+                0, self._hidden, dtype=self._placement.torch_dtype, device=self._placement.device
+            )
+        if len(images) == 1 and images[0].is_cuda:
+            return images, images[0]
+        if all(image.is_cuda for image in images):
+            return images, torch.cat(images)
+        rows = torch.empty(
+            sum(map(len, images)), self._hidden, dtype=images[0].dtype, device=self._placement.device
+        )
+        start = 0
+        for image in images:
+            rows[start : start + len(image)].copy_(image, non_blocking=True)
+            start += len(image)
+        return images, rows
+
+
+def _pin(image: torch.Tensor) -> torch.Tensor:
+    # A copy from pageable memory would make the host wait for the stream.
+    staged = pinned(tuple(image.shape), image.dtype)
+    # Through numpy, which copies on this thread: torch would wake one for each core, and each would spin.
+    np.copyto(staged.view(torch.uint8).numpy(), image.contiguous().view(torch.uint8).numpy())
+    return staged

@@ -1,0 +1,37 @@
+"""Turns a loaded module's products to FP8 where its engine config asks for it."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from tessera.engine.config import EngineConfig
+from tessera.engine.placement import Placement
+from tessera.errors import ConfigError
+
+# Ada, the first generation whose tensor cores multiply FP8.
+_LEAST_CAPABILITY = (8, 9)
+
+
+@runtime_checkable
+class Quantisable(Protocol):
+    """A module that can hold its products in FP8, but for ``keep`` blocks at each end."""
+
+    def quantise(self, *, keep: int) -> None: ...
+
+
+def quantise(module: object, config: EngineConfig, placement: Placement) -> None:
+    """Raises ``ConfigError`` when the module, the device or the type does not lend itself to it."""
+    if config.quantization == "none":
+        return
+    if not isinstance(module, Quantisable):
+        raise ConfigError(f"quantization fp8: this family's {type(module).__name__} has no FP8 form")
+    if not placement.is_cuda or torch.cuda.get_device_capability(placement.device) < _LEAST_CAPABILITY:
+        raise ConfigError(
+            f"quantization fp8 needs a CUDA device of capability 8.9 or above, not {placement.device}"
+        )
+    if placement.dtype != "bfloat16":
+        raise ConfigError(f"quantization fp8 needs dtype bfloat16, not {placement.dtype}")
+    with torch.inference_mode():
+        module.quantise(keep=config.unquantized_blocks)

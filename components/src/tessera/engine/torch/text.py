@@ -1,0 +1,117 @@
+"""The text engine in torch, for CPU and GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tessera.engine.base import Cost, Finished, Launched, TextBatch, TextVectors, packed_cost
+from tessera.engine.batch import split, zeros
+from tessera.engine.config import EngineConfig
+from tessera.engine.lanes import Lanes
+from tessera.engine.placement import Placement
+from tessera.engine.process import one_thread, settle
+from tessera.engine.torch.cuda import CudaText
+from tessera.engine.torch.quantization import quantise
+from tessera.models.base import Model, TextModule
+
+# Of a batch on the CPU for each lane, so that one which is held up can leave some to the others, and what
+# keeps the interpreter's share small.
+_PIECES = 4
+_LEAST_TOKENS = 1024
+
+
+class TorchTextEngine:
+    """Runs a family's text module on packed batches, on the CPU in pieces."""
+
+    _divisible = True
+
+    def __init__(self, model: Model, config: EngineConfig, placement: Placement) -> None:
+        self._module = self._load(model, config, placement)
+        self._hidden = model.hidden
+        self._max_length = model.max_tokens
+        self._max_tokens = max(config.max_batch_cost, model.max_tokens)
+        self._placement = placement
+        self._cuda: CudaText | None = None
+        self._lanes = None if placement.is_cuda or not self._divisible else Lanes()
+        if placement.is_cuda:
+            tokens = config.max_batch_cost if config.graph_cost is None else config.graph_cost
+            self._cuda = self._on_cuda(self._module, placement, tokens)
+
+    def _load(self, model: Model, config: EngineConfig, placement: Placement) -> TextModule:
+        module = model.load_text(dtype=placement.dtype, device=placement.device)
+        quantise(module, config, placement)
+        return module
+
+    def _on_cuda(self, module: TextModule, placement: Placement, graph_tokens: int) -> CudaText:
+        return CudaText(module, self._hidden, placement, graph_tokens=graph_tokens)
+
+    @property
+    def cost(self) -> Cost:
+        return packed_cost
+
+    @property
+    def depth(self) -> int:
+        return 2 if self._placement.is_cuda else 1
+
+    def warm(self) -> None:
+        if self._cuda is None:
+            with one_thread():
+                self.launch(zeros(8, 8)).result()
+            settle()
+            return
+        # Short and long sequences run different kernels, and the widest batch comes twice, because two are
+        # in flight: what cannot be allocated must fail before the worker says it is ready.
+        self.launch(zeros(8, 8)).result()
+        self.launch(zeros(self._max_tokens, min(256, self._max_length))).result()
+        widest = zeros(self._max_tokens, self._max_length)
+        for launched in [self.launch(widest), self.launch(widest)]:
+            launched.result()
+        self._cuda.record()
+        self.launch(zeros(8, 8)).result()
+        settle()
+
+    def launch(self, batch: TextBatch) -> Launched[TextVectors]:
+        if self._cuda is not None:
+            return self._cuda.launch(batch)
+        pieces = [] if self._lanes is None else split(batch, self._pieces(batch))
+        sizes = [len(piece.input_ids) for piece in pieces]
+        if self._lanes is None or not self._lanes.suit(sizes):
+            return Finished(TextVectors.of(self._pooled(batch)))
+        return Finished(TextVectors.of(np.concatenate(self._lanes.map(self._pooled, pieces, sizes))))
+
+    def _pieces(self, batch: TextBatch) -> int:
+        """The same number for each lane, as far as the pieces are not too small for that."""
+        assert self._lanes is not None
+        most = min(_PIECES * self._lanes.count, len(batch.input_ids) // _LEAST_TOKENS)
+        return max(1, most - most % self._lanes.count if most > self._lanes.count else most)
+
+    def _pooled(self, batch: TextBatch) -> npt.NDArray[np.float32]:
+        with torch.inference_mode():
+            pooled = self._module(
+                torch.from_numpy(batch.input_ids),
+                torch.from_numpy(batch.positions),
+                torch.from_numpy(batch.cu_seqlens),
+                batch.lengths,
+                self._gather(batch),
+                torch.from_numpy(batch.vision_index),
+            )
+            return pooled.numpy()
+
+    def _gather(self, batch: TextBatch) -> torch.Tensor:
+        dtype = self._placement.torch_dtype
+        if len(batch.vision) == 1:
+            return batch.vision[0].to(dtype=dtype)
+        rows = torch.empty(len(batch.vision_index), self._hidden, dtype=dtype)
+        start = 0
+        for image in batch.vision:
+            rows[start : start + len(image)].copy_(image)
+            start += len(image)
+        return rows
+
+    def close(self) -> None:
+        self._cuda = None
+        if self._lanes is not None:
+            self._lanes.close()
+        del self._module

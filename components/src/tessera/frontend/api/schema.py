@@ -1,0 +1,102 @@
+"""Pieces of JSON Schema that several request bodies are described with."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any, Final
+
+from tessera.frontend.api.request import EmbedDtype
+from tessera.frontend.shapes.roles import MESSAGE_ROLES
+
+Schema = dict[str, Any]
+
+STRING: Final[Schema] = {"type": "string", "minLength": 1}
+BOOLEAN: Final[Schema] = {"type": "boolean"}
+UUID: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": 256}
+
+
+def values_of(kind: type[StrEnum], *more: str) -> Schema:
+    return {"type": "string", "enum": [*(member.value for member in kind), *more]}
+
+
+def object_of(required: tuple[str, ...], **properties: Schema) -> Schema:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+def list_of(items: Schema) -> Schema:
+    return {"type": "array", "items": items, "minItems": 1}
+
+
+def part_of(kind: str, **properties: Schema) -> Schema:
+    return object_of(("type", *properties), type={"type": "string", "enum": [kind]}, **properties)
+
+
+def image_part(kind: str, key: str) -> Schema:
+    part = part_of(kind, **{key: STRING})
+    part["properties"]["uuid"] = UUID
+    if kind != "image_embeds":
+        # With a uuid the payload may be null.
+        part["properties"][key] = {"anyOf": [STRING, {"type": "null"}]}
+    return part
+
+
+def url_part(kind: str) -> Schema:
+    part = image_part(kind, "image_url")
+    detail: Schema = {"type": "string", "enum": ["auto"]}
+    part["properties"]["detail"] = detail
+    part["properties"]["image_url"] = {
+        "anyOf": [STRING, object_of(("url",), url=STRING, detail=detail), {"type": "null"}]
+    }
+    return part
+
+
+PART: Final[Schema] = {
+    "anyOf": [
+        *(part_of(kind, text=STRING) for kind in ("text", "input_text")),
+        *(url_part(kind) for kind in ("image_url", "input_image")),
+        *(image_part(kind, kind) for kind in ("image_base64", "image", "image_embeds")),
+    ]
+}
+PARTS: Final = list_of(PART)
+CONTENT: Final[Schema] = {"anyOf": [STRING, PARTS]}
+MESSAGE: Final = object_of(
+    ("role", "content"), role={"type": "string", "enum": list(MESSAGE_ROLES)}, content=CONTENT
+)
+CONVERSATION: Final[Schema] = {**list_of(MESSAGE), "maxItems": 1}
+TOKENS: Final = list_of({"type": "integer", "minimum": 0, "maximum": 2**31 - 1})
+FUSED: Final = {**object_of((), text=STRING, image=STRING), "minProperties": 1}
+ITEM: Final[Schema] = {
+    "anyOf": [
+        STRING,
+        TOKENS,
+        PARTS,
+        CONVERSATION,
+        MESSAGE,
+        FUSED,
+        object_of(("content",), content=CONTENT),
+    ]
+}
+DTYPES: Final = values_of(EmbedDtype, "float")
+WIDTH: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
+
+
+def nullable(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
+def request_body(schema: Schema) -> Schema:
+    """What a route takes as ``openapi_extra`` to describe its JSON body."""
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def body_of(title: str, required: tuple[str, ...], **properties: Schema) -> Schema:
+    """A body whose properties may all be null, which counts as absent."""
+    return {
+        **object_of(required, **{name: nullable(schema) for name, schema in properties.items()}),
+        "title": title,
+    }

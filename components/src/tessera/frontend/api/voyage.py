@@ -1,0 +1,113 @@
+"""Voyage's ``/v1/multimodalembeddings``: each input is a list of content parts."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Collection
+from typing import Any, Final
+
+import orjson
+
+from tessera.frontend.api.formats import ResponseBody, check_width, convert, finish, numbers
+from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, RequestLimits
+from tessera.frontend.api.schema import BOOLEAN, PARTS, STRING, WIDTH, Schema, body_of, list_of, object_of
+from tessera.frontend.api.values import (
+    Json,
+    JsonObject,
+    choice,
+    expected,
+    non_empty_list,
+    optional_boolean,
+    optional_positive,
+    optional_string,
+    request_body,
+)
+from tessera.frontend.results import Result
+from tessera.frontend.shapes.messages import read_message
+from tessera.frontend.shapes.roles import named_role
+from tessera.frontend.shapes.scope import Scope
+from tessera.models.base import Role, Truncate
+
+INPUT_TYPES: Final = {"query": Role.QUERY, "document": Role.PASSAGE}
+DTYPES: Final = ("float", "int8", "uint8", "binary", "ubinary")
+FIELDS: Final = (
+    *("inputs", "model", "input_type", "truncation", "output_encoding", "output_dimension"),
+    *("output_dtype", "encoding_format"),
+)
+
+SCHEMA: Final[Schema] = body_of(
+    "VoyageMultimodalRequest",
+    ("inputs",),
+    inputs=list_of(object_of(("content",), content=PARTS)),
+    model=STRING,
+    input_type={"type": "string", "enum": list(INPUT_TYPES)},
+    truncation=BOOLEAN,
+    output_encoding={"type": "string", "enum": ["base64"]},
+    output_dimension=WIDTH,
+    output_dtype={"type": "string", "enum": list(DTYPES)},
+    encoding_format={"type": "string", "enum": ["base64"]},
+)
+
+
+def parse_voyage(value: Json, limits: RequestLimits, models: Collection[str]) -> EmbeddingsRequest:
+    body = request_body(value, FIELDS)
+    scope = Scope(role=named_role(body.get("input_type"), "input_type", INPUT_TYPES), limits=limits)
+    inputs = []
+    for index, entry in enumerate(non_empty_list(body.get("inputs"), "inputs", most=limits.inputs)):
+        path = f"inputs[{index}]"
+        inputs.append(read_message(entry, path, scope, owner=path, bare=True))
+    truncated = optional_boolean(body, "truncation", default=True)
+    dtype = body.get("output_dtype")
+    return EmbeddingsRequest(
+        inputs=tuple(inputs),
+        model=optional_string(body, "model"),
+        encoding_format=_encoding(body),
+        dtype=EmbedDtype.FLOAT32 if dtype is None else _dtype(dtype),
+        dimensions=optional_positive(body, "output_dimension"),
+        dimensions_param="output_dimension",
+        truncate=Truncate.END if truncated else Truncate.NONE,
+    )
+
+
+def write_voyage(request: EmbeddingsRequest, result: Result) -> ResponseBody:
+    vectors, usage = result.embedded.vectors, result.embedded.usage
+    width = check_width(vectors.shape[1], request.dimensions, request.dtype)
+    values = convert(finish(vectors, width=width, normalize=True), request.dtype)
+    rows: list[Any] = (
+        [b64encode(row).decode("ascii") for row in values]
+        if request.encoding_format is EncodingFormat.BASE64
+        else list(numbers(values, request.dtype))
+    )
+    body = {
+        "object": "list",
+        "data": [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)],
+        "model": result.model,
+        "usage": {
+            "text_tokens": usage.text_tokens,
+            "image_pixels": result.embedded.image_pixels,
+            "video_pixels": 0,
+            "total_tokens": usage.text_tokens + usage.image_tokens,
+        },
+    }
+    return ResponseBody(
+        content=orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY),
+        media_type="application/json",
+        headers={},
+    )
+
+
+def _encoding(body: JsonObject) -> EncodingFormat:
+    """The documentation says ``output_encoding``, Voyage's own package sends ``encoding_format``."""
+    given = [
+        (name, body[name]) for name in ("output_encoding", "encoding_format") if body.get(name) is not None
+    ]
+    for name, value in given:
+        if value != "base64":
+            raise expected(name, "base64 or null", value)
+    return EncodingFormat.BASE64 if given else EncodingFormat.FLOAT
+
+
+def _dtype(value: Json) -> EmbedDtype:
+    if value not in DTYPES:
+        raise expected("output_dtype", f"one of {', '.join(DTYPES)}", value)
+    return choice(value, "output_dtype", EmbedDtype, {"float": EmbedDtype.FLOAT32})

@@ -1,0 +1,112 @@
+"""The line that the frontend writes about each HTTP request."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+from contextvars import Context
+
+from starlette.types import Scope
+
+from tessera.frontend.http.auth import Authenticator
+from tessera.frontend.http.errors import Failure
+from tessera.frontend.refusal_lines import RefusalLines
+from tessera.logs import RequestLine
+from tessera.logs.request_line import Value
+
+log = logging.getLogger("tessera.frontend.access")
+
+OTHER = "other"
+"""The route of a request for what does not exist."""
+
+# Asked every few seconds by balancers, Prometheus and the page.
+_POLLED = frozenset(("/metrics", "/status"))
+
+# Keys of a body stand in it, and a body may hold anything.
+_PARAM = re.compile(r"[\w.\[\]-]{1,120}", re.ASCII)
+_PATH_CHARACTERS = 120
+
+
+class AccessLog:
+    """Writes at INFO, answers of 500 and above at ERROR, polls and the page's own files at DEBUG.
+
+    Of what was refused before its body was read ten lines a second are written, and how many were not.
+
+    What a request carries is never written: no body, no query string, no header but its id. Messages of
+    4xx answers quote requests, so these lines give their code and the input's name instead.
+    """
+
+    def __init__(self, quiet_paths: frozenset[str]) -> None:
+        self._quiet = quiet_paths | _POLLED
+        self._refusals = RefusalLines()
+
+    def write(
+        self,
+        scope: Scope,
+        line: RequestLine,
+        *,
+        route: str,
+        status: int,
+        seconds: float,
+        error: Exception | None,
+        unread: bool,
+    ) -> None:
+        """``status`` 0: no answer was begun. An ``error`` that nobody foresaw brings its traceback.
+
+        ``unread`` says that the request was refused before its body was read.
+        """
+        if left_out := self._refusals.left_out():
+            # It is about none of the requests, the one being served included.
+            Context().run(log.info, "%d more requests were refused unread within a second", left_out)
+        if unread and error is None and not self._refusals.passes():
+            return
+        level = logging.ERROR if status >= 500 or error is not None else logging.INFO
+        if scope["path"] in self._quiet and error is None:
+            level = logging.DEBUG
+        if not log.isEnabledFor(level):
+            return
+        state = scope["state"]
+        key = state.get("key_name")
+        fields: dict[str, Value] = {
+            "request_id": line.request_id,
+            "method": scope["method"],
+            "route": route,
+            # Of a route that does not exist it is what helps to find the client's mistake.
+            "path": scope["path"][:_PATH_CHARACTERS] if route == OTHER else None,
+            "status": status,
+            "duration_ms": round(seconds * 1e3, 1),
+            "key": None if key == Authenticator.ANONYMOUS else key,
+            "client": _address(scope),
+        }
+        fields |= line.fields
+        failure: Failure | None = state.get("failure")
+        if failure is not None:
+            param = failure.error["param"]
+            fields["code"] = failure.error["code"]
+            fields["param"] = param if param and _PARAM.fullmatch(param) else None
+            fields["error"] = failure.error["message"] if status >= 500 else None
+        log.log(
+            level,
+            "%s %s %d",
+            scope["method"],
+            route,
+            status,
+            exc_info=error,
+            extra={"fields": fields},
+        )
+
+
+def write_refused_head(request_id: str, failure: Failure) -> None:
+    """The line about a request whose head was not even read to its end."""
+    fields = {"request_id": request_id, "status": failure.status, "code": failure.error["code"]}
+    log.info("a request's head was refused with %d", failure.status, extra={"fields": fields})
+
+
+def _address(scope: Scope) -> str | None:
+    host = (scope.get("client") or ("",))[0]
+    try:
+        # A proxy on this host may have said it, in whatever words.
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return None

@@ -1,0 +1,115 @@
+"""How much work the frontend lets in at a time, decided from a request's head before its body is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tessera.errors import Overloaded
+from tessera.fair_share import Budget
+
+# What a request is taken to cost until it is known: a moving average over those before it.
+_FIRST_GUESS: Final = 64.0
+_WEIGHT: Final = 0.05
+
+# Of text, roughly; an image has many more.
+_BYTES_PER_TOKEN: Final = 4
+
+
+class Capacity:
+    """The tokens and tiles that the workers together take from here at a time, as they say themselves.
+
+    Nothing is let in beyond that: a worker would refuse it when its body had been read and made into tokens.
+    ``tokens`` and ``tiles`` ask for the sums over the workers that are there now. With none there, what was
+    last known goes on: requests wait for a worker that is started again, and no more of them than before.
+    """
+
+    def __init__(self, tokens: Callable[[], int], tiles: Callable[[], int], *, unknown: int) -> None:
+        self._read_tokens = tokens
+        self._read_tiles = tiles
+        self._tokens = self._tiles = unknown
+
+    def tokens(self) -> int:
+        self._tokens = self._read_tokens() or self._tokens
+        return self._tokens
+
+    def tiles(self) -> int:
+        self._tiles = self._read_tiles() or self._tiles
+        return self._tiles
+
+
+class Admission:
+    """Admits requests up to a number and to the workers' capacity, shared fairly between clients."""
+
+    def __init__(self, capacity: Capacity, *, max_requests: int) -> None:
+        self._max_requests = max_requests
+        self._requests = 0
+        self._tokens = Budget(capacity.tokens)
+        self._tiles = Budget(capacity.tiles)
+        self._typical = _FIRST_GUESS
+
+    @property
+    def requests(self) -> int:
+        return self._requests
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in flight."""
+        return self._tokens.used
+
+    @property
+    def tiles(self) -> int:
+        """Image tiles in flight."""
+        return self._tiles.used
+
+    def enter(self, client: str, body_bytes: int | None = None) -> Ticket:
+        """Let a request in as what the last ones cost, or its text could at most; raises ``Overloaded``."""
+        if self._requests >= self._max_requests:
+            raise Overloaded(f"{self._requests} requests are being answered already", retry_after=1.0)
+        guess = int(self._typical)
+        if body_bytes is not None:
+            guess = min(guess, body_bytes // _BYTES_PER_TOKEN)
+        self._check(self._tokens, client, guess, "tokens")
+        self._requests += 1
+        return Ticket(self, client, guess)
+
+    def _check(self, budget: Budget, client: str, amount: int, unit: str) -> None:
+        if not budget.admits(client, amount):
+            raise Overloaded(
+                f"the service is full ({budget.used} of {budget.limit} {unit} in flight)", retry_after=1.0
+            )
+
+
+def _share(budget: Budget, amount: int) -> int:
+    # A worker lets a request have a quarter of its queue waiting at a time, however large the request is.
+    return min(amount, budget.limit // 4)
+
+
+class Ticket:
+    """One request's place, until it is closed."""
+
+    def __init__(self, admission: Admission, client: str, guess: int) -> None:
+        self._admission = admission
+        self._client = client
+        self._tokens = guess
+        self._tiles = 0
+        admission._tokens.take(client, guess)
+
+    def charge(self, tokens: int, tiles: int) -> None:
+        """What the request really costs; raises ``Overloaded`` when that is too much just now."""
+        admission = self._admission
+        admission._typical += _WEIGHT * (tokens - admission._typical)
+        admission._tokens.give(self._client, self._tokens)
+        self._tokens = 0
+        tokens, tiles = _share(admission._tokens, tokens), _share(admission._tiles, tiles)
+        admission._check(admission._tokens, self._client, tokens, "tokens")
+        if tiles:
+            admission._check(admission._tiles, self._client, tiles, "tiles")
+        admission._tokens.take(self._client, tokens)
+        admission._tiles.take(self._client, tiles)
+        self._tokens, self._tiles = tokens, tiles
+
+    def close(self) -> None:
+        self._admission._requests -= 1
+        self._admission._tokens.give(self._client, self._tokens)
+        self._admission._tiles.give(self._client, self._tiles)

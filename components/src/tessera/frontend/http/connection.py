@@ -1,0 +1,301 @@
+"""HTTP connections that cannot be held for nothing, nor made to read one thing as another.
+
+uvicorn's own protocol waits for ever for a request's head, takes one of any size, and waits for ever for a
+client that does not read its answer, or that sends a body behind it. It also takes the body behind an offer
+to upgrade for the next request, and closes an idle connection without looking whether one has come.
+Bodies have their own clock and limit (``exchange``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from tessera.errors import RequestError
+from tessera.frontend.descriptors import max_connections
+from tessera.frontend.http.access_log import write_refused_head
+from tessera.frontend.http.errors import Failure, render_status
+from tessera.frontend.lingering import Lingering
+from tessera.frontend.request_head import host_problem, without_offer
+from tessera.frontend.slow_reader import SlowReader
+
+# Before an idle connection is closed: the loop has read by then what had come while it was busy. Closing a
+# connection on which something lies unread resets it under its client.
+_LAST_LOOK_SECONDS: Final = 0.05
+# Connections beyond the limit that may wait until their clients have read why.
+_REFUSED_AT_ONCE: Final = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectionLimits:
+    """``header_seconds`` for a request's head from its first byte (or from the connection's beginning),
+    ``header_bytes`` of it; ``keep_alive_seconds`` from an answer to the next request; a client has
+    ``write_seconds`` to read some of what waits for it."""
+
+    header_seconds: float
+    header_bytes: int
+    keep_alive_seconds: float
+    write_seconds: float = 30.0
+
+
+class GuardedProtocol(HttpToolsProtocol):
+    """One connection. Whatever is wrong with a request's head is answered in OpenAI's shape, then closed."""
+
+    _reader: SlowReader
+
+    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limits = limits
+        self.timeout_keep_alive = limits.keep_alive_seconds  # type: ignore[assignment]
+        self._in_head = True
+        self._head_bytes = 0
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._refusal: Failure | None = None
+        # Nothing more is read.
+        self._refused = False
+        # Why, where an earlier request is still to be answered.
+        self._held: Failure | None = None
+        self._in_body = False
+        self._leaving = False
+        # What came since some of a body did: chunks' sizes and extensions, or a trailer.
+        self._coding_bytes = 0
+        self._damaged: tuple[RequestResponseCycle, RequestError] | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._reader = SlowReader(transport, self.loop, seconds=self._limits.write_seconds)
+        excess = len(self.connections) - max_connections()
+        if excess > _REFUSED_AT_ONCE:
+            # An answer would hold a descriptor for another second.
+            transport.abort()
+            return
+        if excess > 0:
+            self._refuse(render_status(503, "too many connections", code="overloaded", retry_after=1.0))
+            return
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._disarm()
+        self._reader.stop()
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        before = self._in_head
+        self._coding_bytes += len(data)
+        try:
+            self._feed(data)
+        except httptools.HttpParserError as error:
+            if not self._in_body:
+                self._refuse(self._refusal or render_status(400, "this is not a valid HTTP request"))
+            elif self._refusal is None:
+                self._break_off(f"the body's transfer coding is damaged: {error}")
+            else:
+                self._break_off(self._long_trailer)
+            return
+        if self._in_body and self._coding_bytes > self._limits.header_bytes:
+            self._break_off(self._long_trailer)
+        if before and self._in_head:
+            # No callback came that could have counted it: the parser keeps a line until it is whole.
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.header_bytes:
+                self._refuse(self._too_large())
+
+    def _feed(self, data: bytes) -> None:
+        """Parse; no other protocol is spoken here, so an offer to upgrade is ignored (RFC 9110 7.8).
+
+        The parser ends a message at the head that offers one, whatever body was announced: it is then
+        given the same head without the offer, and what came behind it.
+        """
+        rest = memoryview(data)
+        while True:
+            try:
+                self.parser.feed_data(rest)
+                return
+            except httptools.HttpParserUpgrade as upgrade:
+                rest = rest[upgrade.args[0] :]
+            version = self.parser.get_http_version()
+            head = without_offer(self.parser.get_method(), self.url, version, self.headers)
+            # The old one may stand at the end of what it takes for its last message.
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self.parser.feed_data(head)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        # Not with any data: what arrives of a body that is answered already is no sign of another request.
+        self._unset_keepalive_if_required()
+        self._in_head = True
+        self._head_bytes = 0
+        if self._head_timer is None:
+            self._arm()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self.parser.get_method() == b"CONNECT":
+            self._refusal = render_status(405, "CONNECT is not served here: this is not a proxy")
+            self._refusal.headers["allow"] = "GET, HEAD, POST"
+            raise ValueError("CONNECT")
+        if self.parser.should_upgrade():
+            # It comes again without its offer.
+            return
+        self._check_host()
+        super().on_headers_complete()
+        if self._leaving:
+            self.cycle.keep_alive = False
+        self._in_head = False
+        self._in_body = True
+        self._head_bytes = self._coding_bytes = 0
+        self._disarm()
+
+    def on_body(self, body: bytes) -> None:
+        self._coding_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            self._in_body = False
+            super().on_message_complete()
+
+    def shutdown(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+            return
+        self._leaving = True
+        if not self._refused and not self._head_bytes:
+            self._unset_keepalive_if_required()
+            self.timeout_keep_alive_handler()
+
+    def timeout_keep_alive_handler(self) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(_LAST_LOOK_SECONDS, self.transport.close)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._head_timer is not None:
+            # The next request has begun, and that is its clock.
+            self._unset_keepalive_if_required()
+        if self._held is not None and self.cycle.response_complete and not self.transport.is_closing():
+            self._send(self._held)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._reader.watch()
+
+    def resume_writing(self) -> None:
+        self._reader.stop()
+        super().resume_writing()
+
+    def _count(self, nbytes: int) -> None:
+        self._head_bytes += nbytes
+        if self._head_bytes > self._limits.header_bytes:
+            self._refusal = self._too_large()
+            raise ValueError("the head is too large")
+
+    def _check_host(self) -> None:
+        problem = host_problem(self.headers, self.parser.get_http_version())
+        if problem is not None:
+            self._refusal = render_status(400, problem)
+            raise ValueError(problem)
+
+    def _too_large(self) -> Failure:
+        limit = self._limits.header_bytes
+        return render_status(431, f"the request's head is larger than {limit} bytes", code="header_too_large")
+
+    @property
+    def _long_trailer(self) -> str:
+        return f"the body's trailer, or a chunk's extension, is larger than {self._limits.header_bytes} bytes"
+
+    def _arm(self) -> None:
+        self._head_timer = self.loop.call_later(self._limits.header_seconds, self._late)
+
+    def _disarm(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _late(self) -> None:
+        self._head_timer = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            # The next request on a connection whose last one is still being answered.
+            self._arm()
+            return
+        seconds = self._limits.header_seconds
+        self._refuse(render_status(408, f"the request's head did not arrive within {seconds:g} s"))
+
+    def _refuse(self, failure: Failure) -> None:
+        """Answer a request's head and close; requests before it are answered first."""
+        self._disarm()
+        if self._refused or self.transport.is_closing():
+            return
+        self._refused = True
+        if self.cycle is None or self.cycle.response_complete:
+            self._send(failure)
+        else:
+            self._held = failure
+
+    def _break_off(self, why: str) -> None:
+        """Where the body that is being read would end, and another request begin, cannot be known."""
+        self._refused = True
+        cycle = self.cycle
+        if cycle.response_complete:
+            # It was answered without its body.
+            self._linger()
+        elif cycle.response_started:
+            self.transport.abort()
+        else:
+            self._damaged = cycle, RequestError(why)
+            cycle.keep_alive = False
+            cycle.transport = Lingering(self.transport, self.loop)
+            cycle.message_event.set()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        """With a ``receive`` that raises for a damaged body: the route answers it in its own shape."""
+
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            async def whole() -> Message:
+                message = await receive()
+                if self._damaged and self._damaged[0] is cycle and not cycle.response_started:
+                    raise self._damaged[1]
+                return message
+
+            await cast(ASGIApp, app)(scope, whole, send)
+
+        super()._start_asgi_task(cycle, cast(ASGI3Application, guarded))
+
+    def _send(self, failure: Failure) -> None:
+        request_id = uuid.uuid4().hex
+        if self._head_bytes or failure.status != 408:
+            # A connection on which nothing came was no request.
+            write_refused_head(request_id, failure)
+        body = failure.body
+        lines = [
+            STATUS_LINE[failure.status],
+            *(f"{name}: {value}\r\n".encode("latin-1") for name, value in failure.headers.items()),
+            f"content-length: {len(body)}\r\n".encode(),
+            f"x-request-id: {request_id}\r\n".encode(),
+            b"connection: close\r\n\r\n",
+            body,
+        ]
+        self.transport.write(b"".join(lines))
+        self._linger()
+
+    def _linger(self) -> None:
+        # An earlier request's clock could end before that.
+        self._unset_keepalive_if_required()
+        Lingering(self.transport, self.loop).close()

@@ -1,0 +1,156 @@
+"""What every HTTP request passes first and last: its id, its API key, the counters, its log line, the last
+resort."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tessera import tracing
+from tessera.errors import RateLimited, TesseraError
+from tessera.frontend.error_shapes import failure_response
+from tessera.frontend.http.access_log import OTHER, AccessLog
+from tessera.frontend.http.admission import Admission
+from tessera.frontend.http.auth import Authenticator, client_of
+from tessera.frontend.http.errors import Failure, render, render_status
+from tessera.frontend.http.rate_limit import RateLimiter
+from tessera.frontend.metrics import FrontendMetrics
+from tessera.logs import RequestLine, note, serving
+
+OPEN_PATHS = frozenset(("/health", "/live", "/v1/health/ready", "/v1/health/live"))
+"""Answered without an API key, because balancers and kubelets have none."""
+
+# It is echoed in a header and in logs, where a line break would forge another line.
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+class Gate:
+    """ASGI middleware; sets ``line``, ``key_name`` and ``ticket`` in the request's state.
+
+    ``routes`` are the paths of the application's routes, which a request that is refused here is counted by.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: Authenticator,
+        limiter: RateLimiter,
+        admission: Admission,
+        metrics: FrontendMetrics,
+        open_paths: frozenset[str] = OPEN_PATHS,
+        routes: frozenset[str] = frozenset(),
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._limiter = limiter
+        self._admission = admission
+        self._metrics = metrics
+        self._open_paths = open_paths
+        self._routes = routes
+        self._log = AccessLog(open_paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        line = RequestLine(_request_id(scope))
+        scope.setdefault("state", {})["line"] = line
+        with serving(line):
+            note(trace_id=tracing.trace_id() or None)
+            await self._answer(scope, receive, send, line)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, line: RequestLine) -> None:
+        started = time.perf_counter()
+        status = 0
+        unexpected: Exception | None = None
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message).setdefault("x-request-id", line.request_id)
+            await send(message)
+
+        state = scope["state"]
+        refusal: Failure | None = None
+        try:
+            refusal = self._refusal(scope)
+            if refusal is not None:
+                # The body is not even read.
+                state["failure"] = refusal
+                await failure_response(refusal, scope["path"])(scope, receive, sending)
+            else:
+                await self._app(scope, receive, sending)
+        except Exception as error:
+            unexpected = error
+            if status:
+                raise
+            state["failure"] = failure = render(error)
+            await failure_response(failure, scope["path"])(scope, receive, sending)
+        finally:
+            if (ticket := state.pop("ticket", None)) is not None:
+                ticket.close()
+            route = self._route(scope)
+            seconds = time.perf_counter() - started
+            self._metrics.requests.labels(route, str(status)).inc()
+            self._metrics.latency.labels(route).observe(seconds)
+            if "failure" in state:
+                self._metrics.errors.labels(route, state["failure"].error["code"]).inc()
+            self._log.write(
+                scope,
+                line,
+                route=route,
+                status=status,
+                seconds=seconds,
+                error=unexpected,
+                unread=refusal is not None,
+            )
+
+    def _route(self, scope: Scope) -> str:
+        """The route's path, for metrics: whatever else clients ask for is one."""
+        matched = scope.get("route")
+        if matched is not None:
+            return str(matched.path)
+        # What was refused here has not come to the router.
+        return scope["path"] if scope["path"] in self._routes else OTHER
+
+    def _refusal(self, scope: Scope) -> Failure | None:
+        if scope["path"] in self._open_paths:
+            return None
+        name = self._keys.name_of(scope["headers"])
+        if name is None:
+            self._metrics.refused.labels("unknown key").inc()
+            failure = render_status(
+                401, "the API key is missing or not known; send Authorization: Bearer KEY"
+            )
+            failure.headers["www-authenticate"] = 'Bearer realm="tessera"'
+            return failure
+        scope["state"]["key_name"] = name
+        if scope["method"] == "POST":
+            try:
+                scope["state"]["ticket"] = self._admission.enter(client_of(name), _body_bytes(scope))
+                self._limiter.admit(name)
+            except TesseraError as error:
+                rate = isinstance(error, RateLimited)
+                self._metrics.refused.labels("rate" if rate else "full").inc()
+                return render(error)
+        return None
+
+
+def _body_bytes(scope: Scope) -> int | None:
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit():
+            return int(value)
+    return None
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
+            return str(value.decode("ascii"))
+    return uuid.uuid4().hex

@@ -1,0 +1,1 @@
+"""From a validated request to vectors: images, prompts, dispatch, routing, result cache."""

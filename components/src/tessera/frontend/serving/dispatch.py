@@ -1,0 +1,253 @@
+"""Sends items to embed workers and gathers their vectors, with retries elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera import wire
+from tessera.errors import EngineDead, HandOffError, ProtocolError, TesseraError, Unavailable
+from tessera.frontend.deadline import Deadline
+from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.serving.lent_rows import RowLender
+from tessera.frontend.serving.router import Router
+from tessera.logs import count as count_on_line
+from tessera.rpc import Peers, RetryBudget
+
+log = logging.getLogger(__name__)
+
+# The worker that takes over may itself go away meanwhile.
+_RETRIES = 2
+
+# One call carries at most this much image data, so that a request with many large images is spread over
+# several calls that workers can begin one by one.
+_MAX_CALL_BYTES = 48 << 20
+
+
+@dataclass(slots=True)
+class Answer:
+    """What came back for each item, in order: a row of ``vectors`` or an error.
+
+    ``vectors`` is float32 ``[items, hidden]``, unit vectors, and ``norms`` float32 ``[items]``, the lengths
+    they had; both are zeros for failed items.
+    """
+
+    vectors: npt.NDArray[np.float32]
+    norms: npt.NDArray[np.float32]
+    errors: dict[int, TesseraError] = field(default_factory=dict)
+    cached_tokens: list[int] = field(default_factory=list)
+    timings: wire.Timings = field(default_factory=wire.Timings)
+
+    @classmethod
+    def empty(cls, items: int, hidden: int) -> Answer:
+        return cls(
+            np.zeros((items, hidden), np.float32), np.zeros(items, np.float32), cached_tokens=[0] * items
+        )
+
+
+class Embedder(Protocol):
+    """Turns items into vectors: the dispatcher, or the result cache in front of it."""
+
+    async def embed(
+        self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
+    ) -> Answer: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    instance: int
+    indices: list[int]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """What is the same for every call of one request."""
+
+    items: Sequence[wire.Item]
+    request_id: str
+    priority: int
+    client: str
+    deadline: Deadline
+
+
+class Dispatcher:
+    """Groups a request's items by worker, calls the workers at once, and puts the answers in order."""
+
+    def __init__(
+        self,
+        peers: Peers,
+        router: Router,
+        metrics: FrontendMetrics,
+        hidden: int,
+        *,
+        lender: RowLender | None = None,
+        wait_seconds: float = 30.0,
+    ) -> None:
+        self._peers = peers
+        self._router = router
+        self._metrics = metrics
+        self._hidden = hidden
+        self._lender = lender
+        self._wait_seconds = wait_seconds
+        self._budget = RetryBudget()
+
+    async def embed(
+        self,
+        items: Sequence[wire.Item],
+        *,
+        request_id: str,
+        priority: int = 0,
+        client: str = "",
+        deadline: Deadline,
+    ) -> Answer:
+        """Every item is answered with a vector or an error; never raises for one item alone.
+
+        Items whose worker went away are sent again, to another worker, as far as the retry budget goes:
+        embedding twice does no harm. When the last worker went away, they wait for the next.
+        """
+        answer = Answer.empty(len(items), self._hidden)
+        order = _Order(items, request_id, priority, client, deadline)
+        gone: set[int] = set()
+        deaths: Counter[int] = Counter()
+        indices = list(range(len(items)))
+        self._budget.called()
+        calls = await self._plan(items, indices, avoid=gone, deadline=deadline)
+        for retries_left in reversed(range(_RETRIES + 1)):
+            await self._call_all(order, calls, answer, gone)
+            indices = [index for index in indices if _is_retryable(answer.errors.get(index))]
+            # Perhaps it was one of these that broke the engine: they may try one more, and no third.
+            deaths.update(index for index in indices if isinstance(answer.errors[index], EngineDead))
+            indices = [index for index in indices if deaths[index] < 2]
+            if not indices or not retries_left:
+                break
+            if not self._budget.take():
+                self._metrics.retries_denied.inc()
+                break
+            self._metrics.retries.inc(len(indices))
+            count_on_line("retried_inputs", len(indices))
+            log.debug("%d items are sent again: %s", len(indices), answer.errors[indices[0]])
+            try:
+                calls = await self._plan(items, indices, avoid=gone, deadline=deadline)
+            except TesseraError as error:
+                # Those that have their answers keep them.
+                answer.errors.update(dict.fromkeys(indices, error))
+                break
+            for index in indices:
+                del answer.errors[index]
+        return answer
+
+    async def _plan(
+        self, items: Sequence[wire.Item], indices: Sequence[int], *, avoid: set[int], deadline: Deadline
+    ) -> list[_Call]:
+        await self._peers.wait_back(self._wait_seconds, deadline.left())
+        ready = self._peers.ready.keys() - avoid or self._peers.ready.keys()
+        if not ready:
+            raise Unavailable("no embed worker is available", retry_after=1.0)
+        grouped: defaultdict[int, list[int]] = defaultdict(list)
+        size: defaultdict[int, int] = defaultdict(int)
+        tokens: defaultdict[int, int] = defaultdict(int)
+        calls: list[_Call] = []
+        for index in indices:
+            item = items[index]
+            count = len(item.tokens) // 4
+            if item.images:
+                instance = self._router.pick_image(item.images[0].digest, ready)
+            else:
+                instance = self._router.pick_text(ready)
+            # Counted at once, so that the items of one large request spread over the workers too.
+            self._router.started(instance, count)
+            nbytes = sum(_nbytes(image) for image in item.images)
+            if grouped[instance] and size[instance] + nbytes > _MAX_CALL_BYTES:
+                calls.append(_Call(instance, grouped.pop(instance), tokens.pop(instance)))
+                size[instance] = 0
+            grouped[instance].append(index)
+            size[instance] += nbytes
+            tokens[instance] += count
+        calls += [_Call(instance, group, tokens[instance]) for instance, group in grouped.items()]
+        return calls
+
+    async def _call_all(self, order: _Order, calls: Sequence[_Call], answer: Answer, gone: set[int]) -> None:
+        tasks = [asyncio.ensure_future(self._call(call, order, answer, gone)) for call in calls]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            for call in calls:
+                self._router.finished(call.instance, call.tokens)
+
+    async def _call(self, call: _Call, order: _Order, answer: Answer, gone: set[int]) -> None:
+        items = tuple(order.items[index] for index in call.indices)
+        if self._lender is None or not any(_has_rows(item) for item in items):
+            await self._send(call, items, order, answer, gone)
+            return
+        with self._lender.lending(items, self._peers.ready.get(call.instance)) as lent:
+            await self._send(call, lent, order, answer, gone)
+        if any(isinstance(answer.errors.get(index), HandOffError) for index in call.indices):
+            self._lender.give_up(self._peers.ready.get(call.instance))
+
+    async def _send(
+        self, call: _Call, items: tuple[wire.Item, ...], order: _Order, answer: Answer, gone: set[int]
+    ) -> None:
+        request = wire.EmbedRequest(
+            request_id=order.request_id,
+            items=items,
+            timeout_ms=max(1, int(order.deadline.left() * 1e3)),
+            priority=order.priority,
+            client=order.client,
+        )
+        try:
+            reply = await self._peers.call(call.instance, request, timeout=order.deadline.left())
+            vectors, norms = self._vectors(reply, call)
+        except TesseraError as error:
+            if isinstance(error, Unavailable):
+                gone.add(call.instance)
+                self._peers.suspect(call.instance)
+            answer.errors.update(dict.fromkeys(call.indices, error))
+            return
+        assert isinstance(reply, wire.EmbedReply)
+        answer.vectors[call.indices], answer.norms[call.indices] = vectors, norms
+        answer.timings = answer.timings.merge(reply.timings)
+        for position, index in enumerate(call.indices):
+            answer.cached_tokens[index] = reply.cached_tokens[position]
+        for position, failure in reply.failures.items():
+            reported = failure.error()
+            if _is_retryable(reported):
+                gone.add(call.instance)
+            answer.errors[call.indices[position]] = reported
+
+    def _vectors(
+        self, reply: wire.Reply, call: _Call
+    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        if not isinstance(reply, wire.EmbedReply):
+            raise ProtocolError(f"embed worker {call.instance:x} answered {type(reply).__name__}")
+        shape = (len(call.indices), self._hidden)
+        sizes = (len(reply.vectors), len(reply.norms), len(reply.cached_tokens))
+        if sizes != (4 * shape[0] * shape[1], 4 * shape[0], shape[0]):
+            raise ProtocolError(f"embed worker {call.instance:x} sent vectors of another shape than {shape}")
+        if not all(0 <= position < shape[0] for position in reply.failures):
+            raise ProtocolError(
+                f"embed worker {call.instance:x} reports a failure of an item it was not sent"
+            )
+        return np.frombuffer(reply.vectors, "<f4").reshape(shape), np.frombuffer(reply.norms, "<f4")
+
+
+def _has_rows(item: wire.Item) -> bool:
+    return any(isinstance(image, wire.Embeddings) for image in item.images)
+
+
+def _nbytes(image: wire.Image | wire.Embeddings) -> int:
+    return len(image.data) if isinstance(image, wire.Image) else len(image.handle.data)
+
+
+def _is_retryable(error: TesseraError | None) -> bool:
+    return isinstance(error, Unavailable | HandOffError)

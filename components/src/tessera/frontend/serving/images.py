@@ -1,0 +1,131 @@
+"""The images of a request, as the prompt and the workers need them."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tessera import wire
+from tessera.errors import MediaNotCached, RequestCancelled, TesseraError
+from tessera.frontend.api.request import ImageSource, Input
+from tessera.frontend.deadline import Deadline
+from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
+from tessera.frontend.media.known import Known, KnownMedia
+from tessera.models.base import Model
+from tessera.transport.lending import inline_handle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vision:
+    """One image or one tensor of rows: what travels, the tokens it takes and the pixels it has."""
+
+    payload: wire.Image | wire.Embeddings
+    tokens: int
+    pixels: int
+
+    @property
+    def tiles(self) -> int:
+        return self.payload.tiles if isinstance(self.payload, wire.Image) else 0
+
+
+Visions = tuple[Vision, ...]
+
+_NOT_LOADED = RequestCancelled("not loaded, because an input before it failed")
+
+
+class VisionReader:
+    """Loads all images of a request at the same time."""
+
+    def __init__(self, model: Model, media: MediaLoader) -> None:
+        self._known = KnownMedia()
+        self._model = model
+        self._media = media
+
+    async def read(
+        self, inputs: Sequence[Input], deadline: Deadline, *, partial: bool, client: str = ""
+    ) -> list[Visions | TesseraError]:
+        """Each input's images, or what was wrong with the first bad one.
+
+        Unless ``partial``, a bad input ends the loading of those behind it: the request fails over this one
+        or one before it. ``client`` is whose names for images count.
+        """
+        found: list[Visions | TesseraError] = [entry.malformed or () for entry in inputs]
+        budget = self._media.budget()
+        tasks = {
+            index: asyncio.ensure_future(self._read_input(entry, deadline, budget, client))
+            for index, entry in enumerate(inputs)
+            if entry.images
+        }
+
+        def settled(index: int, task: asyncio.Future[Visions | TesseraError]) -> None:
+            if not task.cancelled() and isinstance(task.result(), TesseraError):
+                for later, other in tasks.items():
+                    if later > index:
+                        other.cancel()
+
+        if not partial:
+            for index, task in tasks.items():
+                task.add_done_callback(functools.partial(settled, index))
+        try:
+            if tasks:
+                await asyncio.wait(tasks.values())
+        finally:
+            for task in tasks.values():
+                task.cancel()
+        for index, task in tasks.items():
+            found[index] = _NOT_LOADED if task.cancelled() else task.result()
+        return found
+
+    async def _read_input(
+        self, entry: Input, deadline: Deadline, budget: MediaBudget, client: str
+    ) -> Visions | TesseraError:
+        loads = [
+            asyncio.ensure_future(self._one(source, deadline, budget, client)) for source in entry.images
+        ]
+        try:
+            return tuple(await asyncio.gather(*loads))
+        except TesseraError as error:
+            return error
+        finally:
+            for load in loads:
+                load.cancel()
+            await asyncio.gather(*loads, return_exceptions=True)
+
+    async def _one(self, source: ImageSource, deadline: Deadline, budget: MediaBudget, client: str) -> Vision:
+        if source.uuid is not None and not source.url:
+            return self._recalled(source, client, source.uuid)
+        loaded = await self._media.load(source, hidden=self._model.hidden, deadline=deadline, budget=budget)
+        if isinstance(loaded, LoadedEmbeddings):
+            return Vision(
+                payload=wire.Embeddings(
+                    digest=loaded.digest,
+                    handle=inline_handle(loaded.data, shape=loaded.shape, dtype=loaded.dtype),
+                    param=source.param,
+                ),
+                tokens=loaded.shape[0],
+                pixels=0,
+            )
+        known = Known(loaded.digest, loaded.header.width, loaded.header.height)
+        if source.uuid is not None:
+            self._known.remember(client, source.uuid, known)
+        return self._vision(known, loaded.data, source.param)
+
+    def _recalled(self, source: ImageSource, client: str, uuid: str) -> Vision:
+        """An image that the client has sent before: its rows may be in a worker's cache."""
+        known = self._known.find(client, uuid)
+        if known is None:
+            # To the client it is the same as one that a worker has no rows of any more.
+            raise MediaNotCached(
+                f"{source.param}: no image is known by this uuid; send it again", param=source.param
+            )
+        return self._vision(known, b"", source.param)
+
+    def _vision(self, known: Known, data: bytes, param: str) -> Vision:
+        tiles = self._model.tiles(known.width, known.height)
+        return Vision(
+            payload=wire.Image(digest=known.digest, data=data, tiles=tiles, param=param),
+            tokens=tiles * self._model.tokens_per_tile,
+            pixels=known.width * known.height,
+        )

@@ -1,0 +1,172 @@
+"""From a validated request to vectors: obtain images, build prompts, dispatch, account for tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+
+import numpy as np
+
+from tessera import tracing, wire
+from tessera.config import Limits
+from tessera.errors import InvalidInput, TesseraError
+from tessera.frontend.api.formats import Usage, check_width
+from tessera.frontend.api.request import EmbeddingsRequest, Input
+from tessera.frontend.deadline import Deadline
+from tessera.frontend.media import MediaLoader
+from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.results import Embedded
+from tessera.frontend.serving.dispatch import Embedder
+from tessera.frontend.serving.images import VisionReader, Visions
+from tessera.frontend.serving.prompts import Prompter
+from tessera.models.base import Model, Piece, Prompt, Role
+
+
+class Pipeline:
+    """Answers one ``EmbeddingsRequest``. Knows no wire form and no HTTP."""
+
+    def __init__(
+        self,
+        model: Model,
+        media: MediaLoader,
+        embedder: Embedder,
+        limits: Limits,
+        metrics: FrontendMetrics,
+    ) -> None:
+        self._model = model
+        self._vision = VisionReader(model, media)
+        self._embedder = embedder
+        self._limits = limits
+        self._metrics = metrics
+        self._prompter = Prompter(model, min(limits.max_tokens or model.max_tokens, model.max_tokens))
+
+    @property
+    def max_tokens(self) -> int:
+        return self._prompter.max_tokens
+
+    async def pieces(self, texts: Sequence[tuple[str, str]], role: Role) -> list[Sequence[Piece]]:
+        """The tokens of each (text, param), as it would be embedded."""
+
+        def cut() -> list[Sequence[Piece]]:
+            return [self._model.pieces(text, role=role, param=param) for text, param in texts]
+
+        return await asyncio.to_thread(cut)
+
+    def token_text(self, token: int) -> str:
+        return self._model.token_text(token)
+
+    async def prompts(
+        self, request: EmbeddingsRequest, *, deadline: Deadline, client: str = ""
+    ) -> tuple[list[Prompt | TesseraError], list[Visions | TesseraError]]:
+        """Each input as tokens and as images, or its error; the first error is raised unless ``partial``."""
+        self._check(request)
+        started = time.perf_counter()
+        images = sum(len(entry.images) for entry in request.inputs)
+        with tracing.span("media", {"tessera.images": images}) if images else nullcontext():
+            visions = await self._vision.read(
+                request.inputs, deadline, partial=request.partial, client=client
+            )
+        if any(visions):
+            self._metrics.media_seconds.observe(time.perf_counter() - started)
+        with self._metrics.prompt_seconds.time(), tracing.span("prompt", {"tessera.inputs": len(visions)}):
+            prompts = await self._prompter.build(request, visions)
+        if not request.partial:
+            for made in prompts:
+                if isinstance(made, TesseraError):
+                    raise made
+        return prompts, visions
+
+    async def run(
+        self,
+        request: EmbeddingsRequest,
+        *,
+        request_id: str,
+        deadline: Deadline,
+        client: str = "",
+        charge: Callable[[int, int], None] = lambda tokens, tiles: None,
+    ) -> Embedded:
+        """Raises the first input's error, unless the request asked for partial results.
+
+        ``charge`` is told the tokens and tiles before they are sent anywhere, and may raise. ``client`` names
+        the API key, empty where there are none.
+        """
+        prompts, visions = await self.prompts(request, deadline=deadline, client=client)
+        good: dict[int, tuple[Prompt, Visions]] = {}
+        errors: dict[int, TesseraError] = {}
+        for index, (prompt, images) in enumerate(zip(prompts, visions, strict=True)):
+            if isinstance(prompt, TesseraError):
+                errors[index] = prompt
+            else:
+                assert isinstance(images, tuple)
+                good[index] = prompt, images
+        vectors = np.zeros((len(prompts), self._model.hidden), np.float32)
+        cached, timings = 0, wire.Timings()
+        if good:
+            tokens = sum(len(prompt.tokens) for prompt, _ in good.values())
+            charge(tokens, sum(vision.tiles for _, visions in good.values() for vision in visions))
+            items = [_item(request.inputs[index], *made) for index, made in good.items()]
+            attributes = {"tessera.items": len(items), "tessera.tokens": tokens}
+            with self._metrics.dispatch_seconds.time(), tracing.span("dispatch", attributes):
+                answer = await self._embedder.embed(
+                    items, request_id=request_id, priority=request.priority, client=client, deadline=deadline
+                )
+            order = list(good)
+            errors |= {order[position]: error for position, error in answer.errors.items()}
+            if errors and not request.partial:
+                raise errors[min(errors)]
+            vectors[order] = answer.vectors
+            if not request.normalize:
+                vectors[order] *= answer.norms[:, None]
+            cached, timings = sum(answer.cached_tokens), answer.timings
+        done = [made for index, made in good.items() if index not in errors]
+        usage = Usage(
+            text_tokens=sum(prompt.text_tokens for prompt, _ in done),
+            image_tokens=sum(prompt.image_tokens for prompt, _ in done),
+            cached_tokens=cached,
+        )
+        self._count(request.inputs, usage)
+        for error in errors.values():
+            self._metrics.input_errors.labels(error.code).inc()
+        return Embedded(
+            vectors=vectors,
+            errors=errors,
+            usage=usage,
+            image_pixels=sum(vision.pixels for _, images in done for vision in images),
+            timings=timings,
+        )
+
+    def _check(self, request: EmbeddingsRequest) -> None:
+        hidden, param = self._model.hidden, request.dimensions_param
+        allowed = {hidden} | self._model.dimensions
+        if request.dimensions is not None and request.dimensions not in allowed:
+            # A model may offer all of them.
+            offered = sorted(allowed) if len(allowed) < hidden else f"1 to {hidden}"
+            raise InvalidInput(
+                f"{param} {request.dimensions} is none of {offered} that this model offers", param=param
+            )
+        check_width(hidden, request.dimensions, request.dtype, param)
+        count, most = 0, self._limits.max_images
+        for entry in request.inputs:
+            count += len(entry.images)
+            if count > most:
+                raise InvalidInput(
+                    f"{entry.param}: a request may hold {most} images, and here are more", param=entry.param
+                )
+
+    def _count(self, inputs: Sequence[Input], usage: Usage) -> None:
+        with_images = sum(1 for entry in inputs if entry.images)
+        self._metrics.inputs.labels("text").inc(len(inputs) - with_images)
+        self._metrics.inputs.labels("image").inc(with_images)
+        self._metrics.tokens.labels("text").inc(usage.text_tokens)
+        self._metrics.tokens.labels("image").inc(usage.image_tokens)
+        self._metrics.tokens.labels("cached").inc(usage.cached_tokens)
+
+
+def _item(entry: Input, prompt: Prompt, visions: Visions) -> wire.Item:
+    return wire.Item(
+        tokens=prompt.tokens.astype("<i4", copy=False).tobytes(),
+        images=tuple(vision.payload for vision in visions),
+        param=entry.param,
+    )

@@ -1,0 +1,228 @@
+"""Final vectors of inputs that were answered before, and one computation for those asked for at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from tessera import tracing, wire
+from tessera.cache import SingleFlight
+from tessera.errors import DeadlineExceeded, RequestError, TesseraError, Unavailable
+from tessera.frontend.deadline import Deadline
+from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.serving.dispatch import Answer, Embedder
+from tessera.logs import note
+
+Row = npt.NDArray[np.float32]
+
+# What an entry takes beside its vector: its key, the objects around the array and the table's share.
+_ENTRY_BYTES = 400
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A unit vector and the norm it had."""
+
+    vector: Row
+    norm: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Computed:
+    entry: _Entry
+    cached_tokens: int
+    timings: wire.Timings
+
+
+class ResultCache:
+    """A byte-bounded, least-recently-used cache in front of a dispatcher; owned by one event loop.
+
+    A key is the hash of everything a vector depends on: ``salt`` (the model's fingerprint and the workers'
+    number types, asked for anew with each request), the tokens, and the images' contents. Errors are not
+    kept. A flight outlives the request that began it for as long as another one waits for it, so it has
+    ``flight_seconds`` instead of that request's deadline.
+    """
+
+    def __init__(
+        self,
+        dispatcher: Embedder,
+        metrics: FrontendMetrics,
+        *,
+        capacity: int,
+        hidden: int,
+        tokens_per_tile: int,
+        salt: Callable[[], bytes],
+        flight_seconds: float,
+        workers: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self._workers = workers
+        self._dispatcher = dispatcher
+        self._metrics = metrics
+        self._capacity = capacity
+        self._hidden = hidden
+        self._tokens_per_tile = tokens_per_tile
+        self._salt = salt
+        self._flight_seconds = flight_seconds
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        self._flights: SingleFlight[_Computed] = SingleFlight()
+        self._entry_bytes = 4 * hidden + _ENTRY_BYTES
+        metrics.watch_result_cache(lambda: self.nbytes)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._entries) * self._entry_bytes
+
+    async def embed(
+        self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
+    ) -> Answer:
+        """As ``Dispatcher.embed``; what is not cached goes to the workers in one batch."""
+        answer = Answer.empty(len(items), self._hidden)
+        salt = self._salt()
+        keys = [_key(salt, item) for item in items]
+        missing: list[int] = []
+        for index, key in enumerate(keys):
+            entry = self._get(key)
+            if entry is None:
+                missing.append(index)
+            else:
+                answer.vectors[index], answer.norms[index] = entry.vector, entry.norm
+                answer.cached_tokens[index] = self._image_tokens(items[index])
+        self._metrics.result_cache.labels("hit").inc(len(items) - len(missing))
+        note(result_cache_hits=len(items) - len(missing))
+        tracing.annotate({"tessera.result_cache.hits": len(items) - len(missing)})
+        if missing:
+            batch = _Batch(self._dispatcher, request_id, priority, client, self._flight_seconds)
+            calls = [self._compute(keys[index], items[index], batch, deadline) for index in missing]
+            for index, outcome in zip(missing, await asyncio.gather(*calls), strict=True):
+                if isinstance(outcome, TesseraError):
+                    answer.errors[index] = outcome
+                else:
+                    answer.vectors[index], answer.norms[index] = outcome.entry.vector, outcome.entry.norm
+                    answer.cached_tokens[index] = outcome.cached_tokens
+                    answer.timings = answer.timings.merge(outcome.timings)
+        return answer
+
+    async def _compute(
+        self, key: bytes, item: wire.Item, batch: _Batch, deadline: Deadline
+    ) -> _Computed | TesseraError:
+        ours = False
+
+        def begin() -> Awaitable[_Computed]:
+            nonlocal ours
+            ours = True
+            return self._keep(key, batch, batch.add(item))
+
+        try:
+            async with asyncio.timeout(deadline.left()):
+                computed = await self._flights.run(key, begin)
+        except TimeoutError:
+            if not self._workers():
+                # The dispatcher would have said so had the request's time been as long as its own wait.
+                return Unavailable("no embed worker is available", param=item.param, retry_after=1.0)
+            return DeadlineExceeded("the request was not answered in time", param=item.param)
+        except RequestError as error:
+            # Another request's error speaks of that request's inputs, so this one asks for its own.
+            return error if ours else await self._alone(item, batch, deadline)
+        except TesseraError as error:
+            return error
+        self._metrics.result_cache.labels("miss" if ours else "joined").inc()
+        return computed
+
+    async def _alone(self, item: wire.Item, batch: _Batch, deadline: Deadline) -> _Computed | TesseraError:
+        answer = await self._dispatcher.embed(
+            [item],
+            request_id=batch.request_id,
+            priority=batch.priority,
+            client=batch.client,
+            deadline=deadline,
+        )
+        return answer.errors.get(0) or _computed(answer, 0)
+
+    async def _keep(self, key: bytes, batch: _Batch, position: int) -> _Computed:
+        computed = await batch.portion(position)
+        self._put(key, computed.entry)
+        return computed
+
+    def _image_tokens(self, item: wire.Item) -> int:
+        return sum(
+            image.tiles * self._tokens_per_tile for image in item.images if isinstance(image, wire.Image)
+        )
+
+    def _get(self, key: bytes) -> _Entry | None:
+        entry = self._entries.get(key)
+        if entry is not None:
+            self._entries.move_to_end(key)
+        return entry
+
+    def _put(self, key: bytes, entry: _Entry) -> None:
+        if self._entry_bytes > self._capacity or not np.isfinite(entry.vector).all():
+            return
+        # A copy: the row would keep its whole batch alive.
+        self._entries[key] = _Entry(entry.vector.copy(), entry.norm)
+        while self.nbytes > self._capacity:
+            self._entries.popitem(last=False)
+
+
+class _Batch:
+    """The items of one request that nobody is computing yet; sent together, cancelled with the last."""
+
+    def __init__(
+        self, dispatcher: Embedder, request_id: str, priority: int, client: str, seconds: float
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._seconds = seconds
+        self._items: list[wire.Item] = []
+        self._task: asyncio.Task[Answer] | None = None
+        self._waiting = 0
+        self.request_id = request_id
+        self.priority = priority
+        self.client = client
+
+    def add(self, item: wire.Item) -> int:
+        assert self._task is None, "every item is added before the first portion is awaited"
+        self._items.append(item)
+        return len(self._items) - 1
+
+    async def portion(self, position: int) -> _Computed:
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._send())
+        self._waiting += 1
+        try:
+            answer = await asyncio.shield(self._task)
+        finally:
+            self._waiting -= 1
+            if not self._waiting and not self._task.done():
+                self._task.cancel()
+        if position in answer.errors:
+            raise answer.errors[position]
+        return _computed(answer, position)
+
+    async def _send(self) -> Answer:
+        return await self._dispatcher.embed(
+            self._items,
+            request_id=self.request_id,
+            priority=self.priority,
+            client=self.client,
+            deadline=Deadline.after(self._seconds),
+        )
+
+
+def _computed(answer: Answer, position: int) -> _Computed:
+    entry = _Entry(answer.vectors[position], float(answer.norms[position]))
+    return _Computed(entry, answer.cached_tokens[position], answer.timings)
+
+
+def _key(salt: bytes, item: wire.Item) -> bytes:
+    hasher = blake3(salt)
+    hasher.update(len(item.tokens).to_bytes(8, "little"))
+    hasher.update(item.tokens)
+    for image in item.images:
+        # An image file's hash cannot be that of a tensor file, and the tokens hold how many rows each has.
+        hasher.update(image.digest)
+    return hasher.digest()

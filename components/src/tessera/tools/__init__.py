@@ -1,0 +1,1 @@
+"""Tools beside the service: random checkpoints, sizing, exports. No process of the service imports them."""

@@ -1,0 +1,77 @@
+"""Hand-off by carrying the bytes in the handle; reaches every peer and costs a copy on each side."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tessera.errors import HandOffError
+from tessera.transport.slab.geometry import check_shape
+from tessera.transport.slab.rows import DTYPES, check_destination, dtype_name
+from tessera.transport.slab.slot import Slot
+from tessera.wire import Handle, SlabInfo
+
+
+class InlineTransport:
+    """Kind ``inline``; see ``Transport`` for the contract. The slot is free as soon as it is published."""
+
+    kind = "inline"
+
+    def __init__(self, producer: str) -> None:
+        self._producer = producer
+
+    def describe(self) -> SlabInfo | None:
+        return None
+
+    def connect(self, info: SlabInfo) -> None:
+        """Nothing to reach."""
+
+    def disconnect(self, slab: str) -> None:
+        """Nothing to forget."""
+
+    async def publish(self, slot: Slot) -> Handle:
+        if not slot.held:
+            raise HandOffError("only a slot that was neither published nor freed can be published")
+        rows = slot.rows
+        handle = Handle(
+            kind=self.kind,
+            producer=self._producer,
+            slab="",
+            offset=0,
+            shape=slot.shape,
+            dtype=dtype_name(rows.dtype),
+            lease=slot.lease,
+            data=rows.cpu().view(torch.uint8).numpy().tobytes(),
+        )
+        slot.free()
+        return handle
+
+    def check(self, handle: Handle) -> None:
+        if handle.kind != self.kind:
+            raise HandOffError(f"a handle of kind {handle.kind!r} reached the inline transport")
+        rows = check_shape(handle)
+        if handle.slab or handle.offset:
+            raise HandOffError("an inline handle names a place in a slab")
+        expected = rows * handle.shape[1] * DTYPES[handle.dtype].itemsize
+        if len(handle.data) != expected:
+            raise HandOffError(f"the handle carries {len(handle.data)} bytes, its shape takes {expected}")
+
+    async def fetch(self, handle: Handle, into: torch.Tensor) -> None:
+        self.check(handle)
+        check_destination(handle, into)
+        target = into if into.device.type == "cpu" else torch.empty_like(into, device="cpu")
+        raw: Any = target.view(torch.uint8).view(-1).numpy()
+        memoryview(raw)[:] = handle.data
+        if target is not into:
+            into.copy_(target)
+
+    async def release(self, handle: Handle) -> bool:
+        self.check(handle)
+        return True
+
+    def abandon(self, handle: Handle) -> None:
+        """Nothing is leased."""
+
+    def close(self) -> None:
+        """Nothing is held."""

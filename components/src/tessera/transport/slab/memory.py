@@ -1,0 +1,207 @@
+"""Host memory that peers on the same kernel can map: lease tables, and the rows of a host slab.
+
+One anonymous file holds, each from a page boundary on::
+
+    header   magic, slab id
+    lease    int64 [units]   written by the producer alone: the slot's lease, 0 when there is none
+    ack      int64 [units]   written by readers alone: the lease they have finished with
+    rows     [capacity_rows, hidden], or nothing when the rows live elsewhere
+
+The file has no name, so nothing is left behind when a process is killed. A slot's words stand at its
+first unit; the words of its other units are not used.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import secrets
+import threading
+import warnings
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from tessera.errors import TransportUnavailable
+from tessera.transport.slab.geometry import Geometry
+
+if TYPE_CHECKING:
+    import torch
+
+_MAGIC: Final = b"tessera-slab-v1\0"
+_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_order = threading.Lock()
+
+
+def fence() -> None:
+    """Keep memory accesses before this call before those after it, for other processes too.
+
+    On x86 plain loads and stores are ordered enough; on ARM they are not. A released lock followed by
+    an acquired one is a full barrier on both, and all that Python offers.
+    """
+    with _order:
+        pass
+    with _order:
+        pass
+
+
+class HostAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Where a peer finds the file: a descriptor of a live process."""
+
+    pid: int
+    fd: int
+    rows: bool
+
+
+class ShmAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How the ``shm`` kind reaches a slab in host memory."""
+
+    memory: HostAddress
+    geometry: Geometry
+
+
+class Layout:
+    """Byte offsets inside the file."""
+
+    def __init__(self, geometry: Geometry, *, rows: bool) -> None:
+        table = _pages(8 * geometry.units)
+        self.lease = mmap.PAGESIZE
+        self.ack = self.lease + table
+        self.rows = self.ack + table
+        self.nbytes = self.rows + (_pages(geometry.nbytes) if rows else 0)
+
+
+def _pages(nbytes: int) -> int:
+    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+class HostMemory:
+    """A mapping of the file, by its producer (``create``) or by a reader (``attach``).
+
+    ``lease`` and ``ack`` are memory views of int64 ``[units]``; ``rows`` is ``[capacity_rows, hidden]`` or
+    None. A tensor taken from ``rows`` keeps the mapping alive, so that ``close`` never pulls memory
+    away from under it; the descriptor and the pages go with the last such tensor.
+    """
+
+    def __init__(self, fd: int, slab: str, geometry: Geometry, *, rows: bool, writable: bool) -> None:
+        layout = Layout(geometry, rows=rows)
+        self.slab = slab
+        self.geometry = geometry
+        self.has_rows = rows
+        self._fd = fd if writable else -1
+        self._closed = False
+        # A reader can change nothing but the acknowledgements.
+        if writable:
+            self._map = mmap.mmap(fd, layout.nbytes)
+            self._ack_map = self._map
+            ack_at = layout.ack
+        else:
+            self._map = mmap.mmap(fd, layout.nbytes, prot=mmap.PROT_READ)
+            self._ack_map = mmap.mmap(fd, layout.rows - layout.ack, offset=layout.ack)
+            ack_at = 0
+        words = 8 * geometry.units
+        self.lease = memoryview(self._map)[layout.lease : layout.lease + words].cast("q")
+        self.ack = memoryview(self._ack_map)[ack_at : ack_at + words].cast("q")
+        self._rows_at = layout.rows
+        self._tensor: torch.Tensor | None = None
+
+    @classmethod
+    def create(cls, geometry: Geometry, *, rows: bool) -> HostMemory:
+        """New zeroed memory; pages are committed when they are first touched."""
+        layout = Layout(geometry, rows=rows)
+        identity = secrets.token_bytes(16)
+        fd = os.memfd_create("tessera-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, layout.nbytes)
+            os.pwrite(fd, _MAGIC + identity, 0)
+            # A file that cannot shrink cannot turn a reader's access into a bus error.
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            return cls(fd, identity.hex(), geometry, rows=rows, writable=True)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @classmethod
+    def attach(cls, address: HostAddress, slab: str, geometry: Geometry) -> HostMemory:
+        """Map a live peer's memory; ``TransportUnavailable`` when that is not what the address leads to."""
+        path = f"/proc/{address.pid}/fd/{address.fd}"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise TransportUnavailable(f"cannot open a peer's slab: {error}") from error
+        try:
+            # The process id may belong to somebody else by now: believe the file, not its path.
+            if os.fstat(fd).st_size != Layout(geometry, rows=address.rows).nbytes:
+                raise TransportUnavailable("a peer's slab does not have the announced size")
+            if os.pread(fd, 32, 0) != _MAGIC + bytes.fromhex(slab):
+                raise TransportUnavailable(f"a peer's memory is not slab {slab}")
+            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+                raise TransportUnavailable("a peer's slab could shrink under its reader")
+            return cls(fd, slab, geometry, rows=address.rows, writable=False)
+        except (OSError, ValueError) as error:
+            raise TransportUnavailable(f"cannot map a peer's slab: {error}") from error
+        finally:
+            # The mappings hold the file.
+            os.close(fd)
+
+    def address(self) -> HostAddress:
+        return HostAddress(pid=os.getpid(), fd=self._fd, rows=self.has_rows)
+
+    def lease_tensor(self) -> torch.Tensor:
+        """The producer's lease table as int64 ``[units]``, for those who need its address."""
+        import torch
+
+        return torch.frombuffer(self._map, dtype=torch.int64, count=self.geometry.units, offset=mmap.PAGESIZE)
+
+    def holds(self, unit: int, lease: int) -> bool:
+        """Whether the lease is still in force, as of everything read before this call."""
+        fence()
+        return self.lease[unit] == lease
+
+    def acknowledge(self, unit: int, lease: int) -> None:
+        """Tell the producer that this reader has finished.
+
+        A late word does no harm: leases are never reused, so it cannot equal a newer one.
+        """
+        fence()
+        self.ack[unit] = lease
+
+    def close(self) -> None:
+        """Let go of the memory; it is unmapped once no tensor of it is left."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._fd >= 0:
+            os.close(self._fd)
+        self.lease.release()
+        self.ack.release()
+        self._tensor = None
+        del self._map, self._ack_map
+
+    @property
+    def rows(self) -> torch.Tensor | None:
+        """Made when it is first asked for: a frontend has no torch and writes bytes."""
+        if self._tensor is None and self.has_rows and not self._closed:
+            self._tensor = self._make_tensor()
+        return self._tensor
+
+    def write(self, rows: bytes) -> None:
+        """Fill the rows from the first one on with their raw values; for the producer."""
+        self._map[self._rows_at : self._rows_at + len(rows)] = rows
+
+    def _make_tensor(self) -> torch.Tensor:
+        import torch
+
+        from tessera.transport.slab.rows import DTYPES
+
+        with warnings.catch_warnings():
+            # Readers map the rows read-only and never write to them; torch has no such tensors.
+            warnings.simplefilter("ignore", UserWarning)
+            flat = torch.frombuffer(
+                self._map,
+                dtype=DTYPES[self.geometry.dtype],
+                count=self.geometry.capacity_rows * self.geometry.hidden,
+                offset=self._rows_at,
+            )
+        return flat.view(self.geometry.capacity_rows, self.geometry.hidden)

@@ -1,0 +1,240 @@
+"""The slab: memory allocated once, in which every result of the vision engine lives until it is read.
+
+A slot is acquired, filled by the engine, and either freed or leased. A leased slot comes back when its
+reader has acknowledged the lease or when the lease has run out, whichever the sweep sees first. The
+sweep runs on a timer, and only while something is leased: often while somebody waits for space, seldom
+otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from tessera.errors import HandOffError
+from tessera.transport.cuda import finished, index_of, pin, unpin
+from tessera.transport.kinds.device_memory import DeviceMemory
+from tessera.transport.slab.geometry import Geometry
+from tessera.transport.slab.memory import HostMemory, fence
+from tessera.transport.slab.rows import DTYPES
+from tessera.transport.slab.slot import Slot
+from tessera.transport.slab.space import Space
+
+_HURRIED: Final = 0.002
+_CALM: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlabStats:
+    """A snapshot; sizes in bytes, counts since the slab was made except where they say otherwise.
+
+    ``leased`` and ``held`` are the slots published and not yet published at this moment, ``waiting`` the
+    callers that wait for space now.
+    """
+
+    capacity_bytes: int
+    used_bytes: int
+    leased: int
+    held: int
+    waiting: int
+    waits: int
+    published: int
+    released: int
+    expired: int
+
+
+class Slab:
+    """``capacity_rows`` rows on ``device``, handed out in multiples of ``unit_rows``.
+
+    A slab on a CUDA device has its lease words in host memory and, with ``mirror``, a pinned host copy of
+    its rows for the readers that cannot reach the device. Not thread-safe: every call is made from one
+    event loop, except that the engine's thread writes to the rows of held slots.
+    """
+
+    def __init__(
+        self,
+        geometry: Geometry,
+        *,
+        device: torch.device | str = "cpu",
+        lease_seconds: float,
+        mirror: bool = True,
+    ) -> None:
+        self.geometry = geometry
+        self.device = torch.device(device)
+        self.lease_seconds = lease_seconds
+        self.device_memory: DeviceMemory | None = None
+        on_host = self.device.type == "cpu"
+        self.memory = HostMemory.create(geometry, rows=on_host or mirror)
+        if on_host:
+            assert self.memory.rows is not None
+            self.rows = self.memory.rows
+        else:
+            self.device_memory = DeviceMemory.allocate(geometry.nbytes, index_of(self.device))
+            shape = (geometry.capacity_rows, geometry.hidden)
+            self.rows = self.device_memory.tensor(shape, DTYPES[geometry.dtype])
+            if self.memory.rows is not None:
+                pin(self.memory.rows)
+        self._space = Space(geometry.units, name="slab")
+        # A random start keeps a handle that survived a restart from matching a lease of the new slab.
+        self._next_lease = secrets.randbelow(2**62) + 1
+        self._held = 0
+        self._leased: dict[int, Slot] = {}
+        self._sources: list[Callable[[], Iterable[int]]] = []
+        self._timer: asyncio.TimerHandle | None = None
+        self._published = self._released = self._expired = 0
+        self._closed = False
+
+    @property
+    def name(self) -> str:
+        """32 hexadecimal digits, new for every slab."""
+        return self.memory.slab
+
+    @property
+    def host_rows(self) -> torch.Tensor:
+        """The rows in host memory ``[capacity_rows, hidden]``: the slab itself, or its mirror."""
+        if self.memory.rows is None:
+            raise HandOffError("this slab has no host copy")
+        return self.memory.rows
+
+    async def acquire(self, rows: int, *, timeout: float) -> Slot:
+        """A slot for ``rows`` rows, waiting at most ``timeout`` seconds for it, first come first served.
+
+        Raises ``Overloaded`` when none came free in time and ``HandOffError`` at once when the slab is
+        closed or too small for it.
+        """
+        if rows <= 0:
+            raise ValueError(f"a slot needs at least one row, not {rows}")
+        if self._closed:
+            raise HandOffError("the slab is closed")
+        if rows > self.geometry.capacity_rows:
+            raise HandOffError(f"{rows} rows can never fit a slab of {self.geometry.capacity_rows} rows")
+        units = -(-rows // self.geometry.unit_rows)
+        unit = self._space.try_take(units)
+        if unit is None:
+            self.sweep()
+            self._arm(_HURRIED)
+            unit = await self._space.take(units, timeout=timeout)
+        self._held += 1
+        lease = self._next_lease
+        self._next_lease += 1
+        return Slot(self, lease, unit, units, rows)
+
+    async def stage(self, slot: Slot) -> None:
+        """Bring ``slot.host_rows`` up to date; returns at once when the slab is host memory."""
+        if self.device.type == "cpu":
+            return
+        slot.host_rows.copy_(slot.rows, non_blocking=True)
+        await finished(self.device)
+
+    def start_lease(self, slot: Slot) -> None:
+        """Called by the slot."""
+        slot.deadline = asyncio.get_running_loop().time() + self.lease_seconds
+        fence()
+        self.memory.lease[slot.unit] = slot.lease
+        self._held -= 1
+        self._leased[slot.lease] = slot
+        self._published += 1
+        self._arm(_HURRIED if self._space.waiting else _CALM)
+
+    def take_back(self, slot: Slot) -> None:
+        """Called by a slot that was never published."""
+        self._held -= 1
+        if not self._closed:
+            self._space.give(slot.unit, slot.units)
+
+    def add_source(self, source: Callable[[], Iterable[int]]) -> None:
+        """Ask ``source`` on every sweep for leases that readers have finished with."""
+        self._sources.append(source)
+
+    def release(self, lease: int) -> bool:
+        """End a lease; false when it had ended before."""
+        slot = self._leased.get(lease)
+        if slot is None:
+            return False
+        self._released += 1
+        self._end(slot)
+        return True
+
+    def sweep(self) -> int:
+        """Take back the slots whose readers have finished or whose leases have run out; how many."""
+        before = len(self._leased)
+        for source in self._sources:
+            for lease in source():
+                self.release(lease)
+        now = asyncio.get_running_loop().time()
+        acks = self.memory.ack
+        for slot in list(self._leased.values()):
+            if acks[slot.unit] == slot.lease:
+                self.release(slot.lease)
+            elif now >= slot.deadline:
+                self._expired += 1
+                self._end(slot)
+        return before - len(self._leased)
+
+    async def drain(self, *, timeout: float) -> bool:
+        """Wait until no lease is outstanding; false when ``timeout`` seconds were not enough."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        while self._leased:
+            self.sweep()
+            if self._leased:
+                if asyncio.get_running_loop().time() >= deadline:
+                    return False
+                await asyncio.sleep(_HURRIED)
+        return True
+
+    def stats(self) -> SlabStats:
+        return SlabStats(
+            capacity_bytes=self.geometry.nbytes,
+            used_bytes=self._space.used * self.geometry.unit_bytes,
+            leased=len(self._leased),
+            held=self._held,
+            waiting=self._space.waiting,
+            waits=self._space.waits,
+            published=self._published,
+            released=self._released,
+            expired=self._expired,
+        )
+
+    def close(self) -> None:
+        """Refuse further slots and let go of the memory; views that callers still hold stay valid."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._space.fail_waiters(HandOffError("the slab is closed"))
+        self._leased.clear()
+        self._sources.clear()
+        if self.device.type == "cuda" and self.memory.rows is not None:
+            unpin(self.memory.rows)
+        self.rows = torch.empty((0, self.geometry.hidden), dtype=self.rows.dtype)
+        self.device_memory = None
+        self.memory.close()
+
+    def _end(self, slot: Slot) -> None:
+        # The word goes before the memory can be handed out again: a reader that finds its lease in
+        # place after copying then knows that nobody had begun to write while it copied.
+        self.memory.lease[slot.unit] = 0
+        fence()
+        del self._leased[slot.lease]
+        self._space.give(slot.unit, slot.units)
+
+    def _arm(self, delay: float) -> None:
+        if self._closed or not self._leased:
+            return
+        loop = asyncio.get_running_loop()
+        if self._timer is not None and not self._timer.cancelled():
+            if self._timer.when() <= loop.time() + delay:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        self.sweep()
+        self._arm(_HURRIED if self._space.waiting else _CALM)
