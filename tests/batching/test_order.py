@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.batching.entry import Entry
-from tessera.batching.queue import FairQueue
+from tessera.batching.queue import Entry, FairQueue
 from tessera.errors import Overloaded
 from tests.batching.conftest import MakeBatcher
 from tests.batching.engines import HeldEngine

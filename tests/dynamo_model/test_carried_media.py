@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tessera.dynamo_model.carried_media import CarriedMedia
+from tessera.dynamo_model import CarriedMedia
 from tessera.errors import MediaFetchError
 from tessera.frontend.api.request import ImageSource
-from tessera.frontend.deadline import Deadline
 from tessera.frontend.media import MediaPolicy
+from tessera.tasks import Deadline
 from tests.e2e.test_e_p import image_input, picture
 
 

@@ -11,8 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
-from tessera.engine.compiled.envelope import envelope_of
-from tessera.engine.compiled.spec import Profile, Range
+from tessera.engine.compiled.spec import Profile, Range, envelope_of
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.spec import CheckpointSpec

@@ -7,7 +7,7 @@ from pathlib import Path
 from tessera.engine.compiled.manifest import Manifest, describe_files
 from tessera.engine.compiled.spec import Layout, Stage
 from tessera.engine.config import EngineConfig
-from tessera.engine.rounding import rounding
+from tessera.engine.factory import rounding
 
 
 def config(**settings: object) -> EngineConfig:

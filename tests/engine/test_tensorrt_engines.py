@@ -24,24 +24,20 @@ from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stag
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
-from tessera.engine.tensorrt import (
-    context as tensorrt_context,
-)
+from tessera.engine.tensorrt import loaded as tensorrt_context
 from tessera.engine.tensorrt import (
     text as tensorrt_text,
 )
 from tessera.engine.tensorrt import (
     vision as tensorrt_vision,
 )
-from tessera.engine.tensorrt import (
-    vision_runs,
-)
+from tessera.engine.tensorrt import vision as vision_runs
 from tessera.engine.tensorrt.build import describe, optimization_profile
 from tessera.engine.tensorrt.loaded import LoadedEngine
 from tessera.engine.tensorrt.log import logging_of
 from tessera.engine.tensorrt.runs import Sizes, check_text_profiles, check_vision_profiles
-from tessera.engine.tensorrt.text_runs import TextRuns
-from tessera.engine.tensorrt.vision_runs import VisionRuns
+from tessera.engine.tensorrt.text import TextRuns
+from tessera.engine.tensorrt.vision import VisionRuns
 from tessera.errors import ConfigError, EngineFailed, EngineMismatch
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL

@@ -21,7 +21,7 @@ from tessera.engine import tensorrt_llm
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import place
-from tessera.engine.tensorrt_llm_handles import open_handle
+from tessera.engine.tensorrt_llm import open_handle
 from tessera.errors import ConfigError, EngineFailed, HandOffError
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL

@@ -11,11 +11,11 @@ from blake3 import blake3
 
 from tessera import wire
 from tessera.errors import DeadlineExceeded, EngineDead, InvalidInput, Overloaded, ProtocolError, Unavailable
-from tessera.frontend.deadline import Deadline
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer, Dispatcher
 from tessera.frontend.serving.router import Router
 from tessera.rpc import Client, Peers, RetryBudget
+from tessera.tasks import Deadline
 from tests.rpc.conftest import INFO, Deployment, deployment, store, until
 
 __all__ = ["deployment", "store"]

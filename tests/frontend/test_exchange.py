@@ -13,9 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.errors import TesseraError
-from tessera.frontend.error_shapes import failure_response
 from tessera.frontend.http.connection import ConnectionLimits
-from tessera.frontend.http.errors import render
+from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.exchange import read_body
 from tessera.frontend.http.server import HttpServer
 from tests.rpc.conftest import until

@@ -20,8 +20,8 @@ from tessera.frontend.api.formats import (
     finish,
     numbers,
 )
+from tessera.frontend.api.openai import parse_embeddings
 from tessera.frontend.api.request import EmbedDtype
-from tessera.frontend.shapes import parse_embeddings
 
 HIDDEN = 64
 

@@ -19,11 +19,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.errors import RequestError
-from tessera.frontend import lingering
-from tessera.frontend.error_shapes import failure_response
 from tessera.frontend.http import connection as guarded_protocol
+from tessera.frontend.http import connection as lingering
 from tessera.frontend.http.connection import ConnectionLimits
-from tessera.frontend.http.errors import render
+from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.server import HttpServer
 from tests.rpc.conftest import until
 

@@ -13,12 +13,12 @@ from blake3 import blake3
 
 from tessera import wire
 from tessera.errors import TransportUnavailable
-from tessera.frontend.deadline import Deadline
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer, Dispatcher
 from tessera.frontend.serving.lent_rows import RowLender
 from tessera.frontend.serving.router import Router
 from tessera.rpc import Client, Peers
+from tessera.tasks import Deadline
 from tessera.transport.host import host_id
 from tessera.transport.lending import inline_handle
 from tessera.worker.metrics import WorkerMetrics

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge, TesseraError
-from tessera.frontend.deadline import Deadline
 from tessera.frontend.media import Fetcher, MediaBudget, MediaPolicy
+from tessera.tasks import Deadline
 from tests.frontend.hostile import Handler, LoopbackPolicy, response, server
 
 SECRET = "token=hunter2"

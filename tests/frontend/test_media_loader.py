@@ -24,10 +24,9 @@ from tessera.errors import (
     UnsupportedMedia,
 )
 from tessera.frontend.api.request import BARE_BASE64, ImageSource
-from tessera.frontend.deadline import Deadline
 from tessera.frontend.media import Fetcher, LoadedImage, MediaLoader, MediaPolicy
-from tessera.frontend.media.data_url import decode
-from tessera.frontend.media.sources import read_local
+from tessera.frontend.media.sources import decode, read_local
+from tessera.tasks import Deadline
 from tests.frontend.hostile import LoopbackPolicy, response, server
 
 

@@ -7,7 +7,7 @@ import ssl
 import httpcore
 import pytest
 
-from tessera.frontend.media.network import AddressRefused, SystemResolver, VettedBackend
+from tessera.frontend.media.fetch import AddressRefused, SystemResolver, VettedBackend
 from tessera.frontend.media.policy import MediaPolicy, refusal
 
 

@@ -12,11 +12,11 @@ import pytest
 
 from tessera.errors import MediaFetchError, PayloadTooLarge, RequestCancelled
 from tessera.frontend.api.request import ImageSource, Input
-from tessera.frontend.deadline import Deadline
 from tessera.frontend.media import Fetcher, MediaLoader, MediaPolicy
 from tessera.frontend.serving.images import VisionReader
 from tessera.models import open_model
 from tessera.models.base import Role
+from tessera.tasks import Deadline
 from tests.frontend.hostile import LoopbackPolicy, response, server
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tessera.errors import RateLimited
+from tessera.frontend.http.admission import RateLimiter
 from tessera.frontend.http.errors import render
-from tessera.frontend.http.rate_limit import RateLimiter
 from tests.clock import Clock
 
 

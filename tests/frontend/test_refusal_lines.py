@@ -8,12 +8,11 @@ import logging
 import pytest
 from starlette.types import Message, Scope
 
-from tessera.frontend.http.admission import Admission, Capacity
+from tessera.frontend.http.access_log import RefusalLines
+from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
 from tessera.frontend.http.auth import Authenticator, read_keys
 from tessera.frontend.http.middleware import Gate
-from tessera.frontend.http.rate_limit import RateLimiter
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.refusal_lines import RefusalLines
 from tests.clock import Clock
 
 

@@ -10,10 +10,10 @@ import pytest
 
 from tessera import wire
 from tessera.errors import DeadlineExceeded, InvalidInput, TesseraError, Unavailable
-from tessera.frontend.deadline import Deadline
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer
 from tessera.frontend.serving.result_cache import ResultCache
+from tessera.tasks import Deadline
 
 HIDDEN = 8
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tessera import wire
-from tessera.frontend.result_salt import ResultSalt
+from tessera.frontend.serving.result_cache import ResultSalt
 
 
 def worker(dtype: str = "bfloat16", rounding: str = "", tokens: int = 0) -> wire.WorkerInfo:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tessera.errors import InvalidInput
+from tessera.frontend.api.openai import parse_embeddings
 from tessera.frontend.api.request import EmbeddingsRequest, ImageSource, Input, RequestLimits
-from tessera.frontend.shapes import parse_embeddings
 from tessera.models.base import Role
 
 PNG = "data:image/png;base64,iVBORw0KGgo="

@@ -8,11 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.errors import InvalidInput
+from tessera.frontend.api.openai import EMBEDDINGS_SCHEMA, FIELDS, INERT, parse_embeddings, read_json
 from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, RequestLimits
 from tessera.frontend.api.tokenize import parse_tokenize
-from tessera.frontend.shapes import parse_embeddings, read_json
-from tessera.frontend.shapes.options import FIELDS, INERT
-from tessera.frontend.shapes.schema import EMBEDDINGS_SCHEMA
 from tessera.models.base import Truncate
 
 

@@ -7,7 +7,7 @@ import socket
 
 import pytest
 
-from tessera.frontend.turns import Turns
+from tessera.frontend.http.exchange import Turns
 
 
 async def test_whoever_comes_meanwhile_does_not_wait_for_all_of_it() -> None:

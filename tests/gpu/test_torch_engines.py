@@ -24,7 +24,7 @@ from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stag
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
-from tessera.engine.torch_host_copies import HostCopies
+from tessera.engine.streams import HostCopies
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 
 # The first test of each stage waits for the compiler.

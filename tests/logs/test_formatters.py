@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.logs import RequestLine, count, note, serving
-from tessera.logs.formatters import JsonFormatter, TextFormatter
+from tessera.logs import JsonFormatter, RequestLine, TextFormatter, count, note, serving
 
 LOG = logging.getLogger("tessera.example")
 FORGED = "ok\n2026-01-01 00:00:00,000 frontend[1] ERROR tessera: forged\r\x1b[2K\u2028{"

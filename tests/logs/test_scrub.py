@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.logs.scrub import MOST_CHARACTERS, scrub
+from tessera.logs import MOST_CHARACTERS, scrub
 
 IMAGE = base64.b64encode(random.Random(0).randbytes(600)).decode()
 

@@ -14,8 +14,7 @@ import pytest
 
 from tessera import wire
 from tessera.errors import EngineFailed, InvalidInput, Overloaded, TesseraError
-from tessera.logs import count, note
-from tessera.logs.formatters import JsonFormatter
+from tessera.logs import JsonFormatter, count, note
 from tessera.rpc import call_log
 from tessera.rpc.call_log import CallLog
 from tests.rpc.conftest import INFO, Deployment, echo, echoed, until

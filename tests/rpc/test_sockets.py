@@ -6,7 +6,7 @@ import os
 import socket
 from contextlib import suppress
 
-from tessera.rpc.sockets import copies, send_at_once
+from tessera.rpc.runtime import copies, send_at_once
 from tests.rpc.conftest import Deployment, echo, echoing, until
 
 

@@ -25,8 +25,8 @@ from opentelemetry.trace import SpanContext
 from tessera import tracing
 from tessera.errors import ConfigError, InvalidInput, MediaFetchError
 from tessera.frontend.arguments import parse as parse_frontend
-from tessera.frontend.deadline import Deadline
 from tessera.frontend.media import Fetcher, MediaBudget
+from tessera.tasks import Deadline
 from tessera.tracing.exporters import make_exporter
 from tessera.worker.arguments import parse as parse_worker
 from tests.e2e.service import free_ports

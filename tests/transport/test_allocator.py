@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.transport.slab.allocator import RangeAllocator
+from tessera.transport.slab.space import RangeAllocator
 
 
 def test_takes_the_first_gap_that_is_long_enough() -> None:

@@ -21,7 +21,7 @@ from tessera.errors import TesseraError
 from tessera.transport.inbox import Inbox, InboxConfig
 from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
 from tessera.transport.outbox import Outbox, OutboxConfig
-from tessera.transport.slab.slot import Slot
+from tessera.transport.slab.slab import Slot
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 HIDDEN = 64

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.worker.callers import Callers
+from tessera.fair_share import Callers
 
 
 def test_whoever_has_stopped_asking_is_not_counted() -> None:

@@ -1,10 +1,13 @@
-"""Waiting for what cannot call back."""
+"""Time that is left, and waiting for what cannot call back."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
 from typing import Final
+
+from tessera.errors import DeadlineExceeded
 
 _SPIN_SECONDS: Final = 3e-4
 
@@ -26,3 +29,21 @@ class Poll:
 
     async def pause(self) -> None:
         await asyncio.sleep(0 if self.elapsed < _SPIN_SECONDS else 1e-3)
+
+
+@dataclass(frozen=True, slots=True)
+class Deadline:
+    """A point on this process's monotonic clock. Other processes are told what is left, never the point."""
+
+    at: float
+
+    @classmethod
+    def after(cls, seconds: float) -> Deadline:
+        return cls(time.monotonic() + seconds)
+
+    def left(self) -> float:
+        """Seconds; raises ``DeadlineExceeded`` when there are none."""
+        left = self.at - time.monotonic()
+        if left <= 0:
+            raise DeadlineExceeded("the request was not answered in time")
+        return left

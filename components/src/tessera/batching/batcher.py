@@ -9,20 +9,107 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
 
 from tessera import tracing
-from tessera.batching import traces
 from tessera.batching.engine_thread import EngineThread, Launch
-from tessera.batching.entry import Entry, Outcome, P, R
-from tessera.batching.pace import Pace
-from tessera.batching.queue import FairQueue
+from tessera.batching.queue import Entry, FairQueue, Outcome, P, R
 from tessera.batching.slot import Cost, Slot
 from tessera.errors import EngineDead, Overloaded, TesseraError, Unavailable
 from tessera.fair_share import Budget
 from tessera.logs import current_line
+
+_WEIGHT = 0.2
+
+
+class Pace:
+    """Size per second of engine time, as a moving average over batches."""
+
+    def __init__(self) -> None:
+        self._rate = 0.0
+        self._last_end = 0.0
+
+    @property
+    def rate(self) -> float:
+        """0 until a batch has been counted."""
+        return self._rate
+
+    def ran(self, size: int, started: float, ended: float) -> None:
+        """A batch ran between two points of one clock, in seconds; batches may overlap.
+
+        A size of 0 is not counted.
+        """
+        # Two batches are on their way at a time: the second one's time begins when the first has ended.
+        rate = size / max(ended - max(started, self._last_end), 1e-6)
+        self._last_end = ended
+        if not size:
+            return
+        self._rate = (1 - _WEIGHT) * self._rate + _WEIGHT * rate if self._rate else rate
+
+    def seconds(self, size: int) -> float:
+        """An estimate for so much work, at least 0.1; 1 when nothing is known yet."""
+        return max(0.1, size / self._rate) if self._rate else 1.0
+
+
+Describe = Callable[[Sequence[P]], tracing.Attributes]
+"""A batch's attributes by its payloads."""
+
+
+def waited(stage: str, entries: Sequence[Entry[P, R]], ended: float) -> None:
+    """The time in the queue, until ``ended``: one span for each that asked, from its first entry on."""
+    if not tracing.recording():
+        return
+    began: dict[tracing.Reference, float] = {}
+    for entry in entries:
+        if entry.asked is not None:
+            began[entry.asked] = min(entry.enqueued, began.get(entry.asked, ended))
+    for asked, enqueued in began.items():
+        tracing.past(f"{stage} queue", enqueued, ended, parent=asked)
+
+
+def ran(
+    stage: str,
+    entries: Sequence[Entry[P, R]],
+    started: float,
+    ended: float,
+    describe: Describe[P],
+    error: Exception | None = None,
+) -> None:
+    """A batch as a trace of its own, linked to all that asked; and a span in the trace of each of these."""
+    if not tracing.recording():
+        return
+    shares = Counter(entry.asked for entry in entries if entry.asked is not None)
+    if not shares:
+        return
+    kind = None if error is None else _kind(error)
+    batch = tracing.past(
+        f"{stage} batch",
+        started,
+        ended,
+        links=list(shares),
+        attributes={
+            "tessera.batch.entries": len(entries),
+            **describe([entry.payload for entry in entries]),
+        },
+        error=kind,
+    )
+    for asked, share in shares.items():
+        tracing.past(
+            f"{stage} engine",
+            started,
+            ended,
+            parent=asked,
+            links=() if batch is None else (batch,),
+            attributes={"tessera.batch.entries": len(entries), "tessera.batch.share": share},
+            error=kind,
+        )
+
+
+def _kind(error: Exception) -> str:
+    return error.code if isinstance(error, TesseraError) else type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +144,7 @@ class Batcher(Generic[P, R]):
         observe: Callable[[BatchStats], None] = lambda _: None,
         dropped: Callable[[], None] = lambda: None,
         died: Callable[[EngineDead], None] = lambda _: None,
-        describe: traces.Describe[P] = lambda _: {},
+        describe: Describe[P] = lambda _: {},
     ) -> None:
         self.name = name
         self._depth = depth
@@ -197,7 +284,7 @@ class Batcher(Generic[P, R]):
             self._waiting.give(entry.client, entry.size)
         self._give_up(dead)
         self._feed()
-        traces.waited(self.name, alive, at)
+        waited(self.name, alive, at)
 
     def deliver(self, entries: list[Entry[P, R]], values: Sequence[R], started: float, ended: float) -> None:
         run_ms = (ended - started) * 1e3
@@ -213,10 +300,10 @@ class Batcher(Generic[P, R]):
         full = 2 * self._cost(len(entries), size, longest) >= self._batch
         self._pace.ran(size if full else 0, started, ended)
         self._observe(BatchStats(len(entries), size, run_ms))
-        traces.ran(self.name, entries, started, ended, self._describe)
+        ran(self.name, entries, started, ended, self._describe)
 
     def broke(self, entries: list[Entry[P, R]], error: Exception, started: float, ended: float) -> None:
-        traces.ran(self.name, entries, started, ended, self._describe, error)
+        ran(self.name, entries, started, ended, self._describe, error)
 
     def died(self, error: EngineDead) -> None:
         self._on_death(error)

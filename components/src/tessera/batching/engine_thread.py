@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from tessera.batching.entry import Entry, P, R, requests_of
+from tessera.batching.queue import Entry, P, R, requests_of
 from tessera.batching.slot import Slot
 from tessera.errors import EngineDead, EngineFailed, TesseraError
 

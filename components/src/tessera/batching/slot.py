@@ -6,8 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Generic
 
-from tessera.batching.entry import Entry, P, R
-from tessera.batching.queue import FairQueue
+from tessera.batching.queue import Entry, FairQueue, P, R
 
 Cost = Callable[[int, int, int], int]
 

@@ -7,12 +7,30 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from tessera.engine.base import TextEngine, VisionEngine
+from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.config import EngineConfig
 from tessera.errors import ConfigError
 from tessera.models.base import Model
 
 if TYPE_CHECKING:
     from tessera.engine.placement import Placement
+
+
+def rounding(config: EngineConfig) -> str:
+    """Empty where products are in the number type itself, else the same text for engines that round alike.
+
+    Kinds of engines are not told apart: they differ by less than the type does from what it rounds. Raises
+    ``ConfigError`` when the directory of a built engine cannot be read.
+    """
+    if config.path is not None:
+        manifest = Manifest.read(config.path)
+        if manifest.dtype != "float8":
+            return ""
+        # Its steps come from what it was calibrated with, of which no other engine need know.
+        return f"float8 {' '.join(sorted(entry.blake3 for entry in manifest.files.values()))}"
+    if config.quantization == "none":
+        return ""
+    return f"{config.quantization}, {config.unquantized_blocks} blocks kept"
 
 
 # The vision and the text engine of each kind, where there is one.

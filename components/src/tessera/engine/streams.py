@@ -1,7 +1,13 @@
-"""The two CUDA streams of one engine: kernels on one, copies to the device on the other."""
+"""The CUDA streams of one engine, a batch launched on them, and copies from the device beside them."""
 
 from __future__ import annotations
 
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
 import torch
 
 
@@ -28,3 +34,59 @@ def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     load allocates nothing.
     """
     return torch.empty(shape, dtype=dtype, pin_memory=True)
+
+
+@dataclass(frozen=True, slots=True)
+class EventLaunched:
+    """Done when its event has passed; ``keep`` holds what the copies read until then."""
+
+    event: torch.cuda.Event
+    keep: tuple[object, ...]
+    host: torch.Tensor | None = None
+
+    @classmethod
+    def record(cls, *, keep: tuple[object, ...], host: torch.Tensor | None = None) -> EventLaunched:
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return cls(event, keep, host)
+
+    def done(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+    def result(self) -> npt.NDArray[np.float32]:
+        """The pinned host copy, if one was asked for; empty otherwise."""
+        self.event.synchronize()
+        return np.empty((0, 0), np.float32) if self.host is None else self.host.numpy()
+
+
+class HostCopies:
+    """Copies on a stream and a thread of its own, for a cache whose rows go back to the device later.
+
+    The thread waits for each copy, asleep, and page-locks memory that has not been used before; neither
+    holds up the caller's event loop. torch rounds page-locked blocks up to a power of two: seven tiles of a
+    MiB each occupy eight.
+    """
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="host-copies")
+
+    async def copy(self, rows: torch.Tensor) -> torch.Tensor:
+        """The rows in host memory, ``rows`` itself if it lies there; they must be complete already."""
+        if not rows.is_cuda:
+            return rows
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._copy, rows)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _copy(self, rows: torch.Tensor) -> torch.Tensor:
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]
+        with torch.inference_mode(), torch.cuda.stream(self._stream):
+            host = pinned(tuple(rows.shape), rows.dtype)
+            host.copy_(rows, non_blocking=True)
+            event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+            event.record(self._stream)
+        event.synchronize()
+        return host

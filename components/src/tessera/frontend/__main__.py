@@ -18,19 +18,17 @@ from tessera.frontend.api.endpoint import Endpoint
 from tessera.frontend.api.status import StatusBoard, origin
 from tessera.frontend.app import make_app
 from tessera.frontend.arguments import API_KEYS_VARIABLE, parse
-from tessera.frontend.http.admission import Admission, Capacity
+from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
 from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.connection import ConnectionLimits
-from tessera.frontend.http.rate_limit import RateLimiter
 from tessera.frontend.http.server import HttpServer
 from tessera.frontend.media import MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.page import Page
-from tessera.frontend.result_salt import ResultSalt
 from tessera.frontend.serving.dispatch import Dispatcher, Embedder
 from tessera.frontend.serving.lent_rows import RowLender
 from tessera.frontend.serving.pipeline import Pipeline
-from tessera.frontend.serving.result_cache import ResultCache
+from tessera.frontend.serving.result_cache import ResultCache, ResultSalt
 from tessera.frontend.serving.router import Router
 from tessera.logs import LogFormat, log_as, log_settings
 from tessera.models import Model, open_model

@@ -13,20 +13,18 @@ from starlette.responses import Response
 
 from tessera import __version__, tracing
 from tessera.errors import RequestCancelled, TesseraError
+from tessera.frontend import page
 from tessera.frontend.api import docs, health
 from tessera.frontend.api.endpoint import Endpoint
 from tessera.frontend.api.status import StatusBoard
 from tessera.frontend.api.values import clip
-from tessera.frontend.error_shapes import failure_response
-from tessera.frontend.http.admission import Admission
+from tessera.frontend.http.admission import Admission, RateLimiter
 from tessera.frontend.http.auth import Authenticator
-from tessera.frontend.http.errors import Failure, render, render_status
-from tessera.frontend.http.middleware import OPEN_PATHS, Gate
-from tessera.frontend.http.rate_limit import RateLimiter
-from tessera.frontend.http.traced import Traced
+from tessera.frontend.http.errors import Failure, failure_response, render, render_status
+from tessera.frontend.http.middleware import OPEN_PATHS, Gate, Traced
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.page import Page
-from tessera.frontend.routes import cohere, openai, page, status, tei, tokenize, voyage
+from tessera.frontend.routes import cohere, openai, status, tei, tokenize, voyage
 from tessera.rpc import Peers
 
 _DESCRIPTION = "Text and images in, vectors out; every common client's requests."

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from tessera import wire
 from tessera.errors import Overloaded, RequestCancelled, RequestError, TesseraError
-from tessera.logs import RequestLine
-from tessera.logs.request_line import Value
+from tessera.logs import RequestLine, Value
 
 log = logging.getLogger("tessera.worker.access")
 

@@ -11,8 +11,7 @@ from tessera import tracing, wire
 from tessera.errors import RequestCancelled, TesseraError, Unavailable
 from tessera.logs import note, serving
 from tessera.rpc.call_log import CallLog
-from tessera.rpc.runtime import Runtime
-from tessera.rpc.sockets import send_at_once
+from tessera.rpc.runtime import Runtime, send_at_once
 from tessera.rpc.traces import answering
 
 log = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from tessera.wire import Handle, SlabInfo
 if TYPE_CHECKING:
     import torch
 
-    from tessera.transport.slab.slot import Slot
+    from tessera.transport.slab.slab import Slot
 
 KINDS: Final = ("cuda_ipc", "shm", "nixl", "inline")
 """Every kind, in the order in which ``auto`` prefers them."""

@@ -16,8 +16,7 @@ from tessera.transport.base import Transport
 from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
 from tessera.transport.kinds.select import make_transport, select_kinds
-from tessera.transport.slab.checksum import rows_checksum
-from tessera.transport.slab.rows import DTYPES
+from tessera.transport.slab.rows import DTYPES, rows_checksum
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 Destination = torch.device | Callable[[tuple[int, int], torch.dtype], torch.Tensor]

@@ -14,11 +14,9 @@ from tessera.transport.cuda import index_of
 from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
 from tessera.transport.kinds.select import make_transport, select_kinds
-from tessera.transport.slab.checksum import rows_checksum
 from tessera.transport.slab.geometry import Geometry
-from tessera.transport.slab.rows import dtype_name
-from tessera.transport.slab.slab import Slab, SlabStats
-from tessera.transport.slab.slot import Slot
+from tessera.transport.slab.rows import dtype_name, rows_checksum
+from tessera.transport.slab.slab import Slab, SlabStats, Slot
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 _log = logging.getLogger(__name__)

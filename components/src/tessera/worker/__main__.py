@@ -19,7 +19,7 @@ from tessera.process_exit import leave, when_told
 from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
 from tessera.worker.arguments import parse
 from tessera.worker.dynamo_model import model_addresses, model_servers
-from tessera.worker.idle_memory import give_back_when_idle
+from tessera.worker.memory import give_back_when_idle
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.roles import COMPONENT, Builder, Service
 

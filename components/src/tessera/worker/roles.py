@@ -15,9 +15,8 @@ import torch
 from tessera import wire
 from tessera.cache import EmbeddingCache
 from tessera.config import Mode, WorkerConfig
-from tessera.engine.factory import make_text_engine, make_vision_engine
+from tessera.engine.factory import make_text_engine, make_vision_engine, rounding
 from tessera.engine.placement import Placement, place
-from tessera.engine.rounding import rounding
 from tessera.errors import EngineDead
 from tessera.models import Model, open_model
 from tessera.rpc import Client, Runtime
@@ -29,11 +28,10 @@ from tessera.worker.decoding import Decoder, ProcessDecoder, ThreadDecoder
 from tessera.worker.decoding.messages import Limits
 from tessera.worker.embed import EmbedService
 from tessera.worker.encode import EncodeService
-from tessera.worker.local_vision import LocalVision
 from tessera.worker.memory import RUNTIME_BYTES, MemoryAccount
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.remote_vision import RemoteVision
-from tessera.worker.vision_source import VisionSource
+from tessera.worker.vision_source import LocalVision, VisionSource
 from tessera.worker.vision_stage import VisionStage
 
 log = logging.getLogger(__name__)

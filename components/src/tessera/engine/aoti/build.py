@@ -19,11 +19,10 @@ from torch.export import ExportedProgram
 
 from tessera.engine.aoti import kernels
 from tessera.engine.aoti.machine import CPU, FLAGS, PRODUCTS, capability, cpu_flags, versions
-from tessera.engine.compiled.envelope import Envelope, envelope_of
+from tessera.engine.compiled.build import Built, Progress
 from tessera.engine.compiled.export import example_inputs, export_stage
-from tessera.engine.compiled.flavours import Built, Progress
 from tessera.engine.compiled.manifest import Binding, Manifest
-from tessera.engine.compiled.spec import BuildSpec, Range
+from tessera.engine.compiled.spec import BuildSpec, Envelope, Range, envelope_of
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.base import Model
 from tessera.models.layers import exported_products

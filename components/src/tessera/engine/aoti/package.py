@@ -10,9 +10,8 @@ from tessera.engine.aoti import kernels
 from tessera.engine.aoti.build import PACKAGE, stages_of
 from tessera.engine.aoti.machine import CPU, FLAGS, capability, require_cpu_flags, versions
 from tessera.engine.aoti.program import AotiProgram
-from tessera.engine.compiled.envelope import envelope_of
 from tessera.engine.compiled.manifest import Manifest
-from tessera.engine.compiled.spec import Stage
+from tessera.engine.compiled.spec import Stage, envelope_of
 from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement
 from tessera.errors import ConfigError, EngineMismatch

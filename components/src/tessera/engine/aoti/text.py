@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from tessera.engine.aoti.cuda import AotiCudaText
+from tessera.engine.aoti.modules import PackedModule, PaddedModule, bucketed_cost
 from tessera.engine.aoti.package import open_package
-from tessera.engine.aoti.packed import PackedModule
-from tessera.engine.aoti.padded import PaddedModule, bucketed_cost
 from tessera.engine.base import Cost, packed_cost
 from tessera.engine.compiled.spec import Layout, Stage
 from tessera.engine.config import EngineConfig

@@ -7,7 +7,7 @@ import warnings
 import torch
 from torch.export import Dim, ExportedProgram
 
-from tessera.engine.compiled.envelope import Envelope
+from tessera.engine.compiled.spec import Envelope
 from tessera.errors import EngineBuildFailed
 from tessera.models.stages import StageModule, StageTensor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -89,3 +90,19 @@ class BuildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
         if not self.profiles:
             raise ValueError("profiles must list at least one profile")
+
+
+Envelope = Mapping[str, Range]
+"""What each named axis may be, and the size to tune for."""
+
+
+def envelope_of(profiles: Sequence[Profile]) -> Envelope:
+    """From one to the largest size of any profile, tuned for the first one's; smaller sizes cost nothing."""
+    return {
+        axis: Range(
+            1,
+            max(1, getattr(profiles[0], axis).opt),
+            max(getattr(profile, axis).max for profile in profiles),
+        )
+        for axis in ("tiles", "sequences", "tokens", "rows")
+    }

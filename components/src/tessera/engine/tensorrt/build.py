@@ -6,29 +6,111 @@ fail where no fused kernel exists, take packed sequences, and have each type sta
 
 from __future__ import annotations
 
+import fcntl
 import json
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
 
 import torch
 
-from tessera.engine.compiled.flavours import Built, Progress
+from tessera.engine.compiled.build import Built, Progress
 from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile
 from tessera.engine.tensorrt.calibration import read_samples
-from tessera.engine.tensorrt.held_back import held_back
 from tessera.engine.tensorrt.inspect import engine_information, network_information
 from tessera.engine.tensorrt.log import logging_of, make_monitor
-from tessera.engine.tensorrt.module import load_tensorrt
+from tessera.engine.tensorrt.module import PLAN_FILE, load_tensorrt
 from tessera.engine.tensorrt.network import TensorRTGraph
-from tessera.engine.tensorrt.timing_cache import TimingCache
-from tessera.engine.tensorrt.types import PLAN_FILE
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.base import Model
 from tessera.models.graph import Axis, DescribesNetworks, NetworkRequest
 
 if TYPE_CHECKING:
-    from tessera.engine.compiled.flavours import Flavour
+    from tessera.engine.compiled.build import Flavour
+
+
+@contextmanager
+def held_back() -> Iterator[Callable[[], bool]]:
+    """Keep SIGINT and SIGTERM from raising inside the block; tells whether one has come.
+
+    For code that calls back into Python and swallows what that raises. When the block ends, whatever it
+    raises, the first one that came is handled as it would have been.
+    """
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        # Handlers run in the main thread alone.
+        yield lambda: False
+        return
+    before = {
+        number: signal.signal(number, lambda number, _: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+        if came:
+            signal.raise_signal(came[0])
+
+
+_MAGIC = b"tessera timing cache, "
+
+
+class TimingCache:
+    """Holds the file's lock while it is entered; without a path it does nothing.
+
+    ``version`` begins the file: a cache of another version is replaced, because TensorRT takes one without a
+    word and then finds nothing in it.
+    """
+
+    def __init__(self, path: Path | None, version: str) -> None:
+        self._path = path
+        self._header = _MAGIC + version.encode() + b"\n"
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> TimingCache:
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a+b")
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def attach(self, config: Any, progress: Progress) -> None:
+        if self._file is None:
+            return
+        self._file.seek(0)
+        content = self._file.read()
+        known = content.startswith(self._header)
+        if content and not known:
+            progress(f"{self._path}: of another version, begun anew")
+        cache = config.create_timing_cache(content[len(self._header) :] if known else b"")
+        if cache is None or not config.set_timing_cache(cache, False):
+            progress(f"{self._path}: not for this machine, begun anew")
+            config.set_timing_cache(config.create_timing_cache(b""), False)
+
+    def keep(self, config: Any) -> None:
+        if self._file is None:
+            return
+        cache = config.get_timing_cache()
+        if cache is None:
+            return
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(self._header)
+        self._file.write(cache.serialize())
+
 
 NETWORK_FILE = "network.json"
 

@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from tessera.engine.tensorrt.context import Context
 from tessera.engine.tensorrt.lane import Lane
-from tessera.engine.tensorrt.loaded import LoadedEngine
+from tessera.engine.tensorrt.loaded import Context, LoadedEngine
 
 log = logging.getLogger(__name__)
 

@@ -1,18 +1,153 @@
-"""The text engine that TensorRT built."""
+"""The text engine that TensorRT built: laid out on the host, run from fixed addresses, put in order."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
 from tessera.engine.base import Cost, Launched, TextBatch, TextVectors, packed_cost, padded_cost
-from tessera.engine.batch import zeros
+from tessera.engine.batch import PackedInput, pack, zeros
 from tessera.engine.compiled.spec import Layout, Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement
 from tessera.engine.process import settle
-from tessera.engine.tensorrt.lane import CudaLane
+from tessera.engine.tensorrt.lane import CudaLane, Lane, Ticket
+from tessera.engine.tensorrt.layout import BatchLayout, Buffers, Laid
 from tessera.engine.tensorrt.loaded import LoadedEngine, open_engine
-from tessera.engine.tensorrt.runs import check_text_profiles
-from tessera.engine.tensorrt.text_runs import TextRuns
+from tessera.engine.tensorrt.replays import Replays
+from tessera.engine.tensorrt.runs import Run, Sizes, check_text_profiles
 from tessera.models.base import Model
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchedText:
+    """Vectors and norms on their way to the host, in the order in which the runs have them."""
+
+    ticket: Ticket
+    vectors: torch.Tensor
+    norms: torch.Tensor
+    order: np.ndarray[tuple[int], np.dtype[np.intp]]
+
+    def done(self) -> bool:
+        return self.ticket.done()
+
+    def result(self) -> TextVectors:
+        self.ticket.wait()
+        return TextVectors(vectors=self.vectors.numpy()[self.order], norms=self.norms.numpy()[self.order])
+
+
+class TextRuns:
+    """Owns the fixed inputs and outputs; runs of up to ``graph_tokens`` tokens are replayed from graphs."""
+
+    def __init__(self, loaded: LoadedEngine, lane: Lane, device: str, *, graph_tokens: int) -> None:
+        manifest = loaded.manifest
+        self._layout, self._hidden = manifest.layout, manifest.hidden
+        self._sizes = Sizes(manifest.profiles, manifest.layout, coarse=graph_tokens)
+        self._profiles = manifest.profiles
+        self._lane = lane
+        self._buffers = Buffers(manifest, device)
+        self._replays = Replays(loaded, lane)
+
+    def launch(self, batch: TextBatch) -> LaunchedText:
+        with torch.inference_mode():
+            layer = BatchLayout(batch, self._layout)
+            runs = self._sizes.cut(batch.lengths, layer.rows)
+            laid = [layer.lay(run) for run in runs]
+            with self._lane.copying():
+                images, rows = self._images(batch)
+            count = len(batch.lengths)
+            vectors = self._lane.staging((count, self._hidden), torch.float32)
+            norms = self._lane.staging((count,), torch.float32)
+            keep: list[object] = [images, rows, vectors, norms]
+            done = 0
+            with self._lane.computing():
+                for run, inputs in zip(runs, laid, strict=True):
+                    keep += self._fill(inputs, rows)
+                    self._replays.run(run.profile, self._tensors(run))
+                    members = len(run.members)
+                    for host, name in ((vectors, "vectors"), (norms, "norms")):
+                        host[done : done + members].copy_(self._buffers[name][:members], non_blocking=True)
+                    done += members
+                ticket = self._lane.ticket(tuple(keep))
+            order = np.argsort(np.concatenate([run.members for run in runs]))
+            return LaunchedText(ticket, vectors, norms, order)
+
+    def record(self) -> None:
+        """Record graphs of the sizes that small batches are rounded up to."""
+        with torch.inference_mode():
+            for lengths, run in self._sizes.coarse():
+                batch = pack([PackedInput(tokens=np.zeros(length, np.int32)) for length in lengths])
+                with self._lane.computing():
+                    # Something valid to attend to; what comes out does not matter.
+                    keep = self._fill(BatchLayout(batch, self._layout).lay(run), None)
+                    self._replays.record(run.profile, self._tensors(run))
+                self._lane.settle()
+                keep.clear()
+
+    def close(self) -> None:
+        self._lane.settle()
+        self._replays.close()
+
+    def _tensors(self, run: Run) -> dict[str, torch.Tensor]:
+        """The run's inputs and outputs, each the beginning of its buffer."""
+        buffers, width = self._buffers, self._hidden
+        if self._layout is Layout.PADDED:
+            tokens: tuple[int, ...] = (run.sequences, run.tokens)
+            ends = {"lengths": (run.sequences,)}
+        else:
+            tokens = (run.tokens,)
+            ends = {"positions": tokens}
+            ends |= dict.fromkeys(("query_lengths", "key_value_lengths"), (run.sequences + 1,))
+        shapes: dict[str, tuple[int, ...]] = {
+            "input_ids": tokens,
+            "vision_row": tokens,
+            # Always of one size: it is only read where the map says so.
+            "vision_rows": (self._profiles[run.profile].rows.max, width),
+            "vectors": (run.sequences, width),
+            "norms": (run.sequences,),
+        } | ends
+        return {name: buffers.view(name, shape) for name, shape in shapes.items()}
+
+    def _fill(self, laid: Laid, rows: torch.Tensor | None) -> list[torch.Tensor]:
+        """Copy a run's inputs to their places behind the run before; returns what the copies read."""
+        staged = []
+        for name, array in laid.arrays.items():
+            source = self._lane.staging(array.shape, torch.int32)
+            np.copyto(source.numpy(), array)
+            self._buffers.view(name, array.shape).copy_(source, non_blocking=True)
+            staged.append(source)
+        offset = 0
+        for start, end in laid.rows:
+            assert rows is not None
+            self._buffers["vision_rows"][offset : offset + end - start].copy_(rows[start:end])
+            offset += end - start
+        return staged
+
+    def _images(self, batch: TextBatch) -> tuple[list[torch.Tensor], torch.Tensor | None]:
+        """What the copies read, and the vision rows of the whole batch on the device."""
+        if not batch.vision:
+            return [], None
+        target = self._buffers["vision_rows"]
+        sources = [self._sendable(image) for image in batch.vision]
+        if len(sources) == 1 and sources[0].device == target.device:
+            return sources, sources[0]
+        rows = torch.empty(len(batch.vision_index), self._hidden, dtype=target.dtype, device=target.device)
+        start = 0
+        for source in sources:
+            rows[start : start + len(source)].copy_(source, non_blocking=True)
+            start += len(source)
+        return sources, rows
+
+    def _sendable(self, image: torch.Tensor) -> torch.Tensor:
+        if image.is_cuda or image.is_pinned():
+            return image
+        staged = self._lane.staging(tuple(image.shape), image.dtype)
+        # Through numpy, which copies on this thread alone.
+        np.copyto(staged.view(torch.uint8).numpy(), image.contiguous().view(torch.uint8).numpy())
+        return staged
+
 
 # Tokens up to which a run is short enough for its launches to matter.
 _GRAPH_TOKENS = 2048

@@ -13,8 +13,8 @@ from tessera.engine.config import EngineConfig
 from tessera.engine.lanes import Lanes
 from tessera.engine.placement import Placement
 from tessera.engine.process import one_thread, settle
+from tessera.engine.torch.cuda import CudaVision
 from tessera.engine.torch.quantization import quantise
-from tessera.engine.torch.vision_cuda import CudaVision
 from tessera.models.base import Model, VisionModule
 
 

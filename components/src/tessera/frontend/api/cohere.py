@@ -10,9 +10,9 @@ from typing import Any, Final
 import orjson
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.content import image_at
-from tessera.frontend.api.formats import ResponseBody, check_width, convert, finish
-from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, Input, RequestLimits
+from tessera.frontend.api.content import image_at, read_message
+from tessera.frontend.api.formats import ResponseBody, Result, check_width, convert, finish
+from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, Input, RequestLimits, Scope
 from tessera.frontend.api.schema import PARTS, STRING, WIDTH, Schema, body_of, list_of, object_of, values_of
 from tessera.frontend.api.values import (
     INT32,
@@ -27,9 +27,6 @@ from tessera.frontend.api.values import (
     request_body,
     string,
 )
-from tessera.frontend.results import Result
-from tessera.frontend.shapes.messages import read_message
-from tessera.frontend.shapes.scope import Scope
 from tessera.models.base import Role, Truncate
 
 INPUT_TYPES: Final[dict[str, Role | None]] = {

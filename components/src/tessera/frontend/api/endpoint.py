@@ -14,22 +14,19 @@ from starlette.responses import JSONResponse, Response
 from tessera import tracing, wire
 from tessera.config import Limits
 from tessera.errors import ModelNotFound
-from tessera.frontend.api.formats import ResponseBody
+from tessera.frontend.api.formats import ResponseBody, Result
+from tessera.frontend.api.openai import read_json
 from tessera.frontend.api.request import EmbeddingsRequest, RequestLimits
 from tessera.frontend.api.tei import parse_tei_tokenize, write_tei_tokens
 from tessera.frontend.api.tokenize import wants_token_texts
-from tessera.frontend.api.values import json_object
-from tessera.frontend.deadline import Deadline
-from tessera.frontend.http.admission import Ticket
+from tessera.frontend.api.values import Json, json_object
+from tessera.frontend.http.admission import RateLimiter, Ticket
 from tessera.frontend.http.auth import Authenticator, client_of
-from tessera.frontend.http.exchange import read_body, until_disconnect
-from tessera.frontend.http.rate_limit import RateLimiter
+from tessera.frontend.http.exchange import Turns, read_body, until_disconnect
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.results import Result
 from tessera.frontend.serving.pipeline import Pipeline
-from tessera.frontend.shapes import Json, read_json
-from tessera.frontend.turns import Turns
 from tessera.logs import RequestLine, note
+from tessera.tasks import Deadline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Vectors as the bytes of a response: width, element type, encoding, and the body around them.
+"""Results, and vectors as the bytes of a response: width, element type, encoding, the body around them.
 
 ========  =====================================================================================
 dtype     values
@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
+from tessera import wire
 from tessera.errors import EngineFailed, InvalidInput, TesseraError
 from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, EncodingFormat
 from tessera.frontend.http.errors import error_object
@@ -197,3 +198,29 @@ def _raw(
         # Headers are ASCII; a model's name need not be.
         headers={"metadata": json.dumps(metadata, ensure_ascii=True, separators=(",", ":"))},
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Embedded:
+    """Vectors in input order, float32 ``[inputs, hidden]``; rows of failed inputs are zeros.
+
+    They are unit vectors, or as the model pooled them when the request asked for that.
+
+    ``image_pixels`` counts the pixels of all images as they were sent.
+    """
+
+    vectors: npt.NDArray[np.float32]
+    errors: dict[int, TesseraError]
+    usage: Usage
+    image_pixels: int
+    timings: wire.Timings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """An ``Embedded`` with what a response says about itself; ``created`` is in Unix seconds."""
+
+    embedded: Embedded
+    model: str
+    request_id: str
+    created: int

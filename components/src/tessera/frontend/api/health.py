@@ -9,9 +9,8 @@ from typing import Final
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from tessera.frontend.api.schema import Schema, object_of
+from tessera.frontend.api.schema import WHOLE, Schema, answers, object_of
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.routes.operation import WHOLE, answers
 from tessera.rpc import Peers
 
 _TEXT: Final[Schema] = {"type": "string"}

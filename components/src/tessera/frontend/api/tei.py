@@ -8,8 +8,9 @@ from typing import Final
 import orjson
 
 from tessera.errors import EmptyInput, PayloadTooLarge
-from tessera.frontend.api.formats import ResponseBody, check_width, finish
-from tessera.frontend.api.request import EmbeddingsRequest, Input, RequestLimits
+from tessera.frontend.api.content import read_tokens
+from tessera.frontend.api.formats import ResponseBody, Result, check_width, finish
+from tessera.frontend.api.request import EmbeddingsRequest, Input, RequestLimits, Scope, named_role
 from tessera.frontend.api.schema import BOOLEAN, STRING, TOKENS, WIDTH, Schema, body_of, list_of
 from tessera.frontend.api.values import (
     Json,
@@ -21,10 +22,6 @@ from tessera.frontend.api.values import (
     request_body,
     string,
 )
-from tessera.frontend.results import Result
-from tessera.frontend.shapes.openai import read_tokens
-from tessera.frontend.shapes.roles import named_role
-from tessera.frontend.shapes.scope import Scope
 from tessera.models.base import Piece, Role, Truncate
 
 PROMPTS: Final = {"query": Role.QUERY, "passage": Role.PASSAGE, "document": Role.PASSAGE}

@@ -6,13 +6,11 @@ from collections.abc import Collection
 from typing import Final
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.openai import parse_embeddings
+from tessera.frontend.api.openai import EMBEDDINGS_SCHEMA, FIELDS, parse_embeddings
 from tessera.frontend.api.request import EmbeddingsRequest, RequestLimits
 from tessera.frontend.api.schema import BOOLEAN, STRING, Schema, list_of
 from tessera.frontend.api.tei import PROMPTS
 from tessera.frontend.api.values import Json, JsonObject, optional_boolean, request_body, string
-from tessera.frontend.shapes.options import FIELDS
-from tessera.frontend.shapes.schema import EMBEDDINGS_SCHEMA
 
 SCHEMA: Final[Schema] = {
     **EMBEDDINGS_SCHEMA,

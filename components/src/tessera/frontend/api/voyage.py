@@ -8,8 +8,16 @@ from typing import Any, Final
 
 import orjson
 
-from tessera.frontend.api.formats import ResponseBody, check_width, convert, finish, numbers
-from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, RequestLimits
+from tessera.frontend.api.content import read_message
+from tessera.frontend.api.formats import ResponseBody, Result, check_width, convert, finish, numbers
+from tessera.frontend.api.request import (
+    EmbeddingsRequest,
+    EmbedDtype,
+    EncodingFormat,
+    RequestLimits,
+    Scope,
+    named_role,
+)
 from tessera.frontend.api.schema import BOOLEAN, PARTS, STRING, WIDTH, Schema, body_of, list_of, object_of
 from tessera.frontend.api.values import (
     Json,
@@ -22,10 +30,6 @@ from tessera.frontend.api.values import (
     optional_string,
     request_body,
 )
-from tessera.frontend.results import Result
-from tessera.frontend.shapes.messages import read_message
-from tessera.frontend.shapes.roles import named_role
-from tessera.frontend.shapes.scope import Scope
 from tessera.models.base import Role, Truncate
 
 INPUT_TYPES: Final = {"query": Role.QUERY, "document": Role.PASSAGE}

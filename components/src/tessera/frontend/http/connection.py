@@ -9,7 +9,10 @@ Bodies have their own clock and limit (``exchange``).
 from __future__ import annotations
 
 import asyncio
+import re
+import resource
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -19,12 +22,115 @@ from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from tessera.errors import RequestError
-from tessera.frontend.descriptors import max_connections
 from tessera.frontend.http.access_log import write_refused_head
 from tessera.frontend.http.errors import Failure, render_status
-from tessera.frontend.lingering import Lingering
-from tessera.frontend.request_head import host_problem, without_offer
-from tessera.frontend.slow_reader import SlowReader
+
+# RFC 3986's host and port; none at all is allowed as well.
+_HOST: Final = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*", re.ASCII)
+
+Headers = Iterable[tuple[bytes, bytes]]
+"""Names in lower case, in the order of the head."""
+
+
+def host_problem(headers: Headers, version: str) -> str | None:
+    """What is wrong with the host that is asked; ``version`` as in ``"1.1"``.
+
+    RFC 9112 3.2: a proxy on the way could take another one of two for the one that is meant.
+    """
+    hosts = [value for name, value in headers if name == b"host"]
+    if len(hosts) > 1 or (not hosts and version not in ("0.9", "1.0")):
+        found = f"{len(hosts)} Host headers" if hosts else "no Host header"
+        return f"the request has {found}, expected one"
+    if hosts and not _HOST.fullmatch(hosts[0].strip()):
+        return "the Host header is not a host and a port"
+    return None
+
+
+def without_offer(method: bytes, target: bytes, version: str, headers: Headers) -> bytes:
+    """The head without its ``Upgrade``, as the parser read it: each value is one line, and what frames the
+    body keeps its order."""
+    lines = [b"%s %s HTTP/%s" % (method, target, version.encode())]
+    lines += [b"%s: %s" % (name, value) for name, value in headers if name != b"upgrade"]
+    return b"\r\n".join((*lines, b"", b""))
+
+
+# A client that reads less than this in the time that it has is not reading.
+_PROGRESS_BYTES: Final = 16 << 10
+
+
+class SlowReader:
+    """Aborts a connection whose client has read nothing worth naming for so many seconds."""
+
+    def __init__(
+        self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, *, seconds: float
+    ) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self) -> None:
+        """From now on, while something waits for the client."""
+        self.stop()
+        self._timer = self._loop.call_later(
+            self._seconds, self._look, self._transport.get_write_buffer_size()
+        )
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self, before: int) -> None:
+        if self._transport.get_write_buffer_size() > before - _PROGRESS_BYTES:
+            self._transport.abort()
+        else:
+            self.watch()
+
+
+_SECONDS: Final = 1.0
+
+
+class Lingering(asyncio.Transport):
+    """A connection's transport; what is written last reaches a client that is still sending.
+
+    Closing at once would reset the connection under it, and the answer would be lost. Whoever hands this
+    out throws away what still arrives.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__()
+        self._transport = transport
+        self._loop = loop
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self._transport.write(data)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self._transport.write_eof()
+        self._loop.call_later(_SECONDS, self._transport.close)
+
+
+# For files, workers and fetches, beside the clients' connections.
+_OTHERS: Final = 256
+
+
+def raise_descriptor_limit() -> None:
+    """Take as many descriptors as the system lets us: each connection is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def max_connections() -> int:
+    """What the descriptors allow; beyond it the system would refuse our own files as well."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return max(soft // 2, soft - _OTHERS)
+
 
 # Before an idle connection is closed: the loop has read by then what had come while it was busy. Closing a
 # connection on which something lies unread resets it under its client.

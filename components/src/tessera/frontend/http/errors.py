@@ -1,4 +1,4 @@
-"""Which HTTP answer each error becomes; the one place where errors meet status codes.
+"""Which HTTP answer each error becomes; the one place where errors meet status codes and clients' shapes.
 
 ``MEANINGS`` lists every status the service answers with. A ``TesseraError`` finds its row by its class or
 the nearest base class in ``ROWS``; anything else is a 500 whose message says nothing of the inside.
@@ -7,12 +7,14 @@ the nearest base class in ``ROWS``; anything else is a 500 whose message says no
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
 
 import orjson
+from starlette.responses import Response
 
 from tessera import errors
-from tessera.errors import TesseraError
+from tessera.errors import EmptyInput, TesseraError
 
 MEANINGS: Final = {
     400: "the request is malformed or a value is out of range",
@@ -135,3 +137,54 @@ def _failure(status: int, error: ErrorObject, retry_after: float | None) -> Fail
         # Infinite or absurd waits are somebody's arithmetic gone wrong; a client would believe them.
         headers["retry-after"] = str(max(1, math.ceil(min(3600.0, retry_after))))
     return Failure(status, error, headers)
+
+
+Shape = Callable[[int, ErrorObject], dict[str, Any]]
+
+# What TEI answers with 422 is a malformed request elsewhere.
+_TEI_STATUS: Final = {400: 422}
+_TEI_TYPES: Final = {
+    401: "Unauthorized",
+    413: "Validation",
+    429: "Overloaded",
+    503: "Unhealthy",
+    504: "Overloaded",
+}
+
+
+def openai_error(status: int, error: ErrorObject) -> dict[str, Any]:
+    return {"error": error}
+
+
+def cohere_error(status: int, error: ErrorObject) -> dict[str, Any]:
+    return {"message": error["message"]}
+
+
+def voyage_error(status: int, error: ErrorObject) -> dict[str, Any]:
+    return {"detail": error["message"]}
+
+
+def tei_error(status: int, error: ErrorObject) -> dict[str, Any]:
+    default = "Validation" if status < 500 else "Backend"
+    if error["code"] == EmptyInput.code:
+        default = "Empty"
+    return {"error": error["message"], "error_type": _TEI_TYPES.get(status, default)}
+
+
+SHAPES: Final[dict[str, Shape]] = {
+    "/v2/embed": cohere_error,
+    "/v1/multimodalembeddings": voyage_error,
+    "/embed": tei_error,
+}
+
+
+def failure_response(failure: Failure, path: str) -> Response:
+    shape = SHAPES.get(path, openai_error)
+    status = failure.status
+    if shape is tei_error and failure.error["code"] != EmptyInput.code:
+        status = _TEI_STATUS.get(status, status)
+    return Response(
+        orjson.dumps(shape(status, failure.error)),
+        status_code=status,
+        headers=failure.headers,
+    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -66,3 +67,24 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
 async def _disconnected(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+class Turns:
+    """Between two turns the loop looks at the network, however many requests have come at once.
+
+    Reading one request or writing one answer takes a millisecond. When a hundred are ready together, whoever
+    comes then, to be refused or to ask for ``/health``, would wait for all of them. Owned by one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def take(self) -> AsyncIterator[None]:
+        """Within, nothing may be awaited; turns are taken in the order in which they were asked for."""
+        await self._lock.acquire()
+        try:
+            yield
+        finally:
+            # In the loop's next round, not in this one.
+            asyncio.get_running_loop().call_soon(self._lock.release)

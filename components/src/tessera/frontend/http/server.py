@@ -11,8 +11,7 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
-from tessera.frontend.descriptors import raise_descriptor_limit
-from tessera.frontend.http.connection import ConnectionLimits, GuardedProtocol
+from tessera.frontend.http.connection import ConnectionLimits, GuardedProtocol, raise_descriptor_limit
 
 log = logging.getLogger(__name__)
 

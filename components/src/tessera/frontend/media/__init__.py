@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tessera.frontend.media.budget import MediaBudget
 from tessera.frontend.media.embeddings import LoadedEmbeddings
 from tessera.frontend.media.fetch import Fetcher
 from tessera.frontend.media.loader import LoadedImage, MediaLoader
-from tessera.frontend.media.policy import MediaPolicy
+from tessera.frontend.media.policy import MediaBudget, MediaPolicy
 
 __all__ = ["Fetcher", "LoadedEmbeddings", "LoadedImage", "MediaBudget", "MediaLoader", "MediaPolicy"]

@@ -11,9 +11,6 @@ from blake3 import blake3
 
 from tessera.errors import InvalidInput, UnsupportedMedia
 from tessera.frontend.api.request import ImageSource
-from tessera.frontend.deadline import Deadline
-from tessera.frontend.media.budget import MediaBudget
-from tessera.frontend.media.data_url import decode, payload_size
 from tessera.frontend.media.embeddings import (
     SUFFIX,
     UNSAFE_SUFFIXES,
@@ -22,9 +19,10 @@ from tessera.frontend.media.embeddings import (
     read_embeddings,
 )
 from tessera.frontend.media.fetch import Fetcher
-from tessera.frontend.media.policy import MediaPolicy
-from tessera.frontend.media.sources import read_local
+from tessera.frontend.media.policy import MediaBudget, MediaPolicy
+from tessera.frontend.media.sources import decode, payload_size, read_local
 from tessera.imaging import ImageHeader, probe
+from tessera.tasks import Deadline
 
 _Result = TypeVar("_Result")
 

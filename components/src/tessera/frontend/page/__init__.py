@@ -1,4 +1,4 @@
-"""The try-it page: one HTML file with its style and scripts inside, and a few example pictures."""
+"""The try-it page at ``/``: one HTML file with its style and scripts inside, and a few example pictures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import base64
 import hashlib
 from importlib.resources import files
 from typing import Final
+
+from fastapi import APIRouter
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
 
 SCRIPTS: Final = ("elements.js", "service.js", "command.js", "pictures.js", "status.js", "main.js")
 """In the order in which they are put together: they share one scope."""
@@ -56,3 +61,33 @@ class Page:
 
 def _digest(*, style_or_script: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(style_or_script.encode()).digest()).decode()
+
+
+_HEADERS: Final = {
+    "cache-control": "no-cache",
+    "cross-origin-opener-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+def routes(page: Page) -> APIRouter:
+    # For browsers, so not in the API's description.
+    router = APIRouter(include_in_schema=False)
+
+    @router.api_route("/", methods=["GET", "HEAD"])
+    async def show(request: Request) -> Response:
+        headers = _HEADERS | {"content-security-policy": page.policy, "etag": page.etag}
+        if page.etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(page.html, media_type="text/html; charset=utf-8", headers=headers)
+
+    @router.api_route("/examples/{name}", methods=["GET", "HEAD"])
+    async def example(name: str) -> Response:
+        found = page.examples.get(name)
+        if found is None:
+            raise HTTPException(404)
+        media_type, data = found
+        return Response(data, media_type=media_type, headers=_HEADERS | {"cache-control": "max-age=3600"})
+
+    return router

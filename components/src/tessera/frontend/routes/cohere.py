@@ -13,9 +13,8 @@ from starlette.responses import Response
 from tessera.frontend.api.cohere import SCHEMA, TYPES, parse_cohere, write_cohere
 from tessera.frontend.api.endpoint import Endpoint, Translated
 from tessera.frontend.api.request import RequestLimits
-from tessera.frontend.api.schema import list_of, object_of
-from tessera.frontend.routes.operation import COHERE_ERROR, NUMBERS, WHOLE, operation
-from tessera.frontend.shapes import Json
+from tessera.frontend.api.schema import COHERE_ERROR, NUMBERS, WHOLE, list_of, object_of, operation
+from tessera.frontend.api.values import Json
 
 _TEXT: Final = {"type": "string"}
 _ANSWER: Final = object_of(

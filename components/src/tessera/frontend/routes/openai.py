@@ -13,13 +13,20 @@ from starlette.responses import JSONResponse, Response
 
 from tessera.errors import ModelNotFound
 from tessera.frontend.api.endpoint import Endpoint, Translated
-from tessera.frontend.api.formats import ResponseBody, embeddings_body
+from tessera.frontend.api.formats import ResponseBody, Result, embeddings_body
+from tessera.frontend.api.openai import EMBEDDINGS_SCHEMA, parse_embeddings
 from tessera.frontend.api.request import EmbeddingsRequest, RequestLimits
-from tessera.frontend.api.schema import list_of, object_of
-from tessera.frontend.results import Result
-from tessera.frontend.routes.operation import ERROR_OBJECT, NUMBERS, OPENAI_ERROR, WHOLE, answers, operation
-from tessera.frontend.shapes import Json, parse_embeddings
-from tessera.frontend.shapes.schema import EMBEDDINGS_SCHEMA
+from tessera.frontend.api.schema import (
+    ERROR_OBJECT,
+    NUMBERS,
+    OPENAI_ERROR,
+    WHOLE,
+    answers,
+    list_of,
+    object_of,
+    operation,
+)
+from tessera.frontend.api.values import Json
 
 _ROW: Final[dict[str, Any]] = {
     **object_of(

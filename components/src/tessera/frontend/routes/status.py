@@ -7,9 +7,8 @@ from typing import Final
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from tessera.frontend.api.schema import Schema, object_of
+from tessera.frontend.api.schema import WHOLE, Schema, answers, object_of
 from tessera.frontend.api.status import StatusBoard
-from tessera.frontend.routes.operation import WHOLE, answers
 
 _TEXT: Final[Schema] = {"type": "string"}
 _COUNTS: Final[Schema] = {"type": "object", "additionalProperties": WHOLE}

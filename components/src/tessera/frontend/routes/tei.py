@@ -11,10 +11,9 @@ from starlette.responses import Response
 
 from tessera.frontend.api.endpoint import Endpoint, Translated
 from tessera.frontend.api.request import RequestLimits
-from tessera.frontend.api.schema import list_of
+from tessera.frontend.api.schema import NUMBERS, TEI_ERROR, list_of, operation
 from tessera.frontend.api.tei import SCHEMA, parse_tei, write_tei
-from tessera.frontend.routes.operation import NUMBERS, TEI_ERROR, operation
-from tessera.frontend.shapes import Json
+from tessera.frontend.api.values import Json
 
 
 def translate(body: Json, limits: RequestLimits, models: Collection[str]) -> Translated:

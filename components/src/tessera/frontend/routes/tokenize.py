@@ -9,9 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.frontend.api.endpoint import Endpoint
-from tessera.frontend.api.schema import list_of, object_of
+from tessera.frontend.api.schema import OPENAI_ERROR, TEI_ERROR, WHOLE, list_of, object_of, operation
 from tessera.frontend.api.tokenize import SCHEMA, parse_tokenize
-from tessera.frontend.routes.operation import OPENAI_ERROR, TEI_ERROR, WHOLE, operation
 
 _TOKENS: Final = list_of(WHOLE)
 _TEXTS: Final = list_of({"type": "string"})

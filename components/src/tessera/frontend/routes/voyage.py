@@ -12,10 +12,9 @@ from starlette.responses import Response
 
 from tessera.frontend.api.endpoint import Endpoint, Translated
 from tessera.frontend.api.request import RequestLimits
-from tessera.frontend.api.schema import list_of, object_of
+from tessera.frontend.api.schema import NUMBERS, VOYAGE_ERROR, WHOLE, list_of, object_of, operation
+from tessera.frontend.api.values import Json
 from tessera.frontend.api.voyage import SCHEMA, parse_voyage, write_voyage
-from tessera.frontend.routes.operation import NUMBERS, VOYAGE_ERROR, WHOLE, operation
-from tessera.frontend.shapes import Json
 
 _ANSWER: Final = object_of(
     ("object", "data", "model", "usage"),

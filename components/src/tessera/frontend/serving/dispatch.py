@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from tessera import wire
 from tessera.errors import EngineDead, HandOffError, ProtocolError, TesseraError, Unavailable
-from tessera.frontend.deadline import Deadline
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.lent_rows import RowLender
 from tessera.frontend.serving.router import Router
 from tessera.logs import count as count_on_line
 from tessera.rpc import Peers, RetryBudget
+from tessera.tasks import Deadline
 
 log = logging.getLogger(__name__)
 

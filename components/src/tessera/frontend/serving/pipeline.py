@@ -12,16 +12,15 @@ import numpy as np
 from tessera import tracing, wire
 from tessera.config import Limits
 from tessera.errors import InvalidInput, TesseraError
-from tessera.frontend.api.formats import Usage, check_width
+from tessera.frontend.api.formats import Embedded, Usage, check_width
 from tessera.frontend.api.request import EmbeddingsRequest, Input
-from tessera.frontend.deadline import Deadline
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.results import Embedded
 from tessera.frontend.serving.dispatch import Embedder
 from tessera.frontend.serving.images import VisionReader, Visions
 from tessera.frontend.serving.prompts import Prompter
 from tessera.models.base import Model, Piece, Prompt, Role
+from tessera.tasks import Deadline
 
 
 class Pipeline:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,10 +14,30 @@ from blake3 import blake3
 from tessera import tracing, wire
 from tessera.cache import SingleFlight
 from tessera.errors import DeadlineExceeded, RequestError, TesseraError, Unavailable
-from tessera.frontend.deadline import Deadline
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer, Embedder
 from tessera.logs import note
+from tessera.tasks import Deadline
+
+
+class ResultSalt:
+    """Bytes that change when the same input may get another vector.
+
+    ``workers`` gives those that are there of each component; where none is, its last ones count.
+    """
+
+    def __init__(self, fingerprint: str, *workers: Callable[[], Iterable[wire.WorkerInfo]]) -> None:
+        self._fingerprint = fingerprint
+        self._workers = workers
+        self._last: list[list[str]] = [[] for _ in workers]
+
+    def __call__(self) -> bytes:
+        for number, workers in enumerate(self._workers):
+            # Workers of the same checkpoint may run it in another number type, or rounded further.
+            if found := sorted({f"{info.dtype}\0{info.rounding}" for info in workers()}):
+                self._last[number] = found
+        return "\0\0".join([self._fingerprint, *("\0".join(kinds) for kinds in self._last)]).encode()
+
 
 Row = npt.NDArray[np.float32]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from tessera.engine.compiled.envelope import Envelope
 from tessera.engine.compiled.export import export_stage
+from tessera.engine.compiled.spec import Envelope
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.stages import StageModule
 

@@ -9,12 +9,17 @@ from tessera.errors import HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.cuda import finished, index_of
 from tessera.transport.host import device_ids
 from tessera.transport.kinds.device_memory import DeviceMemory
-from tessera.transport.slab.addresses import decode_address, slab_handle, slab_info
-from tessera.transport.slab.geometry import Geometry, check_origin, unknown_slab
+from tessera.transport.slab.geometry import (
+    Geometry,
+    check_origin,
+    decode_address,
+    slab_handle,
+    slab_info,
+    unknown_slab,
+)
 from tessera.transport.slab.memory import HostAddress, HostMemory
 from tessera.transport.slab.rows import DTYPES, check_destination
-from tessera.transport.slab.slab import Slab
-from tessera.transport.slab.slot import Slot
+from tessera.transport.slab.slab import Slab, Slot
 from tessera.wire import Handle, SlabInfo
 
 

@@ -9,7 +9,7 @@ import torch
 from tessera.errors import HandOffError
 from tessera.transport.slab.geometry import check_shape
 from tessera.transport.slab.rows import DTYPES, check_destination, dtype_name
-from tessera.transport.slab.slot import Slot
+from tessera.transport.slab.slab import Slot
 from tessera.wire import Handle, SlabInfo
 
 

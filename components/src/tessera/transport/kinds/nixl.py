@@ -16,12 +16,16 @@ import torch
 
 from tessera.errors import ConfigError, HandOffError, LeaseExpired
 from tessera.transport.kinds.nixl_agent import NixlAgent
-from tessera.transport.slab.addresses import decode_address, slab_handle, slab_info
-from tessera.transport.slab.copying import copy_rows
-from tessera.transport.slab.geometry import Geometry, check_origin, unknown_slab
-from tessera.transport.slab.rows import check_destination
-from tessera.transport.slab.slab import Slab
-from tessera.transport.slab.slot import Slot
+from tessera.transport.slab.geometry import (
+    Geometry,
+    check_origin,
+    decode_address,
+    slab_handle,
+    slab_info,
+    unknown_slab,
+)
+from tessera.transport.slab.rows import check_destination, copy_rows
+from tessera.transport.slab.slab import Slab, Slot
 from tessera.transport.slab.space import Space
 from tessera.wire import Handle, SlabInfo
 

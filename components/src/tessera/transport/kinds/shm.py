@@ -5,13 +5,10 @@ from __future__ import annotations
 import torch
 
 from tessera.errors import HandOffError, LeaseExpired, TransportUnavailable
-from tessera.transport.slab.addresses import decode_address, slab_handle, slab_info
-from tessera.transport.slab.copying import copy_rows
-from tessera.transport.slab.geometry import check_origin, unknown_slab
+from tessera.transport.slab.geometry import check_origin, decode_address, slab_handle, slab_info, unknown_slab
 from tessera.transport.slab.memory import HostMemory, ShmAddress
-from tessera.transport.slab.rows import check_destination
-from tessera.transport.slab.slab import Slab
-from tessera.transport.slab.slot import Slot
+from tessera.transport.slab.rows import check_destination, copy_rows
+from tessera.transport.slab.slab import Slab, Slot
 from tessera.wire import Handle, SlabInfo
 
 

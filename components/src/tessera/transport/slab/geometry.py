@@ -1,13 +1,16 @@
-"""The shape of a slab, and whether a handle fits it."""
+"""The shape of a slab, its address, and whether a handle fits it."""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 
 from tessera.errors import HandOffError, TransportUnavailable
-from tessera.wire import Handle
+from tessera.wire import Handle, SlabInfo
+
+if TYPE_CHECKING:
+    from tessera.transport.slab.slab import Slab, Slot
 
 ITEM_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
 """The element types that may cross, by the name a handle gives them, and their sizes."""
@@ -92,3 +95,53 @@ def unknown_slab(handle: Handle) -> TransportUnavailable:
     return TransportUnavailable(
         f"slab {handle.slab!r} of {handle.producer!r} is not connected by {handle.kind}"
     )
+
+
+class Address(Protocol):
+    """A kind's own way to reach a slab; the geometry is common to all."""
+
+    @property
+    def geometry(self) -> Geometry: ...
+
+
+A = TypeVar("A", bound=Address)
+
+
+def slab_info(kind: str, producer: str, slab: Slab, address: Address) -> SlabInfo:
+    """What a producer tells its readers about a slab and one way to it."""
+    return SlabInfo(
+        kind=kind,
+        producer=producer,
+        slab=slab.name,
+        nbytes=slab.geometry.nbytes,
+        address=msgspec.msgpack.encode(address),
+    )
+
+
+def slab_handle(kind: str, producer: str, slab: Slab, slot: Slot) -> Handle:
+    """A leased slot's handle, for readers that reach the slab by ``kind``."""
+    return Handle(
+        kind=kind,
+        producer=producer,
+        slab=slab.name,
+        offset=slot.offset,
+        shape=slot.shape,
+        dtype=slab.geometry.dtype,
+        lease=slot.lease,
+    )
+
+
+def decode_address(info: SlabInfo, type_: type[A]) -> A:
+    """A peer's address, checked; ``TransportUnavailable`` for one that makes no sense."""
+    try:
+        address = msgspec.msgpack.decode(info.address, type=type_)
+    except msgspec.MsgspecError as error:
+        raise TransportUnavailable(
+            f"slab {info.slab!r} has a malformed {info.kind} address: {error}"
+        ) from error
+    if address.geometry.nbytes != info.nbytes:
+        raise TransportUnavailable(
+            f"slab {info.slab!r} is announced with {info.nbytes} bytes, "
+            f"its shape takes {address.geometry.nbytes}"
+        )
+    return address

@@ -1,28 +1,81 @@
-"""One request of Dynamo's frontend, from the body that it forwards to the body of the answer."""
+"""A worker as a model of Dynamo's own: what its stock frontend sends, translated and embedded here."""
 
 from __future__ import annotations
 
 import time
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
+
+from tessera import tracing, wire
 from tessera.config import Limits
-from tessera.dynamo_model.carried_media import CarriedMedia
-from tessera.dynamo_model.local_embedder import Ask, LocalEmbedder
-from tessera.errors import InvalidInput, ModelNotFound, Overloaded, TesseraError
-from tessera.frontend.api.formats import check_width, finish
-from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, RequestLimits
-from tessera.frontend.deadline import Deadline
+from tessera.errors import (
+    InvalidInput,
+    MediaFetchError,
+    ModelNotFound,
+    Overloaded,
+    ProtocolError,
+    TesseraError,
+)
+from tessera.frontend.api.formats import Embedded, check_width, finish
+from tessera.frontend.api.openai import parse_embeddings
+from tessera.frontend.api.request import SUFFIXES, EmbeddingsRequest, EmbedDtype, ImageSource, RequestLimits
 from tessera.frontend.http.errors import render
-from tessera.frontend.media import MediaPolicy
+from tessera.frontend.media import MediaBudget, MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.results import Embedded
+from tessera.frontend.serving.dispatch import Answer
 from tessera.frontend.serving.pipeline import Pipeline
-from tessera.frontend.shapes import parse_embeddings
-from tessera.frontend.shapes.roles import SUFFIXES
 from tessera.models.base import Model
+from tessera.tasks import Deadline
+
+
+class CarriedMedia(MediaLoader):
+    """Takes data URLs, under the frontend's policy; a worker fetches nothing and reads no files."""
+
+    async def read(self, source: ImageSource, *, deadline: Deadline, budget: MediaBudget) -> bytes:
+        if source.url[:5].lower() != "data:":
+            raise MediaFetchError(f"{source.param}: only data URLs are taken here", param=source.param)
+        return await super().read(source, deadline=deadline, budget=budget)
+
+
+Ask = Callable[[wire.Request], Awaitable[wire.Reply]]
+
+
+class LocalEmbedder:
+    """An ``Embedder`` that asks one worker and sends nothing elsewhere."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    async def embed(
+        self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
+    ) -> Answer:
+        reply = await self._ask(
+            wire.EmbedRequest(
+                request_id=request_id,
+                items=tuple(items),
+                timeout_ms=max(1, int(deadline.left() * 1e3)),
+                priority=priority,
+                client=client,
+                trace=tracing.carrier(),
+            )
+        )
+        if isinstance(reply, wire.Failure):
+            raise reply.error()
+        if not isinstance(reply, wire.EmbedReply):
+            raise ProtocolError(f"the worker answered with {type(reply).__name__}")
+        shape = (len(items), reply.hidden)
+        return Answer(
+            vectors=np.frombuffer(reply.vectors, "<f4").reshape(shape),
+            norms=np.frombuffer(reply.norms, "<f4"),
+            errors={index: failure.error() for index, failure in reply.failures.items()},
+            cached_tokens=list(reply.cached_tokens),
+            timings=reply.timings,
+        )
+
 
 ROUTE: Final = "dynamo"
 """What the metrics call this way in."""
