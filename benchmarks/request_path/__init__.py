@@ -1,0 +1,1 @@
+"""The files of the package that one request passes, in order."""
