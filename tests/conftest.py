@@ -1,29 +1,32 @@
-"""Fixtures that every test may use: real photographs, a checkpoint, and the reference for it."""
+"""Fixtures that every test may use: real photographs, a checkpoint, the reference for it, a service.
+
+Nothing here imports torch: most tests of a frontend need none, and it takes seconds.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from benchmarks.ports import PORTS, share
 from hypothesis import HealthCheck, settings
-from xdist.remote import Producer
 
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.spec import TINY
 from tests.e2e.disaggregated import Disaggregated, disaggregated
-from tests.groups import GroupScheduling, place_of
-from tests.references.llama_nemotron_vl import Reference
 from tests.tracing.collector import Collector, collecting
 
-# The machine's cores are shared with the processes that the tests start.
-torch.set_num_threads(1)
+if TYPE_CHECKING:
+    from tests.references.llama_nemotron_vl import Reference
+
+pytest_plugins = ["tests.tiers"]
 
 # A busy machine is no reason to fail.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -41,12 +44,10 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[PORTS] = share(int(worker["workerid"].removeprefix("gw")), worker["workercount"])
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
-    return GroupScheduling(config, log)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=place_of)
+def pytest_collection_finish() -> None:
+    # The machine's cores are shared with the processes that the tests start.
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -69,6 +70,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def reference(checkpoint: Path) -> Reference:
+    from tests.references.llama_nemotron_vl import Reference
+
     return Reference(checkpoint)
 
 

@@ -59,7 +59,7 @@ def test_encoding_always_gives_texts_a_blank_image_of_their_own(model: LlamaNemo
     assert [body.key for body in bodies] == [body.key for body in plain]
 
 
-@pytest.mark.e2e
+@pytest.mark.service
 @pytest.mark.parametrize("rate", [[], ["--rate", "20"]], ids=["closed", "open"])
 def test_drives_a_service_of_its_own(checkpoint: Path, tmp_path: Path, rate: list[str]) -> None:
     arguments = ["--size", "tiny", "--model-path", str(checkpoint), "--clients", "1", "--concurrency", "2"]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from benchmarks.overload import main
 
 
+@pytest.mark.service
 def test_a_flood_is_refused_and_the_rest_is_answered(checkpoint: Path) -> None:
     report = main(
         [

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import peer
 
 
-@pytest.mark.e2e
+@pytest.mark.service
 def test_stands_beside_transformers_on_the_same_inputs(checkpoint: Path, tmp_path: Path) -> None:
     arguments = ["--model-path", str(checkpoint), "--clients", "1", "--warm", "0.2", "--seconds", "1"]
     arguments += ["--threads", "1", "--tokens", "1024", "--tiles", "2", "--batch", "2"]

@@ -18,7 +18,7 @@ from tests.e2e.inputs import cosine, data_url
 from tests.e2e.service import MODEL, Service, launch
 from tests.signals import freeze
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
 
 NAMES = ("open", "requests", "tokens", "cache", "flight", "stopped")
 Open = Callable[[str], httpx.Client]

@@ -17,7 +17,7 @@ import pytest
 from tests.clients.conftest import ClosedService
 from tests.e2e.service import MODEL, ROOT
 
-pytestmark = [pytest.mark.e2e, pytest.mark.installs, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.service, pytest.mark.installs, pytest.mark.timeout(600)]
 
 INSTALL_SECONDS = float(os.environ.get("TESSERA_AIPERF_SECONDS", "240"))
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.clients.conftest import ClosedService
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
 
 
 def test_only_the_metrics_need_no_key(service: ClosedService) -> None:

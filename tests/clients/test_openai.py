@@ -13,7 +13,7 @@ from tests.clients.conftest import ClosedService
 from tests.e2e.inputs import cosine, data_url
 from tests.e2e.service import MODEL
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
 
 
 @pytest.fixture

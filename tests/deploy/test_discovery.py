@@ -18,7 +18,7 @@ import yaml
 from tests.deploy.processes import running, wait_for
 from tests.e2e.service import MODEL, ROOT, free_ports
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.service, pytest.mark.timeout(900)]
 NAMESPACE = "tessera"
 START = ROOT / "deploy/start-role"
 

@@ -19,7 +19,7 @@ from tests.deploy.processes import etcd, healthy, running, wait_for
 from tests.e2e.service import MODEL, ROOT, free_ports
 
 # Packages come from the index.
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("images"), pytest.mark.images, pytest.mark.timeout(600)]
 DOCKERFILE = ROOT / "deploy/docker/Dockerfile"
 TARGETS = ("frontend", "worker-cpu", "worker-cuda", "worker-tensorrt")
 

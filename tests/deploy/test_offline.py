@@ -16,7 +16,7 @@ import pytest
 from tests.deploy.conftest import run_script
 from tests.e2e.service import ROOT, launch
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("images"), pytest.mark.images, pytest.mark.timeout(600)]
 INSTALL = ROOT / "scripts" / "install-offline"
 SETUP = ROOT / "scripts" / "setup"
 PART_MB = 40

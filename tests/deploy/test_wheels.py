@@ -7,7 +7,7 @@ import pytest
 from tests.deploy.conftest import Resolution
 from tests.deploy.dockerfile import Build
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("images"), pytest.mark.images, pytest.mark.timeout(600)]
 
 
 def test_the_wheels_of_every_worker_can_be_found(build: Build, resolution: Resolution) -> None:

@@ -1,7 +1,7 @@
 """The workers' images: every line of theirs is carried out, and what comes of it serves.
 
-With ``TESSERA_IMAGES=all`` alone, since torch for CUDA is gigabytes where the index has it for this Python.
-The frontend's image is small and in ``test_images.py``.
+``scripts/test all`` alone runs them, since torch for CUDA is gigabytes where the index has it for this
+Python. The frontend's image is small and in ``test_images.py``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from tests.deploy.processes import etcd, healthy, running, wait_for
 from tests.e2e.service import MODEL, free_ports
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.xdist_group("images"),
+    pytest.mark.images,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(os.environ.get("TESSERA_IMAGES") != "all", reason="TESSERA_IMAGES is not all"),
 ]
 NEEDED_BYTES = 8 << 30
 

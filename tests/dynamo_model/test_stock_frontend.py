@@ -17,7 +17,12 @@ from tests.e2e.inputs import cosine
 from tests.e2e.service import MODEL
 from tests.e2e.test_e_p import picture
 
-pytestmark = [pytest.mark.e2e, pytest.mark.installs, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.xdist_group("shared-service"),
+    pytest.mark.service,
+    pytest.mark.installs,
+    pytest.mark.timeout(600),
+]
 
 ENCODE, EMBED = 0, 1
 

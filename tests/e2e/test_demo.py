@@ -15,7 +15,7 @@ import tessera
 from tests.e2e.service import launch
 from tests.references.llama_nemotron_vl import Reference
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.service
 
 DEMO = Path(tessera.__file__).parent / "checkpoints" / "tessera-demo"
 

@@ -21,7 +21,7 @@ from tests.e2e.inputs import cosine, parts
 from tests.e2e.service import MODEL, Service, launch
 from tests.references.llama_nemotron_vl import Reference
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.service
 
 ENCODE, EMBED = (0, 1), (2, 3)
 

@@ -13,7 +13,7 @@ from tests.e2e.inputs import cosine, parts
 from tests.e2e.service import MODEL, Service, launch
 from tests.families.dual_encoder import install, make_checkpoint, reference
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.service
 
 SEED = 7
 

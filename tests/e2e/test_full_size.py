@@ -22,7 +22,7 @@ from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tests.e2e.service import MODEL, Service, launch
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.service,
     pytest.mark.timeout(900),
     pytest.mark.skipif(not os.environ.get("TESSERA_FULL_SIZE"), reason="TESSERA_FULL_SIZE is not set"),
 ]

@@ -37,7 +37,7 @@ from tests.proc import command_line
 from tests.shared_memory import mapped
 from tests.signals import freeze
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.service
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from PIL import Image
 from tests.e2e.service import MODEL, Service, launch
 from tests.signals import freeze
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.service
 
 LIMITS = (
     "--max-body-mb 0.5 --max-inputs 8 --max-images 4 --max-tokens 400 --max-file-size-mb 0.1 "

@@ -16,7 +16,7 @@ from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.service import MODEL
 from tests.e2e.test_e_p import image_input, picture
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]
 
 TEXT = "a sentence that is nobody's business"
 QUERY = "signature=not-for-the-log"

@@ -18,7 +18,7 @@ from tests.e2e.inputs import cosine
 from tests.e2e.service import MODEL, Service, launch
 from tests.references.llama_nemotron_vl import Reference
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.service
 
 
 class _Quiet(SimpleHTTPRequestHandler):

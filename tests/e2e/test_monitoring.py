@@ -21,7 +21,7 @@ from tests.e2e.service import MODEL, ROOT, Service, launch
 from tests.e2e.test_e_p import image_input, picture
 
 pytestmark = [
-    pytest.mark.e2e,
+    pytest.mark.service,
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus (Debian package) is missing"),
 ]
 

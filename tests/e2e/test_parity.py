@@ -14,7 +14,7 @@ from tests.e2e.inputs import Case, cases, cosine, parts
 from tests.e2e.service import MODEL, Service, launch
 from tests.references.llama_nemotron_vl import Reference
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.service
 
 PATHS = {
     "agg": ("agg.sh", 1, None),

@@ -20,7 +20,7 @@ from tests.e2e.test_e_p import image_input, picture
 from tests.tracing.asking import Asker
 from tests.tracing.collector import Collector, Exported, collecting
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]
 
 TEXT = "a sentence that is nobody's business"
 QUERY = "signature=not-for-the-collector"

@@ -17,6 +17,7 @@ AOTI = ROOT / "engine_configs/llama_nemotron_vl/aoti.yaml"
 RTX = ROOT / "engine_configs/llama_nemotron_vl/tensorrt_rtx.yaml"
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("words", "during", "number"),
     [

@@ -18,6 +18,8 @@ from tessera.tools.random_checkpoint.spec import CheckpointSpec
 from tessera.tools.triton_export.onnx_file import OPSET, write_onnx
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 
+pytestmark = pytest.mark.compiles
+
 ENVELOPE = envelope_of(
     [
         Profile(

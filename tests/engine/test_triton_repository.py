@@ -20,6 +20,8 @@ from tessera.tools.random_checkpoint.spec import CheckpointSpec
 from tests.engine.triton_stand_in import InferenceResponse, Repository, Request, Tensor
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 
+pytestmark = pytest.mark.compiles
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> LlamaNemotronVL:

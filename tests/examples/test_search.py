@@ -25,7 +25,7 @@ from tests.e2e.inputs import parts
 from tests.e2e.service import ROOT, free_ports
 from tests.test_imaging import png_of_size
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]
 
 INDEX = ".tessera-search.sqlite"
 NASTY = "<script>document.title='x'<script> & \" \x1b[31m.png"

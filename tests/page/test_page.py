@@ -22,7 +22,7 @@ from tests.e2e.service import MODEL
 from tests.page.conftest import Open
 from tests.page.prefix import under_prefix
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]
 
 EXAMPLES = Path(tessera.frontend.page.__file__).parent / "examples"
 # Made to break out of HTML, of a shell's quotes, and of a printf format.

@@ -17,7 +17,7 @@ from tests.e2e.faults.traffic import Known, picture, traffic
 from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, launch
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.service, pytest.mark.xdist_group("faults")]
 
 
 def request(value: object) -> bytes:

@@ -16,7 +16,7 @@ from tests.e2e.service import MODEL, ROOT, Service, launch
 from tests.families.dual_encoder import reference
 from tests.families.faulty import HANG, ILLEGAL_ACCESS, MARKS, POISON
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.service
 
 SEED = 3
 ENGINE = "text: {max_batch_cost: 512, max_queue_cost: 65536, stall_seconds: 3}\nvision: {stall_seconds: 3}\n"

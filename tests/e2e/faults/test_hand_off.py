@@ -21,7 +21,7 @@ from tests.e2e.faults.traffic import Known, picture, traffic
 from tests.e2e.service import ROOT
 from tests.signals import signal_process
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.service, pytest.mark.xdist_group("faults")]
 
 KINDS = ("shm", "nixl")
 

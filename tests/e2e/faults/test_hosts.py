@@ -22,7 +22,7 @@ from tests.e2e.faults.traffic import Known, picture, traffic
 from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, ROOT, _metric, default_signals, lasting_members
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.service
 
 FRONT, ENCODE, EMBED = 1, 2, 3
 DEADLINE = 10.0

@@ -20,7 +20,7 @@ from tests.e2e.faults.traffic import Known, traffic
 from tests.e2e.service import Service, launch
 from tests.proc import open_files
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.service
 
 # As short as an outage of a second allows. Of what the runtime connects to etcd again, each waits for longer
 # than the one before, and the lease may be the last: of ten seconds it ran out in half of the outages.

@@ -15,7 +15,7 @@ from tests.e2e.faults.traffic import Known, traffic
 from tests.e2e.service import MODEL, Service
 from tests.signals import freeze, signal_process
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.service, pytest.mark.timeout(600)]
 
 WAIT = 90.0
 # Leaves room for what starts again: some thirty requests a second are on their way when a process ends.

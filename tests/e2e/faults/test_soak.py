@@ -26,7 +26,7 @@ from tests.signals import signal_process
 
 SECONDS = float(os.environ.get("TESSERA_SOAK_SECONDS", "180"))
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(SECONDS + 300)]
+pytestmark = [pytest.mark.soak, pytest.mark.service, pytest.mark.timeout(SECONDS + 300)]
 
 # The processes that live through it, and those that are killed and restarted, in the script's order:
 # frontends, encode workers, embed workers.
@@ -73,7 +73,12 @@ class Sample:
     peers: float
 
 
-@pytest.fixture(params=["shm", "nixl"])
+@pytest.fixture(
+    params=[
+        pytest.param("shm", marks=pytest.mark.xdist_group("faults")),
+        pytest.param("nixl", marks=pytest.mark.xdist_group("soak-nixl")),
+    ]
+)
 def soaked(request: pytest.FixtureRequest, checkpoint: Path, tmp_path: Path) -> Iterator[Deployment]:
     """The service of the other tests, whose workers share memory, and one whose workers use NIXL."""
     if request.param == "shm":

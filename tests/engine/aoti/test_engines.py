@@ -35,7 +35,7 @@ from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tests.families.dual_encoder import FAMILY
 
 # The first test waits for the compilers.
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.compiles, pytest.mark.timeout(1800), pytest.mark.xdist_group("aoti")]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from tests.references.llama_nemotron_vl import Reference
 
 # The first test waits for the compilers.
 # Not among those that start services: the engines are built once, for these tests and the ones beside them.
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.compiles, pytest.mark.timeout(1800), pytest.mark.xdist_group("aoti")]
 
 
 def test_served_by_the_aggregated_worker(

@@ -15,7 +15,7 @@ from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 
 # The first test waits for the compilers.
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.compiles, pytest.mark.timeout(1800), pytest.mark.xdist_group("aoti")]
 
 CPU = Placement(device="cpu", dtype="float32")
 

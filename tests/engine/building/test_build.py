@@ -22,6 +22,8 @@ from tests.families import dual_encoder
 
 trt = pytest.importorskip("tensorrt_rtx_bindings", reason="needs tensorrt-rtx-cu13-bindings and its libs")
 
+pytestmark = pytest.mark.compiles
+
 CONFIG = """
 build:
   - stage: vision

@@ -23,9 +23,7 @@ from tessera.transport.host import host_id
 from tessera.transport.lending import inline_handle
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.precomputed import PrecomputedRows
-from tests.rpc.conftest import INFO, Deployment, deployment, store, until
-
-__all__ = ["deployment", "store"]
+from tests.rpc.conftest import INFO, Deployment, until
 
 HIDDEN = INFO.hidden
 

@@ -1,0 +1,85 @@
+"""Which tests run when, which share a process, and which begin: one table for all of it.
+
+A test that has none of these markers belongs to every tier. A tier holds those below it::
+
+    scripts/check     what a developer runs all day
+    scripts/test      and what starts the service, browsers and clients
+    scripts/test all  everything, as CI does
+
+Tests of one ``xdist_group`` run in one process, so that what they share is made once: a service, compiled
+engines. A file without the marker is a group of its own. Two processors are kept busy by three processes of
+tests, because what starts services or waits for a lease leaves one idle for much of its time.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+TIERS = ("check", "test", "all")
+
+# The first tier that runs the marker's tests, and what the marker says of them.
+MARKERS = {
+    "service": ("test", "starts the service or processes of it, a browser, or servers that it needs"),
+    "compiles": ("all", "compiles, builds or exports engines"),
+    "images": ("all", "makes what an image or a bundle holds"),
+    "installs": ("all", "waits for an environment of its own"),
+    "soak": ("all", "keeps the service under load for minutes"),
+    "gpu": ("all", "needs a CUDA device"),
+}
+
+# The longest groups, the longest first, so that nobody is left with one at the end: names of an xdist_group,
+# or files. The other files with services follow, then all other files, then what waits for an installation.
+FIRST = (
+    "images",
+    "faults",
+    "soak-nixl",
+    "aoti",
+    "e2e/faults/test_planes.py",
+    "e2e/test_launch.py",
+    "e2e/faults/test_hosts.py",
+    "e2e/test_parity.py",
+    "shared-service",
+    "models/llama_nemotron_vl/test_parity.py",
+    "engine/test_onnx.py",
+    "engine/test_triton_repository.py",
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=TIERS, default="all", help="which tests run, see tests/tiers.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, (tier, meaning) in MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning} ({tier})")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("xdist_group") is None:
+        item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0].removeprefix("tests/")))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    most = TIERS.index(config.getoption("tier"))
+    left_out = [item for item in items if TIERS.index(tier_of(item)) > most]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if TIERS.index(tier_of(item)) <= most]
+    items.sort(key=_place)
+
+
+def tier_of(item: pytest.Item) -> str:
+    """The first tier that runs a test."""
+    tiers = [tier for name, (tier, _) in MARKERS.items() if item.get_closest_marker(name) is not None]
+    return max(tiers, key=TIERS.index, default=TIERS[0])
+
+
+def _place(item: pytest.Item) -> tuple[int, bool]:
+    """What to sort tests by: the place of the group, then the place in it."""
+    mark = item.get_closest_marker("xdist_group")
+    assert mark is not None
+    waits = item.get_closest_marker("installs") is not None
+    if mark.args[0] in FIRST:
+        return FIRST.index(mark.args[0]), waits
+    serves = item.get_closest_marker("service") is not None
+    return len(FIRST) + (2 if waits else 0 if serves else 1), waits
