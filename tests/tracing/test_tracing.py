@@ -30,7 +30,7 @@ from tessera.tasks import Deadline
 from tessera.tracing.exporters import make_exporter
 from tessera.worker.arguments import parse as parse_worker
 from tests.e2e.service import free_ports
-from tests.frontend.hostile import LoopbackPolicy, response, server
+from tests.frontend.media.hostile import LoopbackPolicy, response, server
 from tests.tracing.collector import Collector, collecting
 
 CLIENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -27,7 +27,7 @@ from tessera.frontend.api.request import BARE_BASE64, ImageSource
 from tessera.frontend.media import Fetcher, LoadedImage, MediaLoader, MediaPolicy
 from tessera.frontend.media.sources import decode, read_local
 from tessera.tasks import Deadline
-from tests.frontend.hostile import LoopbackPolicy, response, server
+from tests.frontend.media.hostile import LoopbackPolicy, response, server
 
 
 def png(width: int = 9, height: int = 5) -> bytes:

@@ -12,7 +12,7 @@ from tessera import errors
 from tessera.errors import TesseraError
 from tessera.frontend.http.errors import MEANINGS, error_object, render, render_status, row_of
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def classes(root: type[TesseraError] = TesseraError) -> list[type[TesseraError]]:

@@ -17,7 +17,7 @@ from tessera.frontend.serving.images import VisionReader
 from tessera.models import open_model
 from tessera.models.base import Role
 from tessera.tasks import Deadline
-from tests.frontend.hostile import LoopbackPolicy, response, server
+from tests.frontend.media.hostile import LoopbackPolicy, response, server
 
 
 def one(*urls: str) -> Input:

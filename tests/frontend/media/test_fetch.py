@@ -11,7 +11,7 @@ import pytest
 from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge, TesseraError
 from tessera.frontend.media import Fetcher, MediaBudget, MediaPolicy
 from tessera.tasks import Deadline
-from tests.frontend.hostile import Handler, LoopbackPolicy, response, server
+from tests.frontend.media.hostile import Handler, LoopbackPolicy, response, server
 
 SECRET = "token=hunter2"
 
