@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tessera.engine.base import Finished
+from tessera.engine.launched import Launched
 
 WAIT = 10.0
 
@@ -30,7 +30,7 @@ class HeldEngine:
     def __post_init__(self) -> None:
         self.gate.set()
 
-    def launch(self, payloads: Sequence[int]) -> Finished[list[int]]:
+    def launch(self, payloads: Sequence[int]) -> Launched[list[int]]:
         self.active |= set(payloads)
         self.batches.append(list(payloads))
         self.entered.release()
@@ -39,7 +39,7 @@ class HeldEngine:
             self.work()
             if self.poison & set(payloads):
                 raise RuntimeError(f"cannot run {sorted(self.poison & set(payloads))}")
-            return Finished([-payload for payload in payloads])
+            return Launched.of([-payload for payload in payloads])
         finally:
             self.active -= set(payloads)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tessera.engine.base import Finished
+from tessera.engine.launched import Launched
 from tessera.errors import EngineFailed, InvalidInput, Overloaded, Unavailable
 from tessera.logs import RequestLine, serving
 from tests.batching.conftest import MakeBatcher
@@ -61,7 +61,7 @@ async def test_the_log_names_the_requests_whose_batch_failed(
 
 
 async def test_an_error_of_the_tree_keeps_its_class(make_batcher: MakeBatcher) -> None:
-    def launch(_: Sequence[int]) -> Finished[list[int]]:
+    def launch(_: Sequence[int]) -> Launched[list[int]]:
         raise InvalidInput("no such thing", param="input[3]")
 
     with pytest.raises(InvalidInput) as caught:
@@ -70,8 +70,8 @@ async def test_an_error_of_the_tree_keeps_its_class(make_batcher: MakeBatcher) -
 
 
 async def test_an_engine_that_returns_too_few_results_fails_the_entries(make_batcher: MakeBatcher) -> None:
-    def launch(payloads: Sequence[int]) -> Finished[list[int]]:
-        return Finished([])
+    def launch(payloads: Sequence[int]) -> Launched[list[int]]:
+        return Launched.of([])
 
     with pytest.raises(EngineFailed, match="0 results for 1 entries"):
         await asyncio.wait_for(make_batcher(launch).submit(1, 1), 5)

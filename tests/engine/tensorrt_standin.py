@@ -12,11 +12,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from tessera.engine.launched import Launched
 from tests.references.tensorrt_network import Network
+
+T = TypeVar("T")
 
 
 class StandInEngine:
@@ -154,15 +157,6 @@ class StandInRuntimeConfig:
         return True
 
 
-@dataclass(frozen=True)
-class HostTicket:
-    def done(self) -> bool:
-        return True
-
-    def wait(self) -> None:
-        return None
-
-
 class HostLane:
     """A lane whose work is done at once; graphs are what they repeat, and are counted."""
 
@@ -187,8 +181,8 @@ class HostLane:
 
         return replay
 
-    def ticket(self, keep: tuple[object, ...]) -> HostTicket:
-        return HostTicket()
+    def launched(self, finish: Callable[[], T], *, keep: object) -> Launched[T]:
+        return Launched(finish)
 
     def settle(self) -> None:
         return None

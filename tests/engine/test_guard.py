@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.engine.base import Finished, packed_cost
+from tessera.engine.base import packed_cost
 from tessera.engine.guard import GuardedTextEngine, GuardedVisionEngine
+from tessera.engine.launched import Launched
 from tessera.errors import EngineDead, EngineFailed, InvalidInput
 
 
@@ -27,16 +28,13 @@ class Raises:
 
     def close(self) -> None: ...
 
-    def done(self) -> bool:
-        return True
-
     def result(self) -> Any:
         raise self.error
 
     def launch(self, *_: object) -> Any:
         if not self.late:
             raise self.error
-        return self
+        return Launched(self.result)
 
 
 def caught(error: Exception, late: bool, kind: Any) -> Exception:
@@ -65,7 +63,7 @@ def test_errors_are_told_apart(late: bool, kind: Any) -> None:
 def test_results_and_properties_pass_through() -> None:
     class Works(Raises):
         def launch(self, *_: object) -> Any:
-            return Finished("made")
+            return Launched.of("made")
 
     engine = GuardedTextEngine(Works(RuntimeError(), late=False, depth=2))  # type: ignore[arg-type]
     launched = engine.launch(None)  # type: ignore[arg-type]

@@ -28,9 +28,9 @@ def test_copies_come_before_the_run_that_reads_them(lane: CudaLane) -> None:
         with lane.computing():
             assert torch.cuda.current_stream().cuda_stream == lane.handle
             host.copy_(batch * 2, non_blocking=True)
-            ticket = lane.ticket((staged, batch, host))
-        ticket.wait()
-        assert ticket.done() and bool((host == 2 * value).all())
+            launched = lane.launched(lambda: None, keep=(staged, batch, host))
+        launched.result()
+        assert launched.done() and bool((host == 2 * value).all())
 
 
 def test_a_recorded_run_reads_what_lies_there_now(lane: CudaLane) -> None:
@@ -48,7 +48,7 @@ def test_a_recorded_run_reads_what_lies_there_now(lane: CudaLane) -> None:
         with lane.computing():
             source.fill_(value)
             replay()
-            ticket = lane.ticket(())
-        ticket.wait()
+            launched = lane.launched(lambda: None, keep=())
+        launched.result()
         assert bool((target == value + 1).all())
     lane.settle()

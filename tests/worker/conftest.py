@@ -16,8 +16,9 @@ from blake3 import blake3
 from PIL import Image
 
 from tessera import wire
-from tessera.engine.base import Cost, Finished, TextBatch, TextVectors, packed_cost
+from tessera.engine.base import Cost, TextBatch, TextVectors, packed_cost
 from tessera.engine.config import EngineConfig
+from tessera.engine.launched import Launched
 from tessera.models import Model, open_model
 from tessera.transport.outbox import Outbox, OutboxConfig
 from tessera.worker.decoding import ThreadDecoder
@@ -78,13 +79,13 @@ class HeldVision:
 
     def warm(self) -> None: ...
 
-    def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Finished[None]:
+    def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[None]:
         self.images += len(tiles)
         self.entered.release()
         assert self.gate.wait(WAIT)
         for image, rows in zip(tiles, out, strict=True):
             rows.fill_(float(image[0, 0, 0, 0]))
-        return Finished(None)
+        return Launched.of(None)
 
     def close(self) -> None: ...
 
@@ -110,7 +111,7 @@ class SummingText:
 
     def warm(self) -> None: ...
 
-    def launch(self, batch: TextBatch) -> Finished[TextVectors]:
+    def launch(self, batch: TextBatch) -> Launched[TextVectors]:
         assert self.gate.wait(WAIT)
         self.batches.append(len(batch.lengths))
         made = np.zeros((len(batch.lengths), self.hidden), np.float32)
@@ -118,7 +119,7 @@ class SummingText:
         for index, (start, end) in enumerate(zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)):
             mine = (batch.vision_index >= start) & (batch.vision_index < end)
             made[index, :3] = batch.input_ids[start], end - start, rows[mine].sum()
-        return Finished(TextVectors(vectors=made, norms=np.full(len(made), 2.0, np.float32)))
+        return Launched.of(TextVectors(vectors=made, norms=np.full(len(made), 2.0, np.float32)))
 
     def close(self) -> None: ...
 

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from tessera.engine.launched import Launched
+
 if TYPE_CHECKING:
     import torch
-
-T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
 _EPSILON = np.float32(1e-12)
 
@@ -33,31 +32,6 @@ def packed_cost(count: int, total: int, longest: int) -> int:
 def padded_cost(count: int, total: int, longest: int) -> int:
     """Every sequence is padded to the longest."""
     return count * longest
-
-
-class Launched(Protocol[T_co]):
-    """A batch on its way."""
-
-    def done(self) -> bool:
-        """Whether ``result`` would return at once."""
-        ...
-
-    def result(self) -> T_co:
-        """Wait for the batch; raises what the engine raised."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Finished(Generic[T]):
-    """A batch that was complete when ``launch`` returned."""
-
-    value: T
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> T:
-        return self.value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

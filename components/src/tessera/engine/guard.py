@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.base import Cost, Launched, TextBatch, TextEngine, TextVectors, VisionEngine
+from tessera.engine.base import Cost, TextBatch, TextEngine, TextVectors, VisionEngine
+from tessera.engine.launched import Launched
 from tessera.errors import EngineDead, EngineFailed
-
-T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -53,20 +50,6 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Guarded(Generic[T]):
-    launched: Launched[T]
-
-    def done(self) -> bool:
-        return self.launched.done()
-
-    def result(self) -> T:
-        try:
-            return self.launched.result()
-        except Exception as error:
-            raise translate(error) from error
-
-
 class GuardedVisionEngine:
     """A ``VisionEngine`` whose errors are told apart."""
 
@@ -79,7 +62,7 @@ class GuardedVisionEngine:
 
     def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:
         try:
-            return _Guarded(self._engine.launch(tiles, out))
+            return self._engine.launch(tiles, out).map_error(translate)
         except Exception as error:
             raise translate(error) from error
 
@@ -96,6 +79,6 @@ class GuardedTextEngine:
 
     def launch(self, batch: TextBatch) -> Launched[TextVectors]:
         try:
-            return _Guarded(self._engine.launch(batch))
+            return self._engine.launch(batch).map_error(translate)
         except Exception as error:
             raise translate(error) from error

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
+
+from tessera.engine.launched import Launched
+
+T = TypeVar("T")
 
 
 class Streams:
@@ -26,6 +29,12 @@ class Streams:
         """Let the compute stream wait for the copies issued so far; the host does not wait."""
         self.compute.wait_stream(self.copies)
 
+    def launched(self, finish: Callable[[], T], *, keep: object) -> Launched[T]:
+        """Everything on the compute stream so far as a batch; ``finish`` makes its result."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self.compute)
+        return Launched.after(event, finish, keep=keep)
+
 
 def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Page-locked host memory.
@@ -34,29 +43,6 @@ def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     load allocates nothing.
     """
     return torch.empty(shape, dtype=dtype, pin_memory=True)
-
-
-@dataclass(frozen=True, slots=True)
-class EventLaunched:
-    """Done when its event has passed; ``keep`` holds what the copies read until then."""
-
-    event: torch.cuda.Event
-    keep: tuple[object, ...]
-    host: torch.Tensor | None = None
-
-    @classmethod
-    def record(cls, *, keep: tuple[object, ...], host: torch.Tensor | None = None) -> EventLaunched:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record()
-        return cls(event, keep, host)
-
-    def done(self) -> bool:
-        return bool(self.event.query())  # type: ignore[no-untyped-call]
-
-    def result(self) -> npt.NDArray[np.float32]:
-        """The pinned host copy, if one was asked for; empty otherwise."""
-        self.event.synchronize()
-        return np.empty((0, 0), np.float32) if self.host is None else self.host.numpy()
 
 
 class HostCopies:

@@ -23,8 +23,9 @@ import numpy.typing as npt
 import torch
 from torch.multiprocessing import reductions
 
-from tessera.engine.base import Cost, Launched, packed_cost
+from tessera.engine.base import Cost, packed_cost
 from tessera.engine.config import EngineConfig
+from tessera.engine.launched import Launched
 from tessera.engine.placement import Placement
 from tessera.engine.tensorrt.module import load_tensorrt_llm
 from tessera.errors import ConfigError, EngineFailed, HandOffError
@@ -161,36 +162,29 @@ class MultimodalEncoder(Protocol):
     def shutdown(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class LaunchedEncode:
-    """One request for each image; ``out`` is where its rows go."""
+def write_rows(requests: Sequence[RequestOutput], out: Sequence[torch.Tensor]) -> None:
+    """Wait for one request for each image and copy its rows into the tensor of ``out`` beside it.
 
-    requests: tuple[RequestOutput, ...]
-    out: tuple[torch.Tensor, ...]
-
-    def done(self) -> bool:
-        # TensorRT-LLM may notice only while somebody waits for it: true is true, false may be late.
-        return all(request.finished for request in self.requests)
-
-    def result(self) -> None:
-        for request, target in zip(self.requests, self.out, strict=True):
-            params = request.result().disaggregated_params
-            if params is None or not params.multimodal_embedding_handles:
-                raise EngineFailed("TensorRT-LLM's encoder answered without embedding handles")
-            rows = [open_handle(handle) for handle in params.multimodal_embedding_handles]
-            count = sum(len(part) for part in rows)
-            if count != len(target) or any(part.shape[1:] != target.shape[1:] for part in rows):
-                raise EngineFailed(
-                    f"TensorRT-LLM's encoder gave rows of {[list(part.shape) for part in rows]},"
-                    f" expected were {list(target.shape)}"
-                )
-            start = 0
-            for part in rows:
-                target[start : start + len(part)].copy_(part)
-                start += len(part)
-        if self.out and self.out[0].is_cuda:
-            # The encoder takes its memory back as soon as the handles are let go of.
-            torch.cuda.current_stream(self.out[0].device).synchronize()
+    Raises ``EngineFailed`` for rows of another number or width, ``HandOffError`` for what is no handle.
+    """
+    for request, target in zip(requests, out, strict=True):
+        params = request.result().disaggregated_params
+        if params is None or not params.multimodal_embedding_handles:
+            raise EngineFailed("TensorRT-LLM's encoder answered without embedding handles")
+        rows = [open_handle(handle) for handle in params.multimodal_embedding_handles]
+        count = sum(len(part) for part in rows)
+        if count != len(target) or any(part.shape[1:] != target.shape[1:] for part in rows):
+            raise EngineFailed(
+                f"TensorRT-LLM's encoder gave rows of {[list(part.shape) for part in rows]},"
+                f" expected were {list(target.shape)}"
+            )
+        start = 0
+        for part in rows:
+            target[start : start + len(part)].copy_(part)
+            start += len(part)
+    if out and out[0].is_cuda:
+        # The encoder takes its memory back as soon as the handles are let go of.
+        torch.cuda.current_stream(out[0].device).synchronize()
 
 
 class TensorRTLLMVisionEngine:
@@ -225,7 +219,11 @@ class TensorRTLLMVisionEngine:
 
     def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:
         requests = [self._encoder.generate_async(self._model.tensorrt_llm_input(image)) for image in tiles]
-        return LaunchedEncode(tuple(requests), tuple(out))
+        # TensorRT-LLM may notice only while somebody waits for it: true is true, false may be late.
+        return Launched(
+            lambda: write_rows(requests, out),
+            done=lambda: all(request.finished for request in requests),
+        )
 
     def close(self) -> None:
         self._encoder.shutdown()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -118,8 +117,8 @@ class EmbedService:
         precomputed = PrecomputedRows("embed", hidden=model.hidden, dtype=info.dtype, metrics=metrics)
         self._images = ImageRows(model, cache, vision, precomputed, info.dtype)
 
-        def launch(inputs: Sequence[PackedInput]) -> _Rows:
-            return _Rows(engine.launch(pack(inputs)))
+        def launch(inputs: Sequence[PackedInput]) -> Launched[list[Vector]]:
+            return engine.launch(pack(inputs)).map(TextVectors.rows)
 
         self._batcher: Batcher[PackedInput, Vector] = Batcher(
             "text",
@@ -284,19 +283,6 @@ class EmbedService:
         for image, was_cached in encoded:
             timings = timings if was_cached else timings.merge(image.timings)
         return _Embedded(outcome.value, cached, timings)
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """A launched batch as one result for each input."""
-
-    launched: Launched[TextVectors]
-
-    def done(self) -> bool:
-        return self.launched.done()
-
-    def result(self) -> Sequence[Vector]:
-        return self.launched.result().rows()
 
 
 class _Embedded:

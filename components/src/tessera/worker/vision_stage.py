@@ -32,21 +32,6 @@ class _Work:
     out: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """The engine wrote each entry's rows where the entry said; what is left to give back is nothing."""
-
-    launched: Launched[object]
-    count: int
-
-    def done(self) -> bool:
-        return self.launched.done()
-
-    def result(self) -> Sequence[None]:
-        self.launched.result()
-        return [None] * self.count
-
-
 class VisionStage:
     """Owns the preprocessing threads, their decoder and the vision engine's queue."""
 
@@ -66,9 +51,10 @@ class VisionStage:
         self._decoder = decoder
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="preprocess")
 
-        def launch(work: Sequence[_Work]) -> _Written:
+        def launch(work: Sequence[_Work]) -> Launched[list[None]]:
+            # The rows are in each entry's ``out`` then; there is nothing else to give back.
             written = engine.launch([entry.tiles for entry in work], [entry.out for entry in work])
-            return _Written(written, len(work))
+            return written.map(lambda _: [None] * len(work))
 
         self._batcher: Batcher[_Work, None] = Batcher(
             "vision",

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
+from tessera.engine.launched import Launched
 from tessera.engine.streams import Streams, pinned
 
-
-class Ticket(Protocol):
-    """Something that was put on the lane."""
-
-    def done(self) -> bool: ...
-
-    def wait(self) -> None: ...
+T = TypeVar("T")
 
 
 class Lane(Protocol):
@@ -41,27 +36,13 @@ class Lane(Protocol):
         """What repeats ``run`` with one launch; None where it cannot be recorded."""
         ...
 
-    def ticket(self, keep: tuple[object, ...]) -> Ticket:
-        """For everything so far; ``keep`` is what it reads and writes."""
+    def launched(self, finish: Callable[[], T], *, keep: object) -> Launched[T]:
+        """Everything so far as a batch; ``keep`` is what it reads and writes, ``finish`` makes its result."""
         ...
 
     def settle(self) -> None:
         """Wait for everything."""
         ...
-
-
-class CudaTicket:
-    """Implements ``Ticket`` by an event on the compute stream."""
-
-    def __init__(self, event: torch.cuda.Event, keep: tuple[object, ...]) -> None:
-        self._event = event
-        self._keep = keep
-
-    def done(self) -> bool:
-        return bool(self._event.query())  # type: ignore[no-untyped-call]
-
-    def wait(self) -> None:
-        self._event.synchronize()
 
 
 class CudaLane:
@@ -94,10 +75,8 @@ class CudaLane:
             run()
         return graph.replay
 
-    def ticket(self, keep: tuple[object, ...]) -> CudaTicket:
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self._streams.compute)
-        return CudaTicket(event, keep)
+    def launched(self, finish: Callable[[], T], *, keep: object) -> Launched[T]:
+        return self._streams.launched(finish, keep=keep)
 
     def settle(self) -> None:
         self._streams.copies.synchronize()

@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import torch
 
-from tessera.engine.base import Cost, Launched, TextBatch, TextVectors, packed_cost, padded_cost
+from tessera.engine.base import Cost, TextBatch, TextVectors, packed_cost, padded_cost
 from tessera.engine.batch import PackedInput, pack, zeros
 from tessera.engine.compiled.spec import Layout, Stage
 from tessera.engine.config import EngineConfig
+from tessera.engine.launched import Launched
 from tessera.engine.placement import Placement
 from tessera.engine.process import settle
-from tessera.engine.tensorrt.lane import CudaLane, Lane, Ticket
+from tessera.engine.tensorrt.lane import CudaLane, Lane
 from tessera.engine.tensorrt.layout import BatchLayout, Buffers, Laid
 from tessera.engine.tensorrt.loaded import LoadedEngine, open_engine
 from tessera.engine.tensorrt.replays import Replays
 from tessera.engine.tensorrt.runs import Run, Sizes, check_text_profiles
 from tessera.models.base import Model
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedText:
-    """Vectors and norms on their way to the host, in the order in which the runs have them."""
-
-    ticket: Ticket
-    vectors: torch.Tensor
-    norms: torch.Tensor
-    order: np.ndarray[tuple[int], np.dtype[np.intp]]
-
-    def done(self) -> bool:
-        return self.ticket.done()
-
-    def result(self) -> TextVectors:
-        self.ticket.wait()
-        return TextVectors(vectors=self.vectors.numpy()[self.order], norms=self.norms.numpy()[self.order])
 
 
 class TextRuns:
@@ -50,7 +32,7 @@ class TextRuns:
         self._buffers = Buffers(manifest, device)
         self._replays = Replays(loaded, lane)
 
-    def launch(self, batch: TextBatch) -> LaunchedText:
+    def launch(self, batch: TextBatch) -> Launched[TextVectors]:
         with torch.inference_mode():
             layer = BatchLayout(batch, self._layout)
             runs = self._sizes.cut(batch.lengths, layer.rows)
@@ -70,9 +52,12 @@ class TextRuns:
                     for host, name in ((vectors, "vectors"), (norms, "norms")):
                         host[done : done + members].copy_(self._buffers[name][:members], non_blocking=True)
                     done += members
-                ticket = self._lane.ticket(tuple(keep))
-            order = np.argsort(np.concatenate([run.members for run in runs]))
-            return LaunchedText(ticket, vectors, norms, order)
+                # The runs have the sequences in an order of their own.
+                order = np.argsort(np.concatenate([run.members for run in runs]))
+                return self._lane.launched(
+                    lambda: TextVectors(vectors=vectors.numpy()[order], norms=norms.numpy()[order]),
+                    keep=keep,
+                )
 
     def record(self) -> None:
         """Record graphs of the sizes that small batches are rounded up to."""

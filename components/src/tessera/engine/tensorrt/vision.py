@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.base import Cost, Launched, packed_cost
+from tessera.engine.base import Cost, packed_cost
 from tessera.engine.compiled.spec import Stage
 from tessera.engine.config import EngineConfig
+from tessera.engine.launched import Launched
 from tessera.engine.placement import Placement
 from tessera.engine.process import settle
-from tessera.engine.tensorrt.lane import CudaLane, Lane, Ticket
+from tessera.engine.tensorrt.lane import CudaLane, Lane
 from tessera.engine.tensorrt.loaded import ALIGNMENT, LoadedEngine, open_engine
 from tessera.engine.tensorrt.replays import Replays
 from tessera.engine.tensorrt.runs import check_vision_profiles
 from tessera.models.base import Model
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchedVision:
-    """A batch whose rows are where they are wanted once its ticket is done."""
-
-    ticket: Ticket
-
-    def done(self) -> bool:
-        return self.ticket.done()
-
-    def result(self) -> None:
-        self.ticket.wait()
 
 
 class VisionRuns:
@@ -55,7 +42,7 @@ class VisionRuns:
         self._device = device
         _, self._tokens_per_tile, self._hidden = self._fixed["rows"].shape
 
-    def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> LaunchedVision:
+    def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[None]:
         with torch.inference_mode():
             staged = self._lane.staging((sum(map(len, tiles)), *tiles[0].shape[1:]), torch.uint8)
             np.concatenate(tiles, out=staged.numpy())
@@ -76,7 +63,7 @@ class VisionRuns:
                     for target in out:
                         target.copy_(rows[done : done + len(target)], non_blocking=True)
                         done += len(target)
-                return LaunchedVision(self._lane.ticket((staged, batch, rows)))
+                return self._lane.launched(lambda: None, keep=(staged, batch, rows))
 
     def record(self) -> None:
         with torch.inference_mode(), self._lane.computing():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,22 +10,10 @@ import torch
 
 from tessera.engine.base import TextBatch, TextVectors
 from tessera.engine.graphs import SplitTextModule, TextGraphs, VisionGraphs
+from tessera.engine.launched import Launched
 from tessera.engine.placement import Placement
-from tessera.engine.streams import EventLaunched, Streams, pinned
+from tessera.engine.streams import Streams, pinned
 from tessera.models.base import TextModule, VisionModule
-
-
-@dataclass(frozen=True, slots=True)
-class _LaunchedText:
-    """Pooled vectors on their way to the host, where they are scaled."""
-
-    pooled: EventLaunched
-
-    def done(self) -> bool:
-        return self.pooled.done()
-
-    def result(self) -> TextVectors:
-        return TextVectors.of(self.pooled.result())
 
 
 class CudaText:
@@ -54,7 +41,7 @@ class CudaText:
                 max_tokens=self._graph_tokens,
             )
 
-    def launch(self, batch: TextBatch) -> _LaunchedText:
+    def launch(self, batch: TextBatch) -> Launched[TextVectors]:
         with torch.inference_mode():
             with torch.cuda.stream(self._streams.copies):
                 staged, on_device = self._indices(batch)
@@ -65,7 +52,8 @@ class CudaText:
                 host = pinned(tuple(pooled.shape), torch.float32)
                 host.copy_(pooled, non_blocking=True)
                 keep = (staged, on_device, sources, rows, pooled)
-                return _LaunchedText(EventLaunched.record(keep=keep, host=host))
+                # Scaled on the host, once the pooled vectors are there.
+                return self._streams.launched(lambda: TextVectors.of(host.numpy()), keep=keep)
 
     def _pooled(self, batch: TextBatch, indices: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
         input_ids, positions, cu_seqlens, vision_index = indices
@@ -154,7 +142,7 @@ class CudaVision:
                 max_tiles=self.graph_tiles,
             )
 
-    def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> EventLaunched:
+    def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[None]:
         with torch.inference_mode():
             staged = pinned((sum(map(len, tiles)), *self._tile_shape), torch.uint8)
             np.concatenate(tiles, out=staged.numpy())
@@ -169,4 +157,4 @@ class CudaVision:
                 for target in out:
                     target.copy_(flat[start : start + len(target)], non_blocking=True)
                     start += len(target)
-                return EventLaunched.record(keep=(staged, batch, rows))
+                return self._streams.launched(lambda: None, keep=(staged, batch, rows))

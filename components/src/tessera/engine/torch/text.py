@@ -6,10 +6,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.base import Cost, Finished, Launched, TextBatch, TextVectors, packed_cost
+from tessera.engine.base import Cost, TextBatch, TextVectors, packed_cost
 from tessera.engine.batch import split, zeros
 from tessera.engine.config import EngineConfig
 from tessera.engine.lanes import Lanes
+from tessera.engine.launched import Launched
 from tessera.engine.placement import Placement
 from tessera.engine.process import one_thread, settle
 from tessera.engine.torch.cuda import CudaText
@@ -78,8 +79,8 @@ class TorchTextEngine:
         pieces = [] if self._lanes is None else split(batch, self._pieces(batch))
         sizes = [len(piece.input_ids) for piece in pieces]
         if self._lanes is None or not self._lanes.suit(sizes):
-            return Finished(TextVectors.of(self._pooled(batch)))
-        return Finished(TextVectors.of(np.concatenate(self._lanes.map(self._pooled, pieces, sizes))))
+            return Launched.of(TextVectors.of(self._pooled(batch)))
+        return Launched.of(TextVectors.of(np.concatenate(self._lanes.map(self._pooled, pieces, sizes))))
 
     def _pieces(self, batch: TextBatch) -> int:
         """The same number for each lane, as far as the pieces are not too small for that."""

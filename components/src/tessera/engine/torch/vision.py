@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.base import Cost, Finished, Launched, packed_cost
+from tessera.engine.base import Cost, packed_cost
 from tessera.engine.config import EngineConfig
 from tessera.engine.lanes import Lanes
+from tessera.engine.launched import Launched
 from tessera.engine.placement import Placement
 from tessera.engine.process import one_thread, settle
 from tessera.engine.torch.cuda import CudaVision
@@ -82,7 +83,7 @@ class TorchVisionEngine:
             for target in out:
                 target.copy_(flat[start : start + len(target)])
                 start += len(target)
-            return Finished(None)
+            return Launched.of(None)
 
     def _encoded(self, tiles: npt.NDArray[np.uint8]) -> torch.Tensor:
         with torch.inference_mode():
