@@ -1,4 +1,4 @@
-"""Directories that are complete or not there."""
+"""Makes directories that are complete or not there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tessera.errors import ConfigError
 
 
 @contextmanager
-def partial_directory(out: Path, *, first_wins: bool = False) -> Iterator[Path]:
+def atomic_directory(out: Path, *, first_wins: bool = False) -> Iterator[Path]:
     """A directory beside ``out`` that gets its name when the block ends, and is removed when it raises.
 
     Raises ``ConfigError`` when ``out`` exists. If another process completes it meanwhile, that one stays,

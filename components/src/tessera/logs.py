@@ -1,11 +1,7 @@
-"""How every process of a deployment logs: to stderr, as text for people or as JSON, one line for a request.
+"""How every process of a deployment logs: to stderr, as text or as JSON, one line for a request.
 
-A request's line is begun where the process hears of it and written where the process is done with it. In
-between, whoever does the work may note on it what is worth knowing; whatever else is logged meanwhile
-carries the request's id.
-
-No line is written with such things on purpose. This is for messages that quote others: a library's
-exception may name the URL that it was given, or the string that it could not read.
+A process begins a request's line when the request arrives, and writes it when the answer is sent. Code in
+between adds fields to it (``note``, ``count``). Other lines that are logged meanwhile carry the request's id.
 """
 
 from __future__ import annotations
@@ -88,7 +84,11 @@ _SUSPECT = re.compile(r"data:|://|bearer|basic|key|[A-Za-z0-9+/=_-]{161}", re.IG
 
 
 def scrub(text: str) -> str:
-    """The text without data URLs, credentials, long encoded words, and queries and fragments of URLs."""
+    """The text without data URLs, credentials, long encoded words, and queries and fragments of URLs.
+
+    Our own lines hold none of these. Messages that quote others may: a library's exception names the URL that
+    it was given, or the string that it could not read.
+    """
     if len(text) > MOST_CHARACTERS:
         left_out = len(text) - MOST_CHARACTERS
         tail = text[_HEAD_CHARACTERS - MOST_CHARACTERS :]

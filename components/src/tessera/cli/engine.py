@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
-from tessera.atomic_directory import partial_directory
+from tessera.atomic_directory import atomic_directory
 from tessera.config import convert, load_stages
 from tessera.engine.compiled.build import build_engine, flavour
 from tessera.engine.compiled.manifest import MANIFEST_FILE, Manifest
@@ -166,7 +166,7 @@ def _export(options: argparse.Namespace) -> None:
                 path = written.rename(options.out.with_name(written.name))
                 print(f"{path}: {path.stat().st_size / (1 << 20):.1f} MiB")
         return
-    with partial_directory(options.out) as folder:
+    with atomic_directory(options.out) as folder:
         repository = TritonRepository(model, stages, folder, envelope, dtype=options.dtype)
         if options.triton == "fused":
             repository.write_fused(progress)

@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from tessera.atomic_directory import partial_directory
+from tessera.atomic_directory import atomic_directory
 from tessera.engine.compiled.manifest import Binding, Manifest, describe_files
 from tessera.engine.compiled.spec import BuildSpec
 from tessera.errors import ConfigError
@@ -68,7 +68,7 @@ def build_engine(
     """Build into a directory beside ``out`` and rename it; raises ``ConfigError`` when ``out`` exists."""
     compiler = flavour(spec.flavour)
     started = time.monotonic()
-    with partial_directory(out) as partial:
+    with atomic_directory(out) as partial:
         built = compiler.build(model, spec, partial, timing_cache=timing_cache, progress=progress)
         progress("hashing the files")
         manifest = Manifest(

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tessera.atomic_directory import partial_directory
+from tessera.atomic_directory import atomic_directory
 from tessera.errors import TesseraError
 from tessera.models.llama_nemotron_vl.config_reader import CONFIG_FILE, PROCESSOR_FILE, read_config
 from tessera.models.llama_nemotron_vl.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
@@ -40,7 +40,7 @@ def write_checkpoint(path: Path, spec: CheckpointSpec, *, seed: int = 0, dtype: 
     The directory appears under its name only when it is complete. Raises ``ConfigError`` when something
     is there already; if another process completes the same path first, its directory stays.
     """
-    with partial_directory(path, first_wins=True) as partial:
+    with atomic_directory(path, first_wins=True) as partial:
         # The mark is for the try-it page, which must not pass off noise as search results.
         _write_json(partial / CONFIG_FILE, {**config_json(spec, dtype), "tessera_checkpoint": "random"})
         _write_json(partial / PROCESSOR_FILE, processor_json(spec))
