@@ -11,26 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tessera.dtypes import BY_SAFETENSORS
 from tessera.errors import CheckpointError
 
-ITEM_SIZE = {
-    "BOOL": 1,
-    "U8": 1,
-    "I8": 1,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "F8_E8M0": 1,
-    "I16": 2,
-    "U16": 2,
-    "F16": 2,
-    "BF16": 2,
-    "I32": 4,
-    "U32": 4,
-    "F32": 4,
-    "I64": 8,
-    "U64": 8,
-    "F64": 8,
-}
 _LARGEST_HEADER = 100_000_000
 
 
@@ -86,9 +69,9 @@ def _tensor(path: Path, name: str, entry: Any, *, data: int, size: int) -> Store
         numbers = all(type(number) is int and number >= 0 for number in (*shape, start, end))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: tensor {name!r} has no dtype, shape and data_offsets") from error
-    if not numbers or dtype not in ITEM_SIZE:
+    if not numbers or dtype not in BY_SAFETENSORS:
         raise CheckpointError(f"{path}: tensor {name!r} has a malformed header entry {entry!r}")
-    expected = math.prod(shape) * ITEM_SIZE[dtype]
+    expected = math.prod(shape) * BY_SAFETENSORS[dtype].itemsize
     if end - start != expected or data + end > size:
         raise CheckpointError(
             f"{path}: tensor {name!r} of {dtype} {list(shape)} needs {expected} bytes;"

@@ -11,12 +11,13 @@ from typing import Final
 
 import torch
 
+from tessera.dtypes import FLOATS
 from tessera.errors import ConfigError, HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.base import Transport
 from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
 from tessera.transport.kinds.select import make_transport, select_kinds
-from tessera.transport.slab.rows import DTYPES, rows_checksum
+from tessera.transport.slab.rows import rows_checksum
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 Destination = torch.device | Callable[[tuple[int, int], torch.dtype], torch.Tensor]
@@ -193,7 +194,7 @@ class Inbox:
         return transport
 
     def _destination(self, handle: Handle, into: Destination) -> torch.Tensor:
-        dtype = DTYPES[handle.dtype]
+        dtype = FLOATS[handle.dtype].torch
         if isinstance(into, torch.device):
             return torch.empty(handle.shape, dtype=dtype, device=into)
         return into(handle.shape, dtype)

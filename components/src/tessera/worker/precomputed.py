@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from tessera import wire
+from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError, InvalidInput, LeaseExpired
 from tessera.transport.base import Transport
 from tessera.transport.kinds.inline import InlineTransport
 from tessera.transport.kinds.shm import ShmTransport
 from tessera.transport.slab.geometry import check_shape
-from tessera.transport.slab.rows import DTYPES
 from tessera.worker.metrics import WorkerMetrics
 
 
@@ -19,7 +19,7 @@ class PrecomputedRows:
 
     def __init__(self, reader: str, *, hidden: int, dtype: str, metrics: WorkerMetrics) -> None:
         self._hidden = hidden
-        self._dtype = DTYPES[dtype]
+        self._dtype = FLOATS[dtype].torch
         self._metrics = metrics
         self._transports: dict[str, Transport] = {
             transport.kind: transport for transport in (ShmTransport(reader), InlineTransport(reader))
@@ -59,7 +59,7 @@ class PrecomputedRows:
             transport.connect(slab)
         try:
             transport.check(handle)
-            rows = torch.empty(handle.shape, dtype=DTYPES[handle.dtype])
+            rows = torch.empty(handle.shape, dtype=FLOATS[handle.dtype].torch)
             await transport.fetch(handle, rows)
             if not await transport.release(handle):
                 raise LeaseExpired("the rows were taken back while they were copied")

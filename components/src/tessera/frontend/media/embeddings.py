@@ -13,9 +13,10 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from tessera.dtypes import FLOATS, DType, from_bfloat16_bits
 from tessera.errors import InvalidInput, UnsupportedMedia
 
-DTYPES: Final = {"F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2)}
+_STORED: Final = {dtype.safetensors: dtype for dtype in FLOATS.values()}
 UNSAFE_SUFFIXES: Final = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 SUFFIX: Final = ".safetensors"
 
@@ -46,9 +47,9 @@ def read_embeddings(data: bytes, *, hidden: int, digest: bytes, param: str) -> L
     """
     name, tensor = _first(data, param)
     dtype, shape, start, stop = _described(tensor, param)
-    if dtype not in DTYPES:
+    if dtype not in _STORED:
         raise UnsupportedMedia(
-            f"{param}: the tensor's dtype {dtype[:16]!r} is none of {', '.join(DTYPES)}", param=param
+            f"{param}: the tensor's dtype {dtype[:16]!r} is none of {', '.join(_STORED)}", param=param
         )
     if len(shape) == 3 and shape[0] == 1:
         shape = shape[1:]
@@ -58,15 +59,15 @@ def read_embeddings(data: bytes, *, hidden: int, digest: bytes, param: str) -> L
             f"found {shape[:8]} in {name[:40]!r}",
             param=param,
         )
-    kind, itemsize = DTYPES[dtype]
+    kind = _STORED[dtype]
     values = data[8 + _header_bytes(data) :][start:stop]
-    if len(values) != prod(shape) * itemsize or stop - start != len(values):
+    if len(values) != prod(shape) * kind.itemsize or stop - start != len(values):
         raise InvalidInput(f"{param}: the tensor's offsets do not fit its shape or the file", param=param)
     if not _in_range(values, kind):
         raise InvalidInput(
             f"{param}: the tensor holds values that are not finite or beyond {_LARGEST:g}", param=param
         )
-    return LoadedEmbeddings(data=values, shape=(shape[0], hidden), dtype=kind, digest=digest)
+    return LoadedEmbeddings(data=values, shape=(shape[0], hidden), dtype=kind.name, digest=digest)
 
 
 def _header_bytes(data: bytes) -> int:
@@ -108,11 +109,10 @@ def _described(tensor: dict[str, Any], param: str) -> tuple[str, list[int], int,
     return dtype, shape, offsets[0], offsets[1]
 
 
-def _in_range(values: bytes, kind: str) -> bool:
-    if kind == "bfloat16":
-        # The upper half of a float32.
-        found = (np.frombuffer(values, "<u2").astype("<u4") << 16).view("<f4")
+def _in_range(values: bytes, kind: DType) -> bool:
+    if kind.numpy is None:
+        found = from_bfloat16_bits(np.frombuffer(values, "<u2"))
     else:
-        found = np.frombuffer(values, "<f4" if kind == "float32" else "<f2")
+        found = np.frombuffer(values, kind.numpy)
     # A comparison with a NaN is false.
     return bool((np.abs(found) <= _LARGEST).all())

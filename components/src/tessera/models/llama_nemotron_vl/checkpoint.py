@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tessera.checkpoint.safetensors import StoredTensor, WeightFile
 from tessera.checkpoint.section import Section
+from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.tensors import canonical, expected
@@ -17,7 +18,7 @@ from tessera.models.llama_nemotron_vl.tensors import canonical, expected
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 
-_FLOATS = ("F32", "F16", "BF16")
+_FLOATS = [dtype.safetensors for dtype in FLOATS.values()]
 
 
 def weight_files(directory: Path) -> list[WeightFile]:
@@ -74,7 +75,7 @@ def stored_tensors(directory: Path, config: ModelConfig) -> dict[str, StoredTens
             )
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(
-                f"{tensor.file}: tensor {tensor.name!r} must be one of {list(_FLOATS)}, found {tensor.dtype}"
+                f"{tensor.file}: tensor {tensor.name!r} must be one of {_FLOATS}, found {tensor.dtype}"
             )
         found[name] = tensor
     for name, shape in shapes.items():

@@ -15,14 +15,13 @@ import torch
 from torch import nn
 
 from tessera.checkpoint.safetensors import StoredTensor
+from tessera.dtypes import BY_SAFETENSORS, FLOATS
 from tessera.errors import CheckpointError, ConfigError
 from tessera.models.llama_nemotron_vl.checkpoint import stored_tensors
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.text import TextTower
 from tessera.models.llama_nemotron_vl.vision import VisionTower
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _STAGING_BYTES = 32 << 20
 
 # one product instead of several: the parameter on the left is its sources' rows, one after another
@@ -52,9 +51,9 @@ def load_text(path: Path, config: ModelConfig, *, dtype: str, device: str) -> Te
 
 def torch_dtype(name: str) -> torch.dtype:
     """The type of that name; raises ``ConfigError`` for one that modules are not loaded in."""
-    if name not in _DTYPES:
-        raise ConfigError(f"dtype {name!r} is none of {sorted(_DTYPES)}")
-    return _DTYPES[name]
+    if name not in FLOATS:
+        raise ConfigError(f"dtype {name!r} is none of {sorted(FLOATS)}")
+    return FLOATS[name].torch
 
 
 def fill(
@@ -76,7 +75,7 @@ def fill(
             offset = 0
             for source in _sources(part + name):
                 tensor = tensors[source]
-                count = tensor.nbytes // _STORED[tensor.dtype].itemsize
+                count = tensor.nbytes // BY_SAFETENSORS[tensor.dtype].itemsize
                 reader.read(tensor, flat[offset : offset + count])
                 offset += count
             assert offset == flat.numel(), f"{name} was filled with {offset} of {flat.numel()} numbers"
@@ -107,7 +106,7 @@ class _Reader:
 
     def read(self, tensor: StoredTensor, into: torch.Tensor) -> None:
         """Read all of ``tensor`` into the one-dimensional ``into``, converting and copying as needed."""
-        stored = _STORED[tensor.dtype]
+        stored = BY_SAFETENSORS[tensor.dtype].torch
         if into.device.type == "cpu" and into.dtype == stored:
             self._read_bytes(tensor, 0, into.view(torch.uint8))
             return

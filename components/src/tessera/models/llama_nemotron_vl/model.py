@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tessera.dtypes import FLOATS
 from tessera.models.base import (
     Int32Array,
     Piece,
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from tessera.models.stages import StageFamily, StageModule
 
 FAMILY_NAME = "llama_nemotron_vl"
-
-_ITEM_SIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class LlamaNemotronVL:
@@ -172,14 +171,14 @@ class LlamaNemotronVL:
         return _nbytes(text_shapes(self.config.text), dtype)
 
     def vision_activation_nbytes(self, dtype: str, tiles: int) -> int:
-        return vision_activations(self.config, tiles) * _ITEM_SIZE[dtype]
+        return vision_activations(self.config, tiles) * FLOATS[dtype].itemsize
 
     def text_activation_nbytes(self, dtype: str, tokens: int) -> int:
-        return text_activations(self.config, tokens) * _ITEM_SIZE[dtype]
+        return text_activations(self.config, tokens) * FLOATS[dtype].itemsize
 
 
 def _nbytes(shapes: Shapes, dtype: str) -> int:
-    return sum(map(prod, shapes.values())) * _ITEM_SIZE[dtype]
+    return sum(map(prod, shapes.values())) * FLOATS[dtype].itemsize
 
 
 if TYPE_CHECKING:

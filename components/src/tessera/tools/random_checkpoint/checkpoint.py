@@ -31,7 +31,6 @@ from tessera.tools.random_checkpoint.weights import write_weights
 SENTENCE_TRANSFORMERS_FILE = "config_sentence_transformers.json"
 
 _SIZES = {"tiny": TINY, "full": FULL}
-_DTYPES = ("float32", "bfloat16", "float16")
 
 
 def write_checkpoint(path: Path, spec: CheckpointSpec, *, seed: int = 0, dtype: str = "float32") -> None:
@@ -67,7 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         default="tiny",
         help="tiny: runs anywhere; full: the published model's shapes, 3.1 GiB in bfloat16",
     )
-    parser.add_argument("--dtype", choices=_DTYPES, help="default: float32 for tiny, bfloat16 for full")
+    parser.add_argument(
+        "--dtype",
+        choices=("float32", "bfloat16", "float16"),
+        help="default: float32 for tiny, bfloat16 for full",
+    )
     options = parser.parse_args(arguments)
     dtype = options.dtype or ("bfloat16" if options.size == "full" else "float32")
     started = time.monotonic()

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
+from tessera.dtypes import FLOATS, Float32Array, bfloat16_bits
 from tessera.models.llama_nemotron_vl.checkpoint import INDEX_FILE, SINGLE_FILE
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.tensors import Shapes, expected
@@ -20,9 +20,6 @@ from tessera.tools.random_checkpoint.spec import CheckpointSpec
 # A prime, so that no row of any matrix lines up with another where the block starts over.
 _BLOCK = 8_388_593
 _CHUNK = 1 << 20
-_STORED = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
-
-Float32Array = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +36,7 @@ class _Tensor:
 
 def write_weights(directory: Path, spec: CheckpointSpec, config: ModelConfig, seed: int, dtype: str) -> None:
     """Write one file, or ``spec.shards`` files and their index; the same bytes for the same arguments."""
-    stored, width = _STORED[dtype]
+    stored, width = FLOATS[dtype].safetensors, FLOATS[dtype].itemsize
     source = np.random.Generator(np.random.PCG64(seed))
     block = source.standard_normal(_BLOCK, dtype=np.float32)
     groups = _grouped(list(_tensors(spec, config)), spec.shards)
@@ -135,11 +132,6 @@ def _write(file: BinaryIO, tensor: _Tensor, block: Float32Array, start: int, dty
 
 
 def _encoded(values: Float32Array, dtype: str) -> bytes:
-    if dtype == "float32":
-        return values.astype("<f4").tobytes()
-    if dtype == "float16":
-        return values.astype("<f2").tobytes()
-    bits = values.view(np.uint32)
-    # round half to even on the upper 16 bits
-    bits = bits + (((bits >> np.uint32(16)) & np.uint32(1)) + np.uint32(0x7FFF))
-    return (bits >> np.uint32(16)).astype("<u2").tobytes()
+    if dtype == "bfloat16":
+        return bfloat16_bits(values).tobytes()
+    return values.astype(FLOATS[dtype].numpy).tobytes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import torch
 
+from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.cuda import finished, index_of
 from tessera.transport.host import device_ids
@@ -18,7 +19,7 @@ from tessera.transport.slab.geometry import (
     unknown_slab,
 )
 from tessera.transport.slab.memory import HostAddress, HostMemory
-from tessera.transport.slab.rows import DTYPES, check_destination
+from tessera.transport.slab.rows import check_destination
 from tessera.transport.slab.slab import Slab, Slot
 from tessera.wire import Handle, SlabInfo
 
@@ -142,4 +143,4 @@ def _open(address: CudaIpcAddress, device: int) -> torch.Tensor:
         memory = DeviceMemory.open(address.handle, geometry.nbytes, device)
     except HandOffError as error:
         raise TransportUnavailable(f"cannot open a peer's GPU memory: {error}") from error
-    return memory.tensor((geometry.capacity_rows, geometry.hidden), DTYPES[geometry.dtype])
+    return memory.tensor((geometry.capacity_rows, geometry.hidden), FLOATS[geometry.dtype].torch)

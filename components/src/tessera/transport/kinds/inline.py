@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
+from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError
 from tessera.transport.slab.geometry import check_shape
-from tessera.transport.slab.rows import DTYPES, check_destination, dtype_name
+from tessera.transport.slab.rows import check_destination, dtype_name
 from tessera.transport.slab.slab import Slot
 from tessera.wire import Handle, SlabInfo
 
@@ -53,7 +54,7 @@ class InlineTransport:
         rows = check_shape(handle)
         if handle.slab or handle.offset:
             raise HandOffError("an inline handle names a place in a slab")
-        expected = rows * handle.shape[1] * DTYPES[handle.dtype].itemsize
+        expected = rows * handle.shape[1] * FLOATS[handle.dtype].itemsize
         if len(handle.data) != expected:
             raise HandOffError(f"the handle carries {len(handle.data)} bytes, its shape takes {expected}")
 

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
 
+from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError, TransportUnavailable
 from tessera.wire import Handle, SlabInfo
 
 if TYPE_CHECKING:
     from tessera.transport.slab.slab import Slab, Slot
-
-ITEM_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
-"""The element types that may cross, by the name a handle gives them, and their sizes."""
 
 MAX_LEASE: Final = 2**63 - 1
 
@@ -27,7 +25,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dtype: str
 
     def __post_init__(self) -> None:
-        if self.dtype not in ITEM_BYTES:
+        if self.dtype not in FLOATS:
             raise ValueError(f"unknown dtype {self.dtype!r}")
         if self.hidden <= 0 or self.unit_rows <= 0 or self.capacity_rows <= 0:
             raise ValueError("capacity_rows, unit_rows and hidden must be positive")
@@ -42,7 +40,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def row_bytes(self) -> int:
-        return self.hidden * ITEM_BYTES[self.dtype]
+        return self.hidden * FLOATS[self.dtype].itemsize
 
     @property
     def unit_bytes(self) -> int:
@@ -73,7 +71,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def check_shape(handle: Handle) -> int:
     """Check what every kind's handle must satisfy; the number of rows."""
-    if handle.dtype not in ITEM_BYTES:
+    if handle.dtype not in FLOATS:
         raise HandOffError(f"the handle's dtype {handle.dtype!r} is not one that is handed off")
     if len(handle.shape) != 2 or min(handle.shape) <= 0:
         raise HandOffError(f"the handle's shape {handle.shape} is not [rows, hidden]")

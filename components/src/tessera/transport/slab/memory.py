@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from tessera.dtypes import FLOATS
 from tessera.errors import TransportUnavailable
 from tessera.transport.slab.geometry import Geometry
 
@@ -193,14 +194,12 @@ class HostMemory:
     def _make_tensor(self) -> torch.Tensor:
         import torch
 
-        from tessera.transport.slab.rows import DTYPES
-
         with warnings.catch_warnings():
             # Readers map the rows read-only and never write to them; torch has no such tensors.
             warnings.simplefilter("ignore", UserWarning)
             flat = torch.frombuffer(
                 self._map,
-                dtype=DTYPES[self.geometry.dtype],
+                dtype=FLOATS[self.geometry.dtype].torch,
                 count=self.geometry.capacity_rows * self.geometry.hidden,
                 offset=self._rows_at,
             )

@@ -16,12 +16,12 @@ from typing import Final
 
 import torch
 
+from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError
 from tessera.transport.cuda import finished, index_of, pin, unpin
 from tessera.transport.kinds.device_memory import DeviceMemory
 from tessera.transport.slab.geometry import Geometry
 from tessera.transport.slab.memory import HostMemory, fence
-from tessera.transport.slab.rows import DTYPES
 from tessera.transport.slab.space import Space
 
 
@@ -132,7 +132,7 @@ class Slab:
         else:
             self.device_memory = DeviceMemory.allocate(geometry.nbytes, index_of(self.device))
             shape = (geometry.capacity_rows, geometry.hidden)
-            self.rows = self.device_memory.tensor(shape, DTYPES[geometry.dtype])
+            self.rows = self.device_memory.tensor(shape, FLOATS[geometry.dtype].torch)
             if self.memory.rows is not None:
                 pin(self.memory.rows)
         self._space = Space(geometry.units, name="slab")
