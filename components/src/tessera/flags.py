@@ -8,37 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tessera.rpc.runtime import RpcConfig
-
-
-class HelpFormatter(argparse.HelpFormatter):
-    """Ends the help of a flag with its default, where it has one."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        said = action.help or ""
-        if action.default is argparse.SUPPRESS or isinstance(action.default, bool) or "%(default)" in said:
-            return said
-        return f"{said} (default: %(default)s)" if action.default not in (None, []) else said
+from tessera.settings import HelpFormatter as HelpFormatter
+from tessera.settings import add_flags, read_flags
 
 
 def add_rpc_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags that every process of a deployment shares."""
-    defaults = RpcConfig()
-    group = parser.add_argument_group("Dynamo")
-    group.add_argument(
-        "--namespace", default=defaults.namespace, help="processes of one namespace find each other"
-    )
-    group.add_argument(
-        "--discovery-backend",
-        default=defaults.discovery_backend,
-        choices=("file", "etcd", "kubernetes", "mem"),
-        help="where instances are listed",
-    )
-    group.add_argument(
-        "--request-plane",
-        default=defaults.request_plane,
-        choices=("tcp", "nats"),
-        help="how processes call each other",
-    )
+    add_flags(parser.add_argument_group("Dynamo"), RpcConfig)
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,11 +38,7 @@ def trace_exporters(
 
 
 def rpc_config(parsed: argparse.Namespace) -> RpcConfig:
-    return RpcConfig(
-        namespace=parsed.namespace,
-        discovery_backend=parsed.discovery_backend,
-        request_plane=parsed.request_plane,
-    )
+    return read_flags(RpcConfig, parsed)
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,9 +18,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import TracebackType
-from typing import Final
+from typing import Annotated, Final, Literal
 
+import msgspec
 import orjson
+
+from tessera.settings import Setting, add_flags, read_flags
 
 Value = str | int | float | None
 """What a line's fields hold; a field that is None is left out."""
@@ -107,26 +110,20 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
-_LEVELS = ("debug", "info", "warning", "error")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogSettings:
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """``level`` is of Tessera's own lines; other libraries are heard from WARNING up."""
 
-    format: LogFormat = LogFormat.TEXT
-    level: str = "info"
+    format: Annotated[LogFormat, Setting(flag="--log-format", help="lines for people or programs")] = (
+        LogFormat.TEXT
+    )
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Setting(flag="--log-level", help="of what is logged, and above"),
+    ] = "info"
 
 
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:
-    defaults = LogSettings()
-    group = parser.add_argument_group("log")
-    group.add_argument(
-        "--log-format", choices=tuple(LogFormat), default=defaults.format, help="lines for people or programs"
-    )
-    group.add_argument(
-        "--log-level", choices=_LEVELS, default=defaults.level, help="of what is logged, and above"
-    )
+    add_flags(parser.add_argument_group("log"), LogSettings)
 
 
 def log_settings(argv: Sequence[str] | None = None) -> LogSettings:
@@ -140,7 +137,7 @@ def log_settings(argv: Sequence[str] | None = None) -> LogSettings:
         parsed, _ = parser.parse_known_args(argv)
     except argparse.ArgumentError:
         return LogSettings()
-    return LogSettings(format=LogFormat(parsed.log_format), level=parsed.log_level)
+    return read_flags(LogSettings, parsed)
 
 
 # The names that Dynamo's runtime uses in its own JSON lines.

@@ -9,12 +9,13 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from tessera.errors import ConfigError, DiscoveryLost
 from tessera.rpc.discovery import until_wiped
+from tessera.settings import Setting
 
 
 def send_at_once() -> None:
@@ -86,9 +87,16 @@ def set_environment_defaults(*, json_log: bool = False) -> None:
 class RpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``discovery_backend`` and ``request_plane`` take Dynamo's own values."""
 
-    namespace: str = "tessera"
-    discovery_backend: str = "file"
-    request_plane: str = "tcp"
+    namespace: Annotated[
+        str, Setting(flag="--namespace", help="processes of one namespace find each other")
+    ] = "tessera"
+    discovery_backend: Annotated[
+        Literal["file", "etcd", "kubernetes", "mem"],
+        Setting(flag="--discovery-backend", help="where instances are listed"),
+    ] = "file"
+    request_plane: Annotated[
+        Literal["tcp", "nats"], Setting(flag="--request-plane", help="how processes call each other")
+    ] = "tcp"
 
 
 class Runtime:
