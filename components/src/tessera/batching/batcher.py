@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic
@@ -56,60 +55,6 @@ class Pace:
 
 Describe = Callable[[Sequence[P]], tracing.Attributes]
 """A batch's attributes by its payloads."""
-
-
-def waited(stage: str, entries: Sequence[Entry[P, R]], ended: float) -> None:
-    """The time in the queue, until ``ended``: one span for each that asked, from its first entry on."""
-    if not tracing.recording():
-        return
-    began: dict[tracing.Reference, float] = {}
-    for entry in entries:
-        if entry.asked is not None:
-            began[entry.asked] = min(entry.enqueued, began.get(entry.asked, ended))
-    for asked, enqueued in began.items():
-        tracing.past(f"{stage} queue", enqueued, ended, parent=asked)
-
-
-def ran(
-    stage: str,
-    entries: Sequence[Entry[P, R]],
-    started: float,
-    ended: float,
-    describe: Describe[P],
-    error: Exception | None = None,
-) -> None:
-    """A batch as a trace of its own, linked to all that asked; and a span in the trace of each of these."""
-    if not tracing.recording():
-        return
-    shares = Counter(entry.asked for entry in entries if entry.asked is not None)
-    if not shares:
-        return
-    kind = None if error is None else _kind(error)
-    batch = tracing.past(
-        f"{stage} batch",
-        started,
-        ended,
-        links=list(shares),
-        attributes={
-            "tessera.batch.entries": len(entries),
-            **describe([entry.payload for entry in entries]),
-        },
-        error=kind,
-    )
-    for asked, share in shares.items():
-        tracing.past(
-            f"{stage} engine",
-            started,
-            ended,
-            parent=asked,
-            links=() if batch is None else (batch,),
-            attributes={"tessera.batch.entries": len(entries), "tessera.batch.share": share},
-            error=kind,
-        )
-
-
-def _kind(error: Exception) -> str:
-    return error.code if isinstance(error, TesseraError) else type(error).__name__
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,6 +222,18 @@ class Batcher(Generic[P, R]):
         if not self._waiting.used:
             self._empty.set()
 
+    def _trace(
+        self, entries: list[Entry[P, R]], started: float, ended: float, error: Exception | None = None
+    ) -> None:
+        tracing.batch_ran(
+            self.name,
+            (entry.asked for entry in entries),
+            started,
+            ended,
+            lambda: self._describe([entry.payload for entry in entries]),
+            error,
+        )
+
     # What the engine thread tells.
 
     def taken(self, alive: list[Entry[P, R]], dead: list[Entry[P, R]], at: float) -> None:
@@ -284,7 +241,7 @@ class Batcher(Generic[P, R]):
             self._waiting.give(entry.client, entry.size)
         self._give_up(dead)
         self._feed()
-        waited(self.name, alive, at)
+        tracing.batch_queued(self.name, ((entry.asked, entry.enqueued) for entry in alive), at)
 
     def deliver(self, entries: list[Entry[P, R]], values: Sequence[R], started: float, ended: float) -> None:
         run_ms = (ended - started) * 1e3
@@ -300,10 +257,10 @@ class Batcher(Generic[P, R]):
         full = 2 * self._cost(len(entries), size, longest) >= self._batch
         self._pace.ran(size if full else 0, started, ended)
         self._observe(BatchStats(len(entries), size, run_ms))
-        ran(self.name, entries, started, ended, self._describe)
+        self._trace(entries, started, ended)
 
     def broke(self, entries: list[Entry[P, R]], error: Exception, started: float, ended: float) -> None:
-        ran(self.name, entries, started, ended, self._describe, error)
+        self._trace(entries, started, ended, error)
 
     def died(self, error: EngineDead) -> None:
         self._on_death(error)

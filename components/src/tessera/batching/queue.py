@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
-from tessera.tracing import Reference
+from opentelemetry.trace import Span
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -47,7 +47,7 @@ class Entry(Generic[P, R]):
     request_id: str = ""
     left_queue: bool = field(default=False)
     dropped: bool = field(default=False)
-    asked: Reference | None = field(default=None)
+    asked: Span | None = field(default=None)
 
 
 def requests_of(entries: Sequence[Entry[P, R]]) -> dict[str, dict[str, str]]:

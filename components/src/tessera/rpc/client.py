@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from tessera import wire
+from tessera import tracing, wire
 from tessera.errors import (
     DeadlineExceeded,
     PayloadTooLarge,
@@ -14,7 +14,6 @@ from tessera.errors import (
     Unavailable,
 )
 from tessera.rpc.runtime import Runtime
-from tessera.rpc.traces import calling
 
 
 class Client:
@@ -45,8 +44,8 @@ class Client:
         """
         if timeout <= 0:
             raise DeadlineExceeded("the deadline had passed before the call was made")
-        with calling(self.address, instance, message) as sent:
-            return await self._call(instance, sent, timeout)
+        with tracing.calling(self.address, instance, message):
+            return await self._call(instance, tracing.carrying(message), timeout)
 
     async def _call(self, instance: int, message: wire.Request, timeout: float) -> wire.Reply:
         try:

@@ -12,7 +12,6 @@ from tessera.errors import RequestCancelled, TesseraError, Unavailable
 from tessera.logs import note, serving
 from tessera.rpc.call_log import CallLog
 from tessera.rpc.runtime import Runtime, send_at_once
-from tessera.rpc.traces import answering
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +183,7 @@ class Server:
                 return _internal(error)
         part = self._log.begin(message)
         try:
-            with serving(part.line), answering(self.address, message):
+            with serving(part.line), tracing.answering(self.address, message):
                 note(trace_id=tracing.trace_id() or None)
                 reply = await self._handler(message)
         except TesseraError as error:

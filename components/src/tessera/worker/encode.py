@@ -120,7 +120,7 @@ class EncodeService:
                 raise RequestCancelled("the reader has gone")
             with tracing.span("publish") as span:
                 handle = await self._outbox.publish(slot, request.reader)
-                span.set({"tessera.transfer.route": handle.kind})
+                span.set_attribute("tessera.transfer.route", handle.kind)
         except BaseException:
             slot.free()
             raise

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from blake3 import blake3
+from opentelemetry.trace import Span
 
 from tessera import tracing, wire
 from tessera.cache import EmbeddingCache, SingleFlight
@@ -108,16 +109,17 @@ class ImageRows:
             return await self._look_up(job, image, span)
 
     async def _look_up(
-        self, job: Job, image: wire.Image | wire.Embeddings, span: tracing.Span
+        self, job: Job, image: wire.Image | wire.Embeddings, span: Span
     ) -> tuple[EncodedImage, bool]:
         if isinstance(image, wire.Embeddings):
-            span.set({"tessera.cache": "precomputed", "tessera.transfer.route": image.handle.kind})
+            span.set_attributes({"tessera.cache": "precomputed", "tessera.transfer.route": image.handle.kind})
             return EncodedImage(await self._precomputed.fetch(image), wire.Timings()), False
         if self._vision is None:
             raise InvalidInput("this deployment serves text only", param=image.param)
         # What an engine gave that rounds as none of them does now is not what a miss would give.
         cached = self._cache.get(*(self._key(image, rounding) for rounding in self._vision.roundings))
-        span.set({"tessera.cache": "miss" if cached is None else "hit", "tessera.tiles": image.tiles})
+        found = "miss" if cached is None else "hit"
+        span.set_attributes({"tessera.cache": found, "tessera.tiles": image.tiles})
         if cached is not None:
             return self._checked(EncodedImage(cached, wire.Timings()), image), True
         if not image.data:
@@ -131,10 +133,10 @@ class ImageRows:
                 raise
             # The flight may have been another request's, whose name for the image says nothing here.
             raise type(error)(error.message, param=image.param, retry_after=error.retry_after) from error
-        if encoded.asked is not None and encoded.asked != tracing.here():
+        if encoded.asked is not None and encoded.asked is not tracing.here():
             # Another request's flight, or another input's of this one.
-            span.set({"tessera.cache": "joined"})
-            span.link(encoded.asked)
+            span.set_attribute("tessera.cache", "joined")
+            span.add_link(encoded.asked.get_span_context())
         return self._checked(encoded, image), False
 
     async def _fly(self, job: Job, image: wire.Image) -> EncodedImage:

@@ -210,7 +210,7 @@ class RemoteVision:
             with tracing.span("transfer", {"tessera.transfer.route": handle.kind}) as span:
                 async with asyncio.timeout(deadline - time.monotonic()):
                     rows = await self._inbox.fetch(handle, self._device)
-                span.set({"tessera.transfer.bytes": rows.nbytes})
+                span.set_attribute("tessera.transfer.bytes", rows.nbytes)
         except TimeoutError as error:
             raise DeadlineExceeded("the vision rows did not arrive in time") from error
         except HandOffError as error:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import torch
+from opentelemetry.trace import Span
 
-from tessera import tracing, wire
+from tessera import wire
 from tessera.engine.placement import Placement
 from tessera.errors import DeadlineExceeded
 from tessera.worker.vision_stage import VisionStage
@@ -27,7 +28,7 @@ class EncodedImage:
 
     rows: torch.Tensor
     timings: wire.Timings
-    asked: tracing.Reference | None = None
+    asked: Span | None = None
     rounding: str = ""
 
 

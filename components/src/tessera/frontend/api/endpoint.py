@@ -139,7 +139,7 @@ class Endpoint:
             raw = await read_body(
                 http, limit=self._limits.max_body_bytes, timeout=self._limits.timeout_seconds
             )
-            span.set({"http.request.body.size": len(raw)})
+            span.set_attribute("http.request.body.size", len(raw))
         return raw
 
     @property

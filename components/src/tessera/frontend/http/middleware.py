@@ -10,6 +10,7 @@ import time
 import uuid
 from collections import defaultdict
 
+from opentelemetry.trace import Span
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -52,26 +53,26 @@ class Traced:
                     status, headers = message["status"], MutableHeaders(scope=message)
                     request_id = headers.get("x-request-id", "")
                     # For clients that named no trace and want to find theirs.
-                    headers["traceresponse"] = span.traceparent
+                    headers["traceresponse"] = tracing.traceparent(span)
                 await send(message)
 
             try:
                 await self._app(scope, receive, sending)
             finally:
-                span.set({"http.response.status_code": status, "tessera.request_id": request_id})
+                span.set_attributes({"http.response.status_code": status, "tessera.request_id": request_id})
                 _conclude(scope, span, status)
 
 
-def _conclude(scope: Scope, span: tracing.Span, status: int) -> None:
+def _conclude(scope: Scope, span: Span, status: int) -> None:
     if (route := getattr(scope.get("route"), "path", None)) is not None:
-        span.rename(f"POST {route}")
-        span.set({"http.route": route})
+        span.update_name(f"POST {route}")
+        span.set_attributes({"http.route": route})
     if (failure := scope.get("state", {}).get("failure")) is not None:
         code = failure.error["code"]
-        span.set({"tessera.error.code": code})
+        span.set_attributes({"tessera.error.code": code})
         # The client's own mistakes are no errors of the server.
         if status >= 500:
-            span.fail(code)
+            tracing.fail(span, code)
 
 
 def _headers(scope: Scope) -> dict[str, str]:

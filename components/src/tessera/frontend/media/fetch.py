@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 import httpcore
 import httpx
+from opentelemetry.trace import SpanKind
 
 from tessera import tracing
 from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge
@@ -191,7 +192,7 @@ class Fetcher:
                 raise _failed(target, param, f"may not be fetched: its address is {why}")
             # Neither path nor query, which may be secret; and the host is not told whom it works for.
             where = {"http.request.method": "GET", "url.scheme": target.scheme, "server.address": target.host}
-            with tracing.span("GET", where, tracing.Kind.CLIENT):
+            with tracing.span("GET", where, SpanKind.CLIENT):
                 answer = await self._once(target, param, budget)
             if isinstance(answer, bytes):
                 return answer
