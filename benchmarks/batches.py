@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.base import TextBatch
-from tessera.engine.batch import PackedInput, pack
+from tessera.engine.batch import PackedInput, TextBatch, pack
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 
 

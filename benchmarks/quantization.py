@@ -21,8 +21,7 @@ from benchmarks.accuracy import LENGTHS
 from benchmarks.batches import Workload, random_tiles, text_batch
 from benchmarks.products import timed
 from benchmarks.table import number, table, write_csv
-from tessera.engine.base import TextBatch
-from tessera.engine.batch import PackedInput, pack
+from tessera.engine.batch import PackedInput, TextBatch, pack
 from tessera.engine.config import EngineConfig
 from tessera.engine.placement import place
 from tessera.engine.torch.text import TorchTextEngine

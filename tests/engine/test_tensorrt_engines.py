@@ -17,8 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine.base import TextBatch, TextVectors
-from tessera.engine.batch import PackedInput, pack
+from tessera.engine.batch import PackedInput, TextBatch, TextVectors, pack
 from tessera.engine.compiled.manifest import Binding, Manifest, describe_files
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.config import EngineConfig

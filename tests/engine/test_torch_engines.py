@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine.base import TextVectors
-from tessera.engine.batch import PackedInput, pack
+from tessera.engine.batch import PackedInput, TextVectors, pack
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine.base import TextBatch, TextEngine, TextVectors, VisionEngine
-from tessera.engine.batch import PackedInput, pack
+from tessera.engine.base import TextEngine, VisionEngine
+from tessera.engine.batch import PackedInput, TextBatch, TextVectors, pack
 from tessera.engine.compiled.build import build_engine
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.config import EngineConfig

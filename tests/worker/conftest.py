@@ -16,7 +16,8 @@ from blake3 import blake3
 from PIL import Image
 
 from tessera import wire
-from tessera.engine.base import Cost, TextBatch, TextVectors, packed_cost
+from tessera.engine.base import Cost, packed_cost
+from tessera.engine.batch import TextBatch, TextVectors
 from tessera.engine.config import EngineConfig
 from tessera.engine.launched import Launched
 from tessera.models import Model, open_model

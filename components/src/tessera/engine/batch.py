@@ -1,4 +1,4 @@
-"""Packing sequences end to end into one batch, on the host."""
+"""A batch of the text stage: sequences packed end to end on the host, and the vectors that come of them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,48 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from tessera.engine.base import TextBatch
-
 if TYPE_CHECKING:
     import torch
+
+
+_EPSILON = np.float32(1e-12)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextBatch:
+    """Sequences packed without padding. Index arrays are int32 on the host.
+
+    ``vision`` holds one tensor ``[rows, hidden]`` for each image, on host or device, in the order in which
+    ``vision_index`` lists their packed positions.
+    """
+
+    input_ids: npt.NDArray[np.int32]  # [total]
+    positions: npt.NDArray[np.int32]  # [total]
+    cu_seqlens: npt.NDArray[np.int32]  # [batch + 1]
+    lengths: tuple[int, ...]  # [batch]
+    vision: tuple[torch.Tensor, ...]
+    vision_index: npt.NDArray[np.int32]  # [sum of the rows of vision]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextVectors:
+    """What a text batch gives: float32 unit ``vectors`` ``[batch, hidden]`` and what their lengths were.
+
+    ``norms`` is float32 ``[batch]``; a vector times its norm is what the model pooled.
+    """
+
+    vectors: npt.NDArray[np.float32]
+    norms: npt.NDArray[np.float32]
+
+    @classmethod
+    def of(cls, pooled: npt.NDArray[np.float32]) -> TextVectors:
+        """From pooled float32 ``[batch, hidden]``; a row shorter than 1e-12 is only divided by that."""
+        norms = np.sqrt(np.einsum("ij,ij->i", pooled, pooled))
+        return cls(vectors=pooled / np.maximum(norms, _EPSILON)[:, None], norms=norms)
+
+    def rows(self) -> list[tuple[npt.NDArray[np.float32], float]]:
+        """Each sequence's vector with its norm."""
+        return list(zip(self.vectors, self.norms.tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

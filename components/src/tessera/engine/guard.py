@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.base import Cost, TextBatch, TextEngine, TextVectors, VisionEngine
+from tessera.engine.base import Cost, TextEngine, VisionEngine
+from tessera.engine.batch import TextBatch, TextVectors
 from tessera.engine.launched import Launched
 from tessera.errors import EngineDead, EngineFailed
 

@@ -15,9 +15,10 @@ import numpy.typing as npt
 from tessera import tracing, wire
 from tessera.batching import Batcher, Outcome
 from tessera.cache import EmbeddingCache
-from tessera.engine import Launched, TextEngine, TextVectors
-from tessera.engine.batch import PackedInput, pack
+from tessera.engine.base import TextEngine
+from tessera.engine.batch import PackedInput, TextVectors, pack
 from tessera.engine.config import EngineConfig
+from tessera.engine.launched import Launched
 from tessera.errors import (
     DeadlineExceeded,
     EngineDead,

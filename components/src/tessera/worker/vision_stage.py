@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from tessera import tracing, wire
 from tessera.batching import Batcher, Outcome
-from tessera.engine import Launched, VisionEngine
+from tessera.engine.base import VisionEngine
 from tessera.engine.config import EngineConfig
+from tessera.engine.launched import Launched
 from tessera.errors import EngineDead, InvalidInput, Overloaded
 from tessera.fair_share import Budget
 from tessera.models.base import Model, UInt8Array

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from tessera.engine.aoti.modules import PackedModule, mapped
-from tessera.engine.base import TextBatch
+from tessera.engine.batch import TextBatch
 from tessera.engine.graphs import Recorder, graph_sizes, sequences_of
 from tessera.engine.placement import Placement
 from tessera.engine.torch.cuda import CudaText

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.base import TextBatch
+from tessera.engine.batch import TextBatch
 from tessera.engine.compiled.manifest import Binding, Manifest
 from tessera.engine.compiled.spec import Layout, Profile
 from tessera.engine.tensorrt.runs import Run

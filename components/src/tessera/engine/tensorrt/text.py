@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from tessera.engine.base import Cost, TextBatch, TextVectors, packed_cost, padded_cost
-from tessera.engine.batch import PackedInput, pack, zeros
+from tessera.engine.base import Cost, packed_cost, padded_cost
+from tessera.engine.batch import PackedInput, TextBatch, TextVectors, pack, zeros
 from tessera.engine.compiled.spec import Layout, Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.launched import Launched

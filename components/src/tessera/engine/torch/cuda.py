@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.base import TextBatch, TextVectors
+from tessera.engine.batch import TextBatch, TextVectors
 from tessera.engine.graphs import SplitTextModule, TextGraphs, VisionGraphs
 from tessera.engine.launched import Launched
 from tessera.engine.placement import Placement

@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.base import Cost, TextBatch, TextVectors, packed_cost
-from tessera.engine.batch import split, zeros
+from tessera.engine.base import Cost, packed_cost
+from tessera.engine.batch import TextBatch, TextVectors, split, zeros
 from tessera.engine.config import EngineConfig
 from tessera.engine.lanes import Lanes
 from tessera.engine.launched import Launched
