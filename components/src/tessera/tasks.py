@@ -1,15 +1,68 @@
-"""Time that is left, and waiting for what cannot call back."""
+"""Several tasks as one: until something else happens, until one fails; deadlines, and polling."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from tessera.errors import DeadlineExceeded
 
+T = TypeVar("T")
+
 _SPIN_SECONDS: Final = 3e-4
+
+
+class Left(Exception):
+    """What work was done for has left, or the work itself was cancelled."""
+
+
+async def run_until(left: Awaitable[object], work: Coroutine[Any, Any, T]) -> T:
+    """Run ``work`` until ``left`` is done; the result of ``work``.
+
+    Raises ``Left`` when ``left`` is done first, and what ``work`` raises. Work that is not done by then, or
+    by a cancellation from outside, is cancelled, and has ended when this returns.
+    """
+    task, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left)
+    try:
+        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() or task.cancelled():
+            raise Left
+        return task.result()
+    finally:
+        if not leaving.cancel() and not leaving.cancelled():
+            # An error of it counts as done; asyncio complains of one that nobody has retrieved.
+            leaving.exception()
+        await _end([task])
+
+
+async def run_all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run all at the same time; their results in order.
+
+    Raises the first error, as it is. The others are cancelled then, as all are by a cancellation from
+    outside, and have ended when this returns. (``asyncio.TaskGroup`` wraps errors in a group; taking one out
+    replaces its context. Before Python 3.13 it also loses a cancellation that comes together with an error.)
+    """
+    if len(works) == 1:
+        return [await works[0]]
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        await _end(tasks)
+
+
+async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Cancel what is not done and wait until all has ended; errors stay in the tasks."""
+    for task in tasks:
+        task.cancel()
+    if not all(task.done() for task in tasks):
+        await asyncio.gather(*tasks, return_exceptions=True)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()
 
 
 class Poll:

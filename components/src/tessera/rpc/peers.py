@@ -14,6 +14,7 @@ from types import MappingProxyType
 from tessera import wire
 from tessera.errors import TesseraError, Unavailable
 from tessera.rpc.client import Client
+from tessera.tasks import Left, run_until
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class Peers:
         self.client = client
         self._describe = wire.Describe(caller=caller)
         self._check_every = check_every
-        self._inside: defaultdict[int, set[asyncio.Task[wire.Reply]]] = defaultdict(set)
+        self._inside: defaultdict[int, set[asyncio.Future[None]]] = defaultdict(set)
         self._joined = joined
         self._check = check
         self._ready: dict[int, wire.WorkerInfo] = {}
@@ -111,22 +112,20 @@ class Peers:
 
     async def call(self, instance: int, message: wire.Request, *, timeout: float) -> wire.Reply:
         """As ``Client.call``, and ``Unavailable`` when the instance stops answering meanwhile."""
-        task = asyncio.ensure_future(self.client.call(instance, message, timeout=timeout))
+        silent: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         inside = self._inside[instance]
-        inside.add(task)
+        inside.add(silent)
         try:
-            await asyncio.wait({task})
-            if task.cancelled():
-                raise Unavailable(f"instance {instance:x} of {self.client.address} stopped answering")
-            reply = task.result()
-            if instance in self._ready:
-                self._last_answer[instance] = asyncio.get_running_loop().time()
-            return reply
+            reply = await run_until(silent, self.client.call(instance, message, timeout=timeout))
+        except Left:
+            raise Unavailable(f"instance {instance:x} of {self.client.address} stopped answering") from None
         finally:
-            task.cancel()
-            inside.discard(task)
+            inside.discard(silent)
             if not inside:
                 self._inside.pop(instance, None)
+        if instance in self._ready:
+            self._last_answer[instance] = asyncio.get_running_loop().time()
+        return reply
 
     def suspect(self, instance: int) -> None:
         """Give the instance no more work until it has answered again."""
@@ -179,8 +178,9 @@ class Peers:
             # A worker that is only slow to answer this has answered something else.
             if instance in self._ready and self._last_answer.get(instance, 0.0) < began:
                 self.suspect(instance)
-                for task in self._inside.get(instance, ()):
-                    task.cancel()
+                for silent in self._inside.get(instance, ()):
+                    if not silent.done():
+                        silent.set_result(None)
 
     def _asked(self, instance: int, _: asyncio.Task[None]) -> None:
         self._asking.pop(instance, None)

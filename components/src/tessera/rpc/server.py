@@ -12,6 +12,7 @@ from tessera.errors import RequestCancelled, TesseraError, Unavailable
 from tessera.logs import note, serving
 from tessera.rpc.call_log import CallLog
 from tessera.rpc.runtime import Runtime, send_at_once
+from tessera.tasks import Left, run_until
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ class Server:
         self._endpoint: Any = runtime.endpoint(address)
         self._handler = handler
         self._runtime = runtime
-        self._running: set[asyncio.Task[Any]] = set()
+        self._in_flight = 0
         self._served: asyncio.Future[Any] | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._stopping = False
@@ -47,7 +48,7 @@ class Server:
 
     @property
     def in_flight(self) -> int:
-        return len(self._running)
+        return self._in_flight
 
     def expose_metrics(self, render: Callable[[], str]) -> None:
         """Add Prometheus text to the runtime's own ``/metrics``."""
@@ -86,16 +87,16 @@ class Server:
         # Callers learn of the departure a moment later; an empty set just now proves nothing.
         quiet_since: float | None = None
         while (now := asyncio.get_running_loop().time()) < deadline:
-            if self._running:
+            if self._in_flight:
                 quiet_since = None
             elif quiet_since is None:
                 quiet_since = now
             elif now - quiet_since >= 0.5:
                 break
             await asyncio.sleep(0.05)
-        if self._running:
+        if self._in_flight:
             log.warning(
-                "%s: %d calls were still running after %.0f s", self.address, len(self._running), timeout
+                "%s: %d calls were still running after %.0f s", self.address, self._in_flight, timeout
             )
         self._log.flush()
 
@@ -155,21 +156,13 @@ class Server:
 
     async def _unless_gone(self, work: Coroutine[Any, Any, T], context: Any) -> T:
         """The result of ``work``; raises ``RequestCancelled`` when its caller went away, which cancels it."""
-        task = asyncio.ensure_future(work)
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        gone = asyncio.ensure_future(context.async_killed_or_stopped())
+        self._in_flight += 1
         try:
-            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
+            return await run_until(context.async_killed_or_stopped(), work)
+        except Left:
+            raise RequestCancelled("the caller went away") from None
         finally:
-            gone.cancel()
-            task.cancel()
-        if task.cancelled():
-            raise RequestCancelled("the caller went away")
-        return task.result()
+            self._in_flight -= 1
 
     async def answer(self, message: wire.Request) -> wire.Reply:
         """What the handler says to a message, also to one of this process's own; errors are ``Failure``s."""

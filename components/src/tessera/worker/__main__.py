@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import torch
 import uvloop
@@ -17,13 +18,12 @@ from tessera.errors import DiscoveryLost, EngineDead, TesseraError
 from tessera.logs import LogFormat, log_as, log_settings
 from tessera.process_exit import leave, when_told
 from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
+from tessera.tasks import Left, run_until
 from tessera.worker.arguments import parse
 from tessera.worker.dynamo_model import model_addresses, model_servers
 from tessera.worker.memory import give_back_when_idle
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.roles import COMPONENT, Builder, Service
-
-T = TypeVar("T")
 
 log = logging.getLogger("tessera.worker")
 
@@ -61,8 +61,9 @@ async def serve(config: WorkerConfig) -> None:
         runtime.endpoint(served)
     name = f"{runtime.endpoint(address).connection_id():x}"
     builder = Builder(config=config, runtime=runtime, metrics=metrics, name=name, died=died, stop=stop)
-    service = await _unless(stop.wait(), builder.build())
-    if service is None:
+    try:
+        service = await run_until(stop.wait(), builder.build())
+    except Left:
         runtime.shutdown()
         return
 
@@ -77,8 +78,9 @@ async def serve(config: WorkerConfig) -> None:
     servers = [server, *model_servers(runtime, config, service, server)]
     # Watched from now on: discovery may lose a worker that is only just registering.
     ending = asyncio.create_task(_ending(stop, dead, runtime))
-    for each in servers:
-        await _unless(asyncio.shield(ending), each.start())
+    with suppress(Left):
+        for each in servers:
+            await run_until(asyncio.shield(ending), each.start())
     if not ending.done():
         log.info(
             "ready after %.1f s: %s worker %s serves %s at %s",
@@ -101,7 +103,8 @@ async def serve(config: WorkerConfig) -> None:
     log.info("draining")
     await asyncio.gather(*(each.stop(timeout=patience) for each in servers))
     if reason is not None:
-        await _unless(stop.wait(), until_back(config.rpc.discovery_backend))
+        with suppress(Left):
+            await run_until(stop.wait(), until_back(config.rpc.discovery_backend))
     await service.drain(patience)
     await service.close()
     runtime.shutdown()
@@ -138,18 +141,6 @@ async def _watch(service: Service, config: WorkerConfig, died: Callable[[EngineD
         busy = service.running_seconds()
         if busy > patience:
             died(EngineDead(f"an engine has been busy with one batch for {busy:.0f} s"))
-
-
-async def _unless(stop: Awaitable[Any], work: Coroutine[Any, Any, T]) -> T | None:
-    """The result of ``work``, or None when ``stop`` came first."""
-    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop)
-    await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    if task.done():
-        return task.result()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    return None
 
 
 def main() -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 import numpy as np
@@ -29,6 +29,7 @@ from tessera.errors import (
 )
 from tessera.fair_share import Callers
 from tessera.models.base import Model
+from tessera.tasks import run_all
 from tessera.worker.image_rows import ImageRows, Job
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.precomputed import PrecomputedRows
@@ -90,7 +91,6 @@ class Submission(Generic[F]):
         self._size -= sum(self._unfinished.pop(piece) for piece in done)
 
 
-T = TypeVar("T")
 Vector = tuple[npt.NDArray[np.float32], float]
 """A unit vector and the norm it had."""
 
@@ -266,7 +266,7 @@ class EmbedService:
                 f"found {len(index)} image tokens, but the {len(item.images)} images need {expected}",
                 param=item.param,
             )
-        encoded = await _gather([self._images.get(job, image) for image in item.images])
+        encoded = await run_all([self._images.get(job, image) for image in item.images])
         cached = sum(
             self._images.count(image)
             for image, (_, was_cached) in zip(item.images, encoded, strict=True)
@@ -316,16 +316,3 @@ def _error(settled: _Pending) -> TesseraError | None:
     if error is None or isinstance(error, TesseraError):
         return error
     raise error
-
-
-async def _gather(calls: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order; the first error cancels the rest."""
-    if len(calls) == 1:
-        return [await calls[0]]
-    tasks = [asyncio.ensure_future(call) for call in calls]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect, Request
 
 from tessera.errors import PayloadTooLarge, RequestCancelled, RequestTimeout, UnsupportedMedia
+from tessera.tasks import Left, run_until
 
 T = TypeVar("T")
 
@@ -51,17 +52,10 @@ async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
     The body must have been read: what the connection sends next can then only be its end.
     """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise RequestCancelled("the client went away")
-        return task.result()
-    finally:
-        for pending in (task, gone):
-            pending.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        return await run_until(_disconnected(request), work)
+    except Left:
+        raise RequestCancelled("the client went away") from None
 
 
 async def _disconnected(request: Request) -> None:

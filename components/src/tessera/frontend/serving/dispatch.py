@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -19,7 +18,7 @@ from tessera.frontend.serving.lent_rows import RowLender
 from tessera.frontend.serving.router import Router
 from tessera.logs import count as count_on_line
 from tessera.rpc import Peers, RetryBudget
-from tessera.tasks import Deadline
+from tessera.tasks import Deadline, run_all
 
 log = logging.getLogger(__name__)
 
@@ -175,13 +174,9 @@ class Dispatcher:
         return calls
 
     async def _call_all(self, order: _Order, calls: Sequence[_Call], answer: Answer, gone: set[int]) -> None:
-        tasks = [asyncio.ensure_future(self._call(call, order, answer, gone)) for call in calls]
         try:
-            await asyncio.gather(*tasks)
+            await run_all([self._call(call, order, answer, gone) for call in calls])
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
             for call in calls:
                 self._router.finished(call.instance, call.tokens)
 

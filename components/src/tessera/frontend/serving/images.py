@@ -13,7 +13,7 @@ from tessera.errors import MediaNotCached, RequestCancelled, TesseraError
 from tessera.frontend.api.request import ImageSource, Input
 from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
 from tessera.models.base import Model
-from tessera.tasks import Deadline
+from tessera.tasks import Deadline, run_all
 from tessera.transport.lending import inline_handle
 
 
@@ -116,17 +116,11 @@ class VisionReader:
     async def _read_input(
         self, entry: Input, deadline: Deadline, budget: MediaBudget, client: str
     ) -> Visions | TesseraError:
-        loads = [
-            asyncio.ensure_future(self._one(source, deadline, budget, client)) for source in entry.images
-        ]
+        loads = [self._one(source, deadline, budget, client) for source in entry.images]
         try:
-            return tuple(await asyncio.gather(*loads))
+            return tuple(await run_all(loads))
         except TesseraError as error:
             return error
-        finally:
-            for load in loads:
-                load.cancel()
-            await asyncio.gather(*loads, return_exceptions=True)
 
     async def _one(self, source: ImageSource, deadline: Deadline, budget: MediaBudget, client: str) -> Vision:
         if source.uuid is not None and not source.url:

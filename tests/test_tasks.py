@@ -1,0 +1,108 @@
+"""Several tasks as one: what ends, what is cancelled, and which error comes out."""
+
+import asyncio
+
+import pytest
+
+from tessera.errors import InvalidInput, Overloaded
+from tessera.tasks import Left, run_all, run_until
+
+
+class Work:
+    """Runs until it is told to finish; remembers how it ended."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.finish = asyncio.Event()
+        self.cancelled = False
+
+    async def run(self, result: int = 1) -> int:
+        self.begun.set()
+        try:
+            await self.finish.wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)  # cleaning up takes a turn of the loop
+            self.cancelled = True
+            raise
+        return result
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+async def refuse() -> int:
+    raise InvalidInput("no")
+
+
+async def test_work_that_ends_first_gives_its_result() -> None:
+    work, left = Work(), asyncio.get_running_loop().create_future()
+    work.finish.set()
+    assert await run_until(left, work.run(7)) == 7
+    assert left.cancelled()
+
+
+async def test_the_error_of_the_work_comes_out_as_it_is() -> None:
+    with pytest.raises(InvalidInput, match="no"):
+        await run_until(never(), refuse())
+
+
+async def test_work_that_nobody_waits_for_has_ended_when_left_is_raised() -> None:
+    work, left = Work(), asyncio.Event()
+    running = asyncio.ensure_future(run_until(left.wait(), work.run()))
+    await work.begun.wait()
+    left.set()
+    with pytest.raises(Left):
+        await running
+    assert work.cancelled
+
+
+async def test_a_cancellation_from_outside_ends_the_work_too() -> None:
+    work = Work()
+    running = asyncio.ensure_future(run_until(never(), work.run()))
+    await work.begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert work.cancelled
+
+
+async def test_an_error_of_what_is_watched_counts_as_leaving() -> None:
+    work = Work()
+    with pytest.raises(Left):
+        await run_until(refuse(), work.run())
+    assert work.cancelled
+
+
+async def test_all_results_come_in_order() -> None:
+    first, second = Work(), Work()
+    second.finish.set()
+    running = asyncio.ensure_future(run_all([first.run(1), second.run(2)]))
+    await first.begun.wait()
+    first.finish.set()
+    assert await running == [1, 2]
+    assert await run_all([second.run(3)]) == [3]
+    assert await run_all([]) == []
+
+
+async def test_the_first_error_comes_out_when_the_others_have_ended() -> None:
+    work = Work()
+
+    async def fail() -> int:
+        await work.begun.wait()
+        raise Overloaded("full", retry_after=2.0)
+
+    with pytest.raises(Overloaded) as raised:
+        await run_all([work.run(), fail()])
+    assert raised.value.retry_after == 2.0
+    assert work.cancelled
+
+
+async def test_a_cancellation_from_outside_ends_all() -> None:
+    works = [Work(), Work()]
+    running = asyncio.ensure_future(run_all([work.run() for work in works]))
+    await works[1].begun.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert all(work.cancelled for work in works)
