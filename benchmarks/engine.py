@@ -25,8 +25,8 @@ from benchmarks.table import number, table, write_csv
 from tessera.config import load_stages
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
-from tessera.engine.launched import Launched
 from tessera.engine.placement import Placement, place
+from tessera.launched import Launched
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 

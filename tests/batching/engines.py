@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tessera.engine.launched import Launched
+from tessera.launched import Launched
 
 WAIT = 10.0
 

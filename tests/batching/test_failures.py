@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from tessera.engine.launched import Launched
 from tessera.errors import EngineFailed, InvalidInput, Overloaded, Unavailable
+from tessera.launched import Launched
 from tessera.logs import RequestLine, serving
 from tests.batching.conftest import MakeBatcher
 from tests.batching.engines import AsyncEngine, HeldEngine, until

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from tessera.engine.launched import Launched
+from tessera.launched import Launched
 from tests.references.tensorrt_network import Network
 
 T = TypeVar("T")

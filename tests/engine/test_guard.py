@@ -11,8 +11,8 @@ import torch
 
 from tessera.engine.base import packed_cost
 from tessera.engine.guard import GuardedTextEngine, GuardedVisionEngine
-from tessera.engine.launched import Launched
 from tessera.errors import EngineDead, EngineFailed, InvalidInput
+from tessera.launched import Launched
 
 
 @dataclass

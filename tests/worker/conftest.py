@@ -19,7 +19,7 @@ from tessera import wire
 from tessera.engine.base import Cost, packed_cost
 from tessera.engine.batch import TextBatch, TextVectors
 from tessera.engine.config import EngineConfig
-from tessera.engine.launched import Launched
+from tessera.launched import Launched
 from tessera.models import Model, open_model
 from tessera.transport.outbox import Outbox, OutboxConfig
 from tessera.worker.decoding import ThreadDecoder

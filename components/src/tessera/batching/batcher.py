@@ -15,8 +15,8 @@ from typing import Generic
 
 from tessera import tracing
 from tessera.batching.engine_thread import EngineThread, Launch
+from tessera.batching.open_batch import Cost, Slot
 from tessera.batching.queue import Entry, FairQueue, Outcome, P, R
-from tessera.batching.slot import Cost, Slot
 from tessera.errors import EngineDead, Overloaded, TesseraError, Unavailable
 from tessera.fair_share import Budget
 from tessera.logs import current_line

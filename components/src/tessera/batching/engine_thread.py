@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from tessera.batching.open_batch import Slot
 from tessera.batching.queue import Entry, P, R, requests_of
-from tessera.batching.slot import Slot
 from tessera.errors import EngineDead, EngineFailed, TesseraError
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.engine.batch import TextBatch, TextVectors
-from tessera.engine.launched import Launched
+from tessera.launched import Launched
 
 if TYPE_CHECKING:
     import torch

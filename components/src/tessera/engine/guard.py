@@ -15,8 +15,8 @@ import torch
 
 from tessera.engine.base import Cost, TextEngine, VisionEngine
 from tessera.engine.batch import TextBatch, TextVectors
-from tessera.engine.launched import Launched
 from tessera.errors import EngineDead, EngineFailed
+from tessera.launched import Launched
 
 log = logging.getLogger(__name__)
 

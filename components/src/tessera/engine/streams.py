@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import torch
 
-from tessera.engine.launched import Launched
+from tessera.launched import Launched
 
 T = TypeVar("T")
 

@@ -25,10 +25,10 @@ from torch.multiprocessing import reductions
 
 from tessera.engine.base import Cost, packed_cost
 from tessera.engine.config import EngineConfig
-from tessera.engine.launched import Launched
 from tessera.engine.placement import Placement
 from tessera.engine.tensorrt.module import load_tensorrt_llm
 from tessera.errors import ConfigError, EngineFailed, HandOffError
+from tessera.launched import Launched
 from tessera.models.base import Model, UInt8Array
 
 

@@ -18,7 +18,6 @@ from tessera.cache import EmbeddingCache
 from tessera.engine.base import TextEngine
 from tessera.engine.batch import PackedInput, TextVectors, pack
 from tessera.engine.config import EngineConfig
-from tessera.engine.launched import Launched
 from tessera.errors import (
     DeadlineExceeded,
     EngineDead,
@@ -28,6 +27,7 @@ from tessera.errors import (
     TesseraError,
 )
 from tessera.fair_share import Callers
+from tessera.launched import Launched
 from tessera.models.base import Model
 from tessera.tasks import run_all
 from tessera.worker.image_rows import ImageRows, Job

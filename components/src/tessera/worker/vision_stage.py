@@ -16,9 +16,9 @@ from tessera import tracing, wire
 from tessera.batching import Batcher, Outcome
 from tessera.engine.base import VisionEngine
 from tessera.engine.config import EngineConfig
-from tessera.engine.launched import Launched
 from tessera.errors import EngineDead, InvalidInput, Overloaded
 from tessera.fair_share import Budget
+from tessera.launched import Launched
 from tessera.models.base import Model, UInt8Array
 from tessera.worker.decoding import Decoder
 from tessera.worker.metrics import WorkerMetrics

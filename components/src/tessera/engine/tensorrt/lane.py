@@ -8,8 +8,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from tessera.engine.launched import Launched
 from tessera.engine.streams import Streams, pinned
+from tessera.launched import Launched
 
 T = TypeVar("T")
 

@@ -9,7 +9,6 @@ from tessera.engine.base import Cost, packed_cost, padded_cost
 from tessera.engine.batch import PackedInput, TextBatch, TextVectors, pack, zeros
 from tessera.engine.compiled.spec import Layout, Stage
 from tessera.engine.config import EngineConfig
-from tessera.engine.launched import Launched
 from tessera.engine.placement import Placement
 from tessera.engine.process import settle
 from tessera.engine.tensorrt.lane import CudaLane, Lane
@@ -17,6 +16,7 @@ from tessera.engine.tensorrt.layout import BatchLayout, Buffers, Laid
 from tessera.engine.tensorrt.loaded import LoadedEngine, open_engine
 from tessera.engine.tensorrt.replays import Replays
 from tessera.engine.tensorrt.runs import Run, Sizes, check_text_profiles
+from tessera.launched import Launched
 from tessera.models.base import Model
 
 

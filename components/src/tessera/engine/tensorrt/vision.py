@@ -11,13 +11,13 @@ import torch
 from tessera.engine.base import Cost, packed_cost
 from tessera.engine.compiled.spec import Stage
 from tessera.engine.config import EngineConfig
-from tessera.engine.launched import Launched
 from tessera.engine.placement import Placement
 from tessera.engine.process import settle
 from tessera.engine.tensorrt.lane import CudaLane, Lane
 from tessera.engine.tensorrt.loaded import ALIGNMENT, LoadedEngine, open_engine
 from tessera.engine.tensorrt.replays import Replays
 from tessera.engine.tensorrt.runs import check_vision_profiles
+from tessera.launched import Launched
 from tessera.models.base import Model
 
 

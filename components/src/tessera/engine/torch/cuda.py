@@ -10,9 +10,9 @@ import torch
 
 from tessera.engine.batch import TextBatch, TextVectors
 from tessera.engine.graphs import SplitTextModule, TextGraphs, VisionGraphs
-from tessera.engine.launched import Launched
 from tessera.engine.placement import Placement
 from tessera.engine.streams import Streams, pinned
+from tessera.launched import Launched
 from tessera.models.base import TextModule, VisionModule
 
 

@@ -10,11 +10,11 @@ from tessera.engine.base import Cost, packed_cost
 from tessera.engine.batch import TextBatch, TextVectors, split, zeros
 from tessera.engine.config import EngineConfig
 from tessera.engine.lanes import Lanes
-from tessera.engine.launched import Launched
 from tessera.engine.placement import Placement
 from tessera.engine.process import one_thread, settle
 from tessera.engine.torch.cuda import CudaText
 from tessera.engine.torch.quantization import quantise
+from tessera.launched import Launched
 from tessera.models.base import Model, TextModule
 
 # Of a batch on the CPU for each lane, so that one which is held up can leave some to the others, and what

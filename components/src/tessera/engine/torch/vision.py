@@ -11,11 +11,11 @@ import torch
 from tessera.engine.base import Cost, packed_cost
 from tessera.engine.config import EngineConfig
 from tessera.engine.lanes import Lanes
-from tessera.engine.launched import Launched
 from tessera.engine.placement import Placement
 from tessera.engine.process import one_thread, settle
 from tessera.engine.torch.cuda import CudaVision
 from tessera.engine.torch.quantization import quantise
+from tessera.launched import Launched
 from tessera.models.base import Model, VisionModule
 
 

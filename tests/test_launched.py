@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tessera.engine.launched import Launched
+from tessera.launched import Launched
 
 
 @dataclass
