@@ -33,7 +33,7 @@ from benchmarks.bodies import Bodies, HttpWorkload
 from benchmarks.ports import free_ports
 from benchmarks.recovery import Fault, felt
 from benchmarks.table import table
-from tessera.frontend.ready import workers
+from tessera.launch.ready import workers
 from tessera.models import open_model
 from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 

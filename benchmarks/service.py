@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.ports import free_ports
-from tessera.frontend.ready import workers
+from tessera.launch.ready import workers
 
 _ROOT = Path(__file__).parent.parent
 

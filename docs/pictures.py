@@ -49,7 +49,7 @@ def service(folder: Path) -> Iterator[str]:
     try:
         url = f"http://127.0.0.1:{ports[0]}"
         subprocess.run(
-            [sys.executable, "-m", "tessera.frontend.ready", "--url", url, "--pids", str(script.pid)],
+            [sys.executable, "-m", "tessera.launch.ready", "--url", url, "--pids", str(script.pid)],
             check=True,
         )
         yield url

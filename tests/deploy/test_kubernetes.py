@@ -147,7 +147,8 @@ def test_the_arguments_are_understood(name: str, tmp_path: Path) -> None:
     """start-role is run with a Python that prints what it was given, and the parsers read that."""
     python = tmp_path / "python"
     python.write_text(
-        f'#!/bin/sh\nif [ "$1" = - ]; then exec "{sys.executable}" "$@"; fi\nprintf \'%s\\n\' "$@"\n'
+        f'#!/bin/sh\nif [ "$2" = tessera.launch ]; then exec "{sys.executable}" "$@"; fi\n'
+        "printf '%s\\n' \"$@\"\n"
     )
     python.chmod(0o755)
     for role, template in templates(name).items():

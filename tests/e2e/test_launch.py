@@ -10,6 +10,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -253,11 +254,18 @@ def test_what_ends_is_started_again_and_a_frozen_worker_ends_with_the_rest(
 
 
 _THREE = """
-source launch/common.sh
-trap cleanup EXIT
-trap 'exit 143' TERM
-for number in 1 2 3; do start "child $number" sleep 1000; done
-supervise
+import os, sys
+from tessera.launch.children import Signals, Told
+from tessera.launch.report import Report
+from tessera.launch.supervisor import Supervisor
+supervisor = Supervisor(Signals(), Report("text"), 40)
+for number in (1, 2, 3):
+    supervisor.start(f"child {number}", "agg", ["sleep", "1000"], os.environ)
+try:
+    supervisor.supervise()
+except Told as told:
+    supervisor.stop()
+    sys.exit(told.status)
 """
 
 
@@ -268,7 +276,7 @@ def test_all_that_are_killed_in_the_same_instant_are_started_again(tmp_path: Pat
 
     log = tmp_path / "log"
     with log.open("wb") as output:
-        script = subprocess.Popen(["bash", "-c", _THREE], cwd=ROOT, stderr=output)
+        script = subprocess.Popen([sys.executable, "-c", _THREE], stderr=output)
     try:
         wait_for(lambda: len(sleepers()) == 3)
         killed = sleepers()[:count]

@@ -1,4 +1,4 @@
-"""``python -m tessera.frontend.ready``: ask each ``/health`` until all are ready, or cannot become so."""
+"""``python -m tessera.launch.ready``: ask each ``/health`` until all are ready, or cannot become so."""
 
 from __future__ import annotations
 
@@ -10,12 +10,19 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from tessera.logs import add_log_arguments, log_as, log_settings
 
 log = logging.getLogger("tessera.frontend.ready")
+
+_INTERVAL_SECONDS: Final = 0.1
+
+# A proxy from the environment would be asked for an address on this host.
+_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def workers(url: str) -> dict[str, int] | None:
@@ -33,7 +40,7 @@ def workers(url: str) -> dict[str, int] | None:
     return found if isinstance(found, dict) else None
 
 
-def _is_ready(url: str) -> bool:
+def _serves(url: str) -> bool:
     """Whether a worker serves; its answers are 503 until then."""
     try:
         with _opener.open(f"{url}/health", timeout=2.0) as answer:
@@ -42,11 +49,51 @@ def _is_ready(url: str) -> bool:
         return False
 
 
-# A proxy from the environment would be asked for an address on this host.
-_opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a service is ready with: ``embed`` and ``encode`` workers known to each of ``frontends``.
+
+    ``workers`` are asked themselves, on a host without a frontend. Both are URLs.
+    """
+
+    frontends: Sequence[str]
+    workers: Sequence[str]
+    embed: int
+    encode: int
+
+    def _is_there(self) -> bool:
+        return all(self._knows_all(url) for url in self.frontends) and all(map(_serves, self.workers))
+
+    def _knows_all(self, url: str) -> bool:
+        found = workers(url)
+        return (
+            found is not None
+            and found.get("embed", 0) >= self.embed
+            and found.get("encode", 0) >= self.encode
+        )
+
+    def wait(self, timeout: float, hopeless: Callable[[], bool] = lambda: False) -> bool:
+        """Ask until all are ready, for ``timeout`` seconds at most or until there is no hope.
+
+        Logs what is missing in the end.
+        """
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline:
+            if self._is_there():
+                return True
+            if hopeless():
+                return False
+            time.sleep(_INTERVAL_SECONDS)
+        found = [workers(url) for url in self.frontends] + [_serves(url) for url in self.workers]
+        log.error("not ready after %.0f s: %s", timeout, found)
+        return False
 
 
-def ended(pid: int) -> bool:
+def say_ended(pid: int) -> None:
+    log.error("process %d ended before the service was ready", pid)
+
+
+def _has_ended(pid: int) -> bool:
     """Whether the process is gone or a zombie that nobody has waited for yet."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -55,13 +102,8 @@ def ended(pid: int) -> bool:
     return state == "Z"
 
 
-def _has(url: str, embed: int, encode: int) -> bool:
-    found = workers(url)
-    return found is not None and found.get("embed", 0) >= embed and found.get("encode", 0) >= encode
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tessera.frontend.ready", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tessera.launch.ready", description=__doc__)
     parser.add_argument("--url", nargs="*", default=[], help="frontends")
     parser.add_argument(
         "--worker", nargs="*", default=[], help="URLs of workers on a host without a frontend"
@@ -73,19 +115,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_log_arguments(parser)
     parsed = parser.parse_args(argv)
     log_as("launch", log_settings(argv))
-    deadline = time.monotonic() + parsed.timeout
-    while time.monotonic() < deadline:
-        frontends = all(_has(url, parsed.embed, parsed.encode) for url in parsed.url)
-        if frontends and all(_is_ready(url) for url in parsed.worker):
-            return 0
+    expected = Expected(frontends=parsed.url, workers=parsed.worker, embed=parsed.embed, encode=parsed.encode)
+
+    def one_has_ended() -> bool:
         for pid in parsed.pids:
-            if ended(pid):
-                log.error("process %d ended before the service was ready", pid)
-                return 1
-        time.sleep(0.1)
-    found = [workers(url) for url in parsed.url] + [_is_ready(url) for url in parsed.worker]
-    log.error("not ready after %.0f s: %s", parsed.timeout, found)
-    return 1
+            if _has_ended(pid):
+                say_ended(pid)
+                return True
+        return False
+
+    return 0 if expected.wait(parsed.timeout, one_has_ended) else 1
 
 
 if __name__ == "__main__":

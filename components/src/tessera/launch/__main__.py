@@ -1,0 +1,43 @@
+"""``python -m tessera.launch``: what ``launch/agg.sh``, ``launch/e_p.sh`` and ``deploy/start-role`` run."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+USAGE: Final = """usage: python -m tessera.launch [--root FOLDER] agg|e_p [FLAG...]
+       python -m tessera.launch [--root FOLDER] role frontend|agg|encode|embed [FLAG...]
+"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """``--root`` is the repository, or the folder with ``engine_configs`` of an image."""
+    words = list(argv)
+    root = Path(__file__).parents[4]
+    prepared = False
+    while words and words[0].startswith("--"):
+        option = words.pop(0)
+        if option == "--root" and words:
+            root = Path(words.pop(0))
+        elif option == "--prepared":
+            prepared = True
+        else:
+            break
+    if words and words[0] == "role":
+        from tessera.launch.processes import without_source
+        from tessera.launch.role import become
+
+        become(root, words[1:], without_source(os.environ, root))
+    from tessera.launch.service import SCRIPTS, launch
+
+    if words and words[0] in SCRIPTS:
+        return launch(SCRIPTS[words[0]], root, words[1:], prepared=prepared)
+    sys.stderr.write(USAGE)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

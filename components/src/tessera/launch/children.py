@@ -1,0 +1,131 @@
+"""Child processes, and the signals that tell the launcher of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# A terminal sends them to all of its processes.
+_OF_THE_TERMINAL: Final = (signal.SIGINT, signal.SIGHUP)
+_Action = tuple[int, int, str, int, int] | tuple[int, int, int]
+
+
+class Told(Exception):
+    """A signal told the launcher to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.status = 128 + number
+
+
+class Signals:
+    """Signals are blocked and asked for: none interrupts anything, and none is lost.
+
+    SIGINT and SIGHUP are ignored for the sake of the children, which inherit that: what a terminal sends to
+    everybody is for the launcher alone, which ends the others in their order. A signal that is blocked stays
+    pending though it is ignored. One that the launcher itself finds ignored (``nohup``) stays so.
+    """
+
+    def __init__(self) -> None:
+        self._heard = {number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN}
+        # Ignored here, children would not be there to wait for.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDING, signal.SIGCHLD})
+        # What is pending when it is ignored is lost.
+        self._early = signal.sigpending() & self._heard
+        for number in self.from_the_terminal:
+            signal.signal(number, signal.SIG_IGN)
+
+    @property
+    def from_the_terminal(self) -> set[signal.Signals]:
+        return self._heard.intersection(_OF_THE_TERMINAL)
+
+    def wait(self, seconds: float | None) -> None:
+        """Wait for the end of a child, for ``seconds`` at most. Raises ``Told``."""
+        if self._early:
+            raise Told(self._early.pop())
+        number = _wait({*self._heard, signal.SIGCHLD}, seconds)
+        if number in self._heard:
+            raise Told(number)
+
+    def wait_for_children(self, seconds: float | None) -> None:
+        """The same, while nothing else is listened to."""
+        _wait({signal.SIGCHLD}, seconds)
+
+    def replaced(self) -> None:
+        """Before another program takes this one's place: it is to find signals as they were, but blocked."""
+        for number in self.from_the_terminal:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _wait(numbers: set[signal.Signals], seconds: float | None) -> int:
+    """The signal that came, 0 when none did."""
+    if seconds is None:
+        return signal.sigwaitinfo(numbers).si_signo
+    came = signal.sigtimedwait(numbers, max(0.0, seconds))
+    return 0 if came is None else came.si_signo
+
+
+def spawn(command: Sequence[str], environment: Mapping[str, str], *, output: Path | None = None) -> int:
+    """Start a process in the background: it has no input, and ignores what a terminal sends; its id.
+
+    ``output`` is a file for what it writes. Raises ``OSError`` when the program cannot be started.
+    """
+    actions: list[_Action] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
+    if output is not None:
+        actions.append((os.POSIX_SPAWN_OPEN, 1, str(output), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
+        actions.append((os.POSIX_SPAWN_DUP2, 1, 2))
+    return _spawn(command, environment, actions, set())
+
+
+def run(command: Sequence[str], environment: Mapping[str, str], signals: Signals) -> int:
+    """Run a command in the foreground, where Ctrl-C ends it; its status."""
+    pid = _spawn(command, environment, [], signals.from_the_terminal)
+    while (status := collect(pid)) is None:
+        signals.wait_for_children(None)
+    return status
+
+
+def _spawn(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    actions: Sequence[_Action],
+    heeded: set[signal.Signals],
+) -> int:
+    # The interpreter ignores these two.
+    defaults = {signal.SIGPIPE, signal.SIGXFSZ} | heeded
+    return os.posix_spawnp(
+        command[0], list(command), environment, file_actions=actions, setsigmask=(), setsigdef=defaults
+    )
+
+
+def collect(pid: int) -> int | None:
+    """The status of a child that has ended, as a shell says it; None for one that runs."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    if ended == 0:
+        return None
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    """A process that is started again when it ends; ``pid`` is None while it is not there.
+
+    ``due`` is when it will be started again, of ``time.monotonic``. ``delay`` is how many seconds after its
+    end that is.
+    """
+
+    name: str
+    role: str
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    pid: int | None = None
+    started: float = 0.0
+    delay: int = 1
+    due: float | None = None

@@ -1,0 +1,139 @@
+"""The processes that a service consists of: their command lines and environments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tessera.launch.settings import LaunchSettings, Shared
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """``arguments`` are the interpreter's; ``environment`` is all of it."""
+
+    name: str
+    role: str
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+
+
+def engine_config(root: Path, role: str) -> str:
+    return str(root / "engine_configs" / "llama_nemotron_vl" / f"{role}.yaml")
+
+
+def shared_flags(settings: Shared) -> list[str]:
+    """The flags of every process."""
+    return [
+        *("--model-path", settings.model_path),
+        *("--served-model-name", settings.model_name),
+        *("--namespace", settings.dyn_namespace),
+        *("--discovery-backend", settings.dyn_discovery_backend),
+        *("--request-plane", settings.dyn_request_plane),
+        *("--log-format", settings.log_format),
+        *("--log-level", settings.log_level),
+    ]
+
+
+def frontend_flags(settings: Shared, port: int) -> list[str]:
+    """What frontends alone have."""
+    flags = ["--host", settings.dyn_http_host, "--port", str(port)]
+    flags += ["--max-file-size-mb", settings.max_file_size_mb]
+    if settings.allowed_local_media_path:
+        flags += ["--allowed-local-media-path", settings.allowed_local_media_path]
+    return flags
+
+
+def worker_flags(settings: Shared, role: str, engine_args: str) -> list[str]:
+    """What workers alone have."""
+    mode = ["--disaggregation-mode", role, "--modality", settings.modality]
+    return [*mode, "--extra-engine-args", engine_args]
+
+
+def without_source(environment: Mapping[str, str], root: Path) -> dict[str, str]:
+    """The environment as it was before a launch script put the repository's source in front of PYTHONPATH.
+
+    The launcher is the repository's, so that it runs before anything is installed; what it starts is what is
+    installed.
+    """
+    own = dict(environment)
+    first, _, rest = own.get("PYTHONPATH", "").partition(os.pathsep)
+    if first == str(root / "components" / "src"):
+        own["PYTHONPATH"] = rest
+        if not rest:
+            del own["PYTHONPATH"]
+    return own
+
+
+def without_system_port(environment: Mapping[str, str]) -> dict[str, str]:
+    """A frontend's environment: its runtime would listen on that port, too."""
+    return {name: value for name, value in environment.items() if name != "DYN_SYSTEM_PORT"}
+
+
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """``count`` workers of one kind; ``gpus`` is a list like 0,1 of which each takes one in turn."""
+
+    role: str
+    count: int
+    gpus: str
+    engine_args: str
+    flags: tuple[str, ...] = ()
+
+
+def agg_workers(settings: LaunchSettings, root: Path, flags: tuple[str, ...]) -> list[Workers]:
+    """One worker with both stages; further flags are its own."""
+    engine_args = settings.agg_engine_args or settings.engine_args or engine_config(root, "agg")
+    return [Workers("agg", 1, settings.agg_cuda_visible_devices, engine_args, flags)]
+
+
+def e_p_workers(settings: LaunchSettings, root: Path, flags: tuple[str, ...]) -> list[Workers]:
+    """Encode and embed workers; further flags are the embed workers'."""
+    encode_args = settings.encode_engine_args or engine_config(root, "encode")
+    embed_args = settings.embed_engine_args or engine_config(root, "embed")
+    endpoint = settings.encode_endpoint or f"dyn://{settings.dyn_namespace}.encode.generate"
+    return [
+        Workers("encode", settings.encode_workers, settings.encode_cuda_visible_devices, encode_args),
+        Workers(
+            *("embed", settings.embed_workers, settings.embed_cuda_visible_devices, embed_args),
+            flags=("--encode-endpoint", endpoint, *flags),
+        ),
+    ]
+
+
+def processes(
+    settings: LaunchSettings, workers: list[Workers], environment: Mapping[str, str]
+) -> list[Process]:
+    """Every process of a service on one machine, in the order in which they are started."""
+    counts = {kind.role: kind.count for kind in workers}
+    embed, encode = counts.get("agg", 0) + counts.get("embed", 0), counts.get("encode", 0)
+    found = []
+    for index in range(settings.frontends):
+        flags = frontend_flags(settings, settings.dyn_http_port + index)
+        # The numbers of workers that will be started, so that a missing one shows.
+        flags += ["--expect-embed", settings.expect_embed_workers or str(embed)]
+        flags += ["--expect-encode", settings.expect_encode_workers or str(encode)]
+        if settings.frontend_page == "off":
+            flags.append("--no-page")
+        flags += [*settings.frontend_args.split(), *shared_flags(settings)]
+        name = f"frontend {index}" if settings.frontends > 1 else "frontend"
+        arguments = ("-m", "tessera.frontend", *flags)
+        found.append(Process(name, "frontend", arguments, without_system_port(environment)))
+    port = settings.dyn_system_port_base
+    for kind in workers:
+        cards = kind.gpus.removesuffix(",").split(",")
+        for index in range(kind.count):
+            own = {"DYN_SYSTEM_PORT": str(port)}
+            if kind.gpus:
+                own["CUDA_VISIBLE_DEVICES"] = cards[index % len(cards)]
+            flags = [
+                *worker_flags(settings, kind.role, kind.engine_args),
+                *shared_flags(settings),
+                *kind.flags,
+            ]
+            arguments = ("-m", "tessera.worker", *flags)
+            found.append(Process(f"{kind.role} worker {index}", kind.role, arguments, {**environment, **own}))
+            port += 1
+    return found

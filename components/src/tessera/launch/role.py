@@ -1,0 +1,99 @@
+"""One process of a deployment over several hosts or containers: what ``deploy/start-role`` becomes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fcntl import ioctl
+from pathlib import Path
+from typing import Final, NoReturn
+
+from tessera.launch.processes import (
+    engine_config,
+    frontend_flags,
+    shared_flags,
+    without_system_port,
+    worker_flags,
+)
+from tessera.launch.settings import RoleSettings, SettingError
+
+ROLES: Final = ("frontend", "agg", "encode", "embed")
+
+_SIOCGIFADDR: Final = 0x8915
+
+
+def become(root: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Become the process of a role: ``arguments`` are the role and further flags of the process.
+
+    Exits with status 2 for what cannot be started. Raises ``OSError`` when there is no such interpreter.
+    """
+    try:
+        python, words, own = command(root, arguments, environment)
+    except SettingError as error:
+        sys.stderr.write(f"start-role: {error}\n")
+        raise SystemExit(2) from None
+    os.execvpe(python, [python, *words], own)
+
+
+def command(
+    root: Path, arguments: Sequence[str], environment: Mapping[str, str]
+) -> tuple[str, list[str], dict[str, str]]:
+    """The interpreter, its arguments and its environment. Raises ``SettingError``."""
+    role = arguments[0] if arguments else ""
+    if role not in ROLES:
+        raise SettingError(f"expected frontend, agg, encode or embed, not '{role}'")
+    settings = RoleSettings.read(environment)
+    if not settings.model_path:
+        raise SettingError("MODEL_PATH must name a checkpoint directory")
+    if not os.path.isdir(settings.model_path):
+        raise SettingError(f"MODEL_PATH={settings.model_path}: no such directory")
+    address = settings.host_address or settings.pod_ip
+    found = _interface(address or settings.host_interface)
+    if not address and found is not None:
+        address = found.address
+    if not address:
+        raise SettingError("this host has no address of its own; set HOST_ADDRESS")
+    own = dict(environment)
+    # Workers call each other; the runtime would bind and announce loopback otherwise.
+    own["DYN_TCP_RPC_HOST"] = settings.dyn_tcp_rpc_host or address
+    own["DYN_TCP_RESPONSE_STREAM_HOST"] = settings.dyn_tcp_response_stream_host or address
+    flags = [*shared_flags(settings), "--drain-seconds", settings.drain_seconds]
+    if role == "frontend":
+        flags += [*frontend_flags(settings, settings.dyn_http_port), *settings.frontend_args.split()]
+        words = ["-m", "tessera.frontend", *flags, *arguments[1:]]
+        return settings.python, words, without_system_port(own)
+    own["DYN_SYSTEM_PORT"] = settings.dyn_system_port
+    own["DYN_SYSTEM_HOST"] = settings.dyn_system_host
+    flags += worker_flags(settings, role, settings.engine_args or engine_config(root, role))
+    if role != "agg":
+        # One that is empty means all of them.
+        name = environment.get("NIXL_INTERFACES", found.name if found is not None else "")
+        flags += ["--override-engine-args", json.dumps({"transport": {"nixl_interfaces": name}})]
+    if role == "embed" and settings.encode_endpoint:
+        flags += ["--encode-endpoint", settings.encode_endpoint]
+    return settings.python, ["-m", "tessera.worker", *flags, *arguments[1:]], own
+
+
+@dataclass(frozen=True, slots=True)
+class _Interface:
+    name: str
+    address: str
+
+
+def _interface(wanted: str) -> _Interface | None:
+    """The network interface of that name or IPv4 address; for "" the first that is not loopback."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            try:
+                answer = ioctl(probe, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+            except OSError:
+                continue
+            address = socket.inet_ntoa(answer[20:24])
+            if wanted in (address, name) if wanted else not address.startswith("127."):
+                return _Interface(name, address)
+    return None

@@ -1,0 +1,286 @@
+"""A whole service on this machine: checked, started, waited for, kept running, and ended."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from tessera.launch import mps
+from tessera.launch.children import Signals, Told, run
+from tessera.launch.processes import Workers, agg_workers, e_p_workers, processes, without_source
+from tessera.launch.report import Report
+from tessera.launch.settings import LaunchSettings, SettingError, table_help
+from tessera.launch.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from tessera.launch.ready import Expected
+
+# Dynamo's.
+_HIGHEST_SYSTEM_PORT: Final = 32767
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """One of the launch scripts. ``others`` is the script whose variables this one does not read."""
+
+    command: str
+    text: str
+    workers: Callable[[LaunchSettings, Path, tuple[str, ...]], list[Workers]]
+    others: str | None = None
+    shares_cards: bool = False
+
+    def help(self) -> str:
+        return (
+            f"usage: ./launch/{self.command}.sh [FLAG...]\n\n{self.text}"
+            "All flags: .venv/bin/python -m tessera.worker --help\n\nVariables and their defaults:\n"
+            f"{table_help(without=self.others)}"
+        )
+
+
+SCRIPTS: Final = {
+    "agg": Script(
+        "agg",
+        "A frontend and one aggregated worker: both stages in one process.\n"
+        "Extra arguments go to the worker, for example --multimodal-embedding-cache-capacity-gb 10\n",
+        agg_workers,
+        others="e_p.sh",
+    ),
+    "e_p": Script(
+        "e_p",
+        "FRONTENDS frontends, ENCODE_WORKERS encode workers and EMBED_WORKERS embed workers, each a process "
+        "of its own.\n"
+        "Any of the numbers may be 0: the rest then runs on other hosts, and EXPECT_ENCODE_WORKERS and\n"
+        "EXPECT_EMBED_WORKERS tell the frontends how many there are in all.\n"
+        "Extra arguments go to the embed workers, for example --multimodal-embedding-cache-capacity-gb 10\n",
+        e_p_workers,
+        shares_cards=True,
+    ),
+}
+
+
+def launch(script: Script, root: Path, arguments: Sequence[str], *, prepared: bool) -> int:
+    """Run the service until a signal ends it; the status that the script ends with.
+
+    ``root`` is the repository, ``arguments`` are flags of the workers. ``prepared`` says that this is the
+    interpreter of the environment, which was made before.
+    """
+    if not {"-h", "--help"}.isdisjoint(arguments):
+        sys.stdout.write(script.help())
+        return 0
+    signals = Signals()
+    report = Report(os.environ.get("LOG_FORMAT", ""))
+    try:
+        service = Service(script, root, tuple(arguments), signals, report)
+        if not prepared:
+            service.check()
+            service.prepare()
+        try:
+            service.start()
+            service.wait_ready()
+            service.supervise()
+        finally:
+            service.stop()
+    except (SettingError, NotReady) as error:
+        report.complain(str(error))
+        return 1
+    except Told as told:
+        return told.status
+
+
+class NotReady(Exception):
+    """A process ended before the service was ready, or time was up."""
+
+
+class Service:
+    """The processes of one launch script. Raises ``SettingError`` for settings that cannot be used."""
+
+    def __init__(
+        self, script: Script, root: Path, flags: tuple[str, ...], signals: Signals, report: Report
+    ) -> None:
+        self._script, self._root, self._flags = script, root, flags
+        self._signals, self._report = signals, report
+        self._settings = LaunchSettings.read(os.environ)
+        self._workers = script.workers(self._settings, root, flags)
+        self._environment = without_source(os.environ, root) | self._settings.written()
+        self._supervisor = Supervisor(signals, report, self._settings.stop_timeout_seconds)
+        self._folders: list[Path] = []
+
+    @property
+    def _worker_count(self) -> int:
+        return sum(kind.count for kind in self._workers)
+
+    @property
+    def _http_ports(self) -> range:
+        first = self._settings.dyn_http_port
+        return range(first, first + self._settings.frontends)
+
+    @property
+    def _system_ports(self) -> range:
+        first = self._settings.dyn_system_port_base
+        return range(first, first + self._worker_count)
+
+    @property
+    def _python(self) -> str:
+        return os.path.join(self._settings.venv or self._root / ".venv", "bin", "python")
+
+    def check(self) -> None:
+        """Look for what would fail later, before the environment is made, which may take minutes.
+
+        Raises ``SettingError``.
+        """
+        settings = self._settings
+        # Somebody else's answers on that port would look like our own.
+        for port in self._http_ports:
+            if _listens(settings.dyn_http_host, port):
+                said = f"something listens on {settings.dyn_http_host}:{port} already"
+                raise SettingError(f"DYN_HTTP_PORT={settings.dyn_http_port}: {said}")
+        ports, said = self._system_ports, f"DYN_SYSTEM_PORT_BASE={settings.dyn_system_port_base}"
+        if ports.start < 1 or ports.stop > _HIGHEST_SYSTEM_PORT + 1:
+            raise SettingError(f"{said}: Dynamo takes ports up to {_HIGHEST_SYSTEM_PORT}")
+        for port in ports:
+            if _listens("127.0.0.1", port):
+                raise SettingError(f"{said}: something listens on port {port} already")
+        if not os.path.isdir(settings.model_path):
+            raise SettingError(f"MODEL_PATH={settings.model_path}: no such directory")
+
+    def prepare(self) -> None:
+        """Make the environment on first use, and again when what it is made from has changed.
+
+        From an interpreter that is not the environment's its own takes over. Raises ``Told``, and
+        ``SystemExit`` when the environment cannot be made.
+        """
+        # A host of frontends alone needs no torch.
+        extra = "worker" if self._worker_count else "frontend"
+        setup = str(self._root / "scripts" / "setup")
+        status = run([setup, extra], self._environment, self._signals)
+        self._signals.wait(0)
+        if status:
+            raise SystemExit(status)
+        if os.path.abspath(self._python) == os.path.abspath(sys.executable):
+            return
+        self._signals.replaced()
+        command = [self._python, "-m", "tessera.launch", "--root", str(self._root), "--prepared"]
+        os.execv(self._python, [*command, self._script.command, *self._flags])
+
+    def start(self) -> None:
+        """Start every process. Raises ``SettingError`` when one cannot be started."""
+        if self._settings.dyn_discovery_backend == "file" and not self._environment.get("DYN_FILE_KV"):
+            self._environment["DYN_FILE_KV"] = str(self._folder("tessera"))
+        try:
+            if self._script.shares_cards:
+                self._start_mps()
+            for process in processes(self._settings, self._workers, self._environment):
+                command = [self._python, *process.arguments]
+                self._supervisor.start(process.name, process.role, command, process.environment)
+        except OSError as error:
+            raise SettingError(str(error)) from error
+
+    def _start_mps(self) -> None:
+        lists = [kind.gpus for kind in self._workers]
+        if not mps.wanted(self._settings.cuda_mps, self._worker_count, lists, self._environment):
+            return
+        folder = self._folder("tessera-mps")
+        self._environment |= dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), str(folder))
+        self._supervisor.start_other(mps.COMMAND, self._environment, folder / "out")
+        self._report.say(
+            "workers share a card: started NVIDIA's Multi-Process Service (CUDA_MPS=off turns this off)"
+        )
+
+    def wait_ready(self) -> None:
+        """Ask every ``/health`` until the service is ready, and say so.
+
+        Raises ``NotReady`` when a child has ended before, or READY_TIMEOUT_SECONDS are over.
+        """
+        # Once the children are under way: it brings 25 modules with it, and logging.
+        from tessera.launch.ready import Expected, say_ended
+        from tessera.logs import log_as, log_settings
+
+        settings = self._settings
+        log_as(
+            "launch", log_settings(["--log-format", settings.log_format, "--log-level", settings.log_level])
+        )
+        counts = {kind.role: kind.count for kind in self._workers}
+        urls = [f"http://{settings.dyn_http_host}:{port}" for port in self._http_ports]
+        expected = Expected(
+            frontends=urls,
+            # A host without a frontend has its workers to ask.
+            workers=[f"http://{settings.dyn_system_host}:{port}" for port in self._system_ports if not urls],
+            embed=counts.get("agg", 0) + counts.get("embed", 0),
+            encode=counts.get("encode", 0),
+        )
+        asking = _Asking(expected, settings.ready_timeout_seconds)
+        ended = self._supervisor.wait_until(asking.done.is_set)
+        if ended is not None:
+            asking.hopeless.set()
+            say_ended(ended)
+        if ended is not None or not asking.ready:
+            raise NotReady("the service did not become ready; see the messages above")
+        if not urls:
+            self._report.say(f"ready: {' '.join(child.name for child in self._supervisor.children)}")
+            return
+        said = f"ready at {' '.join(urls)}, model {settings.model_name}"
+        if settings.log_format == "json":
+            self._report.say(said)
+        else:
+            self._report.show(f"tessera: {said}. Try:\n\n{self._examples(urls[0])}\n")
+
+    def _examples(self, url: str) -> str:
+        settings = self._settings
+        page = ""
+        if settings.frontend_page != "off" and "--no-page" not in settings.frontend_args.split():
+            page = f"  open {url}/ in a browser, or\n\n"
+        key = ""
+        if os.environ.get("TESSERA_API_KEYS") or "--api-keys-file" in settings.frontend_args:
+            key = " -H 'Authorization: Bearer KEY'"
+        return (
+            f"{page}  curl -s {url}/v1/embeddings -H 'Content-Type: application/json'{key} \\\n"
+            f'    -d \'{{"model": "{settings.model_name}", "input": "a yellow heart"}}\'\n'
+        )
+
+    def supervise(self) -> NoReturn:
+        """Keep every process running. Raises ``Told``."""
+        self._supervisor.supervise()
+
+    def stop(self) -> None:
+        """End every process in order, and remove what was made for them."""
+        self._supervisor.stop()
+        for folder in self._folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _folder(self, prefix: str) -> Path:
+        """A new folder that is gone when the service is."""
+        folder = Path(tempfile.mkdtemp(prefix=f"{prefix}.", dir=os.environ.get("TMPDIR") or "/tmp"))
+        self._folders.append(folder)
+        return folder
+
+
+class _Asking:
+    """Waits until a service is ready, on a thread; sends SIGCHLD to the process when ``done``."""
+
+    def __init__(self, expected: Expected, timeout: float) -> None:
+        self.done = threading.Event()
+        self.hopeless = threading.Event()
+        self.ready = False
+        threading.Thread(target=self._ask, args=(expected, timeout), daemon=True).start()
+
+    def _ask(self, expected: Expected, timeout: float) -> None:
+        self.ready = expected.wait(timeout, self.hopeless.is_set)
+        self.done.set()
+        os.kill(os.getpid(), signal.SIGCHLD)
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port)):
+            return True
+    except (OSError, OverflowError, UnicodeError):
+        return False

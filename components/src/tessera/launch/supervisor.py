@@ -1,0 +1,157 @@
+"""Keeps the processes of a service running, and ends them in their order."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from os import kill
+from pathlib import Path
+from signal import SIGCONT, SIGKILL, SIGTERM
+from signal import Signals as Number
+from typing import Final, NoReturn
+
+from tessera.launch.children import Child, Signals, collect, spawn
+from tessera.launch.report import Report
+
+_FIRST_DELAY: Final = 1
+_LONGEST_DELAY: Final = 30
+# Of one that ran for so long the next end has nothing to do with the ones before.
+_SETTLED_SECONDS: Final = 60.0
+# Frontends take nothing new and finish what they have, for which they need the workers, and embed workers the
+# encode workers.
+_ORDER: Final = (("frontend",), ("agg", "embed"), ("encode",))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    child: Child
+    pid: int
+    status: int
+
+
+class Supervisor:
+    """``children`` are in the order in which they were started first."""
+
+    def __init__(self, signals: Signals, report: Report, stop_seconds: float) -> None:
+        self.children: list[Child] = []
+        self._signals = signals
+        self._report = report
+        self._stop_seconds = stop_seconds
+        # Processes beside the service, which are not started again.
+        self._others: set[int] = set()
+
+    def start(self, name: str, role: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start a process that is started again whenever it ends. Raises ``OSError``."""
+        child = Child(name, role, command, environment)
+        self.children.append(child)
+        self._start(child)
+
+    def start_other(self, command: Sequence[str], environment: Mapping[str, str], output: Path) -> None:
+        """Start a process that ends with the service, after all others. Raises ``OSError``."""
+        self._others.add(spawn(command, environment, output=output))
+
+    def wait_until(self, done: Callable[[], bool]) -> int | None:
+        """Wait until something is done, or a child ends before: its id. Raises ``Told``.
+
+        Whoever does it sends SIGCHLD to this process.
+        """
+        while not done():
+            self._signals.wait(None)
+            for ended in self._ended():
+                if not done():
+                    return ended.pid
+                self._replace(ended)
+        return None
+
+    def supervise(self) -> NoReturn:
+        """Start every child that ends again, each time a little later if it keeps ending at once.
+
+        No child waits for another one's pause. Raises ``Told``.
+        """
+        while True:
+            now = time.monotonic()
+            for child in self.children:
+                if child.due is not None and child.due <= now:
+                    self._start_again(child)
+            # One signal may stand for several children.
+            for ended in self._ended():
+                self._replace(ended)
+            due = [child.due for child in self.children if child.due is not None]
+            self._signals.wait(min(due) - time.monotonic() if due else None)
+
+    def stop(self) -> None:
+        """End every child and wait for it, in their order; none is started again.
+
+        No signal is listened to meanwhile: a second Ctrl-C leaves nothing behind.
+        """
+        # A frozen child cannot obey, nor finish what others wait for.
+        for pid in self._pids():
+            _signal(pid, SIGCONT)
+        for roles in _ORDER:
+            self._end({child.pid for child in self.children if child.role in roles and child.pid is not None})
+        self._end(set(self._others))
+
+    def _start(self, child: Child) -> None:
+        child.due = None
+        child.started = time.monotonic()
+        child.pid = spawn(child.command, child.environment)
+
+    def _start_again(self, child: Child) -> None:
+        child.delay = min(2 * child.delay, _LONGEST_DELAY)
+        try:
+            self._start(child)
+        except OSError as error:
+            child.due = child.started + child.delay
+            self._report.complain(f"{child.name}: {error}; starting it again in {child.delay} s")
+
+    def _ended(self) -> list[_Ended]:
+        """Children that have ended since the last call; from now on their ids may be others'."""
+        found = []
+        for child in self.children:
+            if child.pid is not None and (status := collect(child.pid)) is not None:
+                found.append(_Ended(child, child.pid, status))
+                child.pid = None
+        self._others -= {pid for pid in self._others if collect(pid) is not None}
+        return found
+
+    def _replace(self, ended: _Ended) -> None:
+        """Say that a child has ended, and when it will be started again."""
+        child, now = ended.child, time.monotonic()
+        if now - child.started > _SETTLED_SECONDS:
+            child.delay = _FIRST_DELAY
+        # One that was told to end, for a rolling restart, ends with 0.
+        tell = self._report.complain if ended.status else self._report.say
+        what = f"{child.name} (pid {ended.pid}) ended with status {ended.status}"
+        tell(f"{what}; starting it again in {child.delay} s")
+        child.due = now + child.delay
+
+    def _pids(self) -> set[int]:
+        return {child.pid for child in self.children if child.pid is not None} | self._others
+
+    def _end(self, pids: set[int]) -> None:
+        """Ask these children to end, all at once, and wait until they have."""
+        for pid in pids:
+            _signal(pid, SIGTERM)
+        deadline = time.monotonic() + self._stop_seconds
+        killed = False
+        while True:
+            # Whichever it is: what has ended is not signalled later on.
+            self._ended()
+            pids &= self._pids()
+            if not pids:
+                return
+            left = deadline - time.monotonic()
+            if left <= 0 and not killed:
+                killed = True
+                self._report.warn(f"killing what has not ended after {self._stop_seconds} s")
+                for pid in pids:
+                    _signal(pid, SIGKILL)
+            self._signals.wait_for_children(None if killed else left)
+
+
+def _signal(pid: int, number: Number) -> None:
+    """Signal a child that has not been waited for; until then its id is not another one's."""
+    with suppress(ProcessLookupError):
+        kill(pid, number)

@@ -1,0 +1,157 @@
+"""The supervisor with processes that do nothing: signals, restarts, and the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from benchmarks.proc import children
+
+from tests.proc import command_line
+from tests.signals import freeze
+
+_PROGRAM = """
+import json, os, sys
+from tessera.launch.children import Signals, Told
+from tessera.launch.report import Report
+from tessera.launch.supervisor import Supervisor
+supervisor = Supervisor(Signals(), Report("text"), 1)
+for name, role, *command in json.loads(sys.argv[1]):
+    supervisor.start(name, role, command, os.environ)
+try:
+    supervisor.supervise()
+except Told as told:
+    supervisor.stop()
+    sys.exit(told.status)
+"""
+
+SLEEP = ["sleep", "1000"]
+# Says that it ends, and takes a moment to.
+SLOW = ["bash", "-c", "trap 'echo $0 ends >&2; sleep 0.3; exit 0' TERM; while :; do sleep 0.05; done"]
+STUBBORN = ["bash", "-c", "trap '' TERM; while :; do sleep 0.05; done"]
+
+
+@contextmanager
+def supervising(
+    tmp_path: Path, commands: Sequence[Sequence[str]], *, ignored: Sequence[signal.Signals] = ()
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    def signals() -> None:
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM, json.dumps(commands)], stderr=output, preexec_fn=signals
+        )
+    try:
+        wait_for(lambda: len(children(process.pid)) == len(commands))
+        yield process, log
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGCONT)
+            process.terminate()
+        process.wait(20)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def ignored_by(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("SigIgn")).split()[1], 16)
+
+
+def bit(number: signal.Signals) -> int:
+    return 1 << (number - 1)
+
+
+def test_children_ignore_what_a_terminal_sends_and_nothing_else(tmp_path: Path) -> None:
+    with supervising(tmp_path, [["one", "agg", *SLEEP]]) as (process, _):
+        (child,) = children(process.pid)
+        wait_for(lambda: command_line(child) == SLEEP)
+        ignored = ignored_by(child)
+        for number in signal.valid_signals():
+            if number in (signal.SIGINT, signal.SIGHUP):
+                assert ignored & bit(signal.Signals(number))
+            elif number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGCHLD, signal.SIGXFSZ):
+                assert not ignored & bit(signal.Signals(number))
+        assert "SigBlk:\t0000000000000000" in Path(f"/proc/{child}/status").read_text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_each_signal_has_its_status(tmp_path: Path, number: signal.Signals) -> None:
+    with supervising(tmp_path, [["one", "agg", *SLEEP]]) as (process, _):
+        process.send_signal(number)
+        assert process.wait(20) == 128 + number
+
+
+def test_what_is_ignored_from_the_start_stays_so(tmp_path: Path) -> None:
+    with supervising(tmp_path, [["one", "agg", *SLEEP]], ignored=[signal.SIGHUP]) as (process, _):
+        process.send_signal(signal.SIGHUP)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+
+
+def test_they_end_in_their_order_and_a_second_signal_changes_nothing(tmp_path: Path) -> None:
+    commands = [
+        [name, role, *SLOW, name] for name, role in [("c", "encode"), ("b", "embed"), ("a", "frontend")]
+    ]
+    with supervising(tmp_path, commands) as (process, log):
+        # Until each has come to its loop.
+        wait_for(lambda: all(children(pid) for pid in children(process.pid)))
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: "a ends" in log.read_text())
+        for _ in range(3):
+            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 130
+        assert log.read_text().split() == ["a", "ends", "b", "ends", "c", "ends"]
+
+
+def test_what_does_not_end_is_killed_and_what_is_frozen_ends(tmp_path: Path) -> None:
+    commands = [["one", "agg", *STUBBORN], ["two", "frontend", *SLEEP]]
+    with supervising(tmp_path, commands) as (process, log):
+        stubborn, frozen = children(process.pid)
+        wait_for(lambda: bool(ignored_by(stubborn) & bit(signal.SIGTERM)))
+        freeze(frozen)
+        started = time.monotonic()
+        process.terminate()
+        assert process.wait(20) == 143
+        assert time.monotonic() - started > 1.0
+        assert log.read_text() == "tessera: killing what has not ended after 1 s\n"
+
+
+def test_a_child_that_keeps_ending_waits_longer_each_time(tmp_path: Path) -> None:
+    with supervising(tmp_path, [["one", "agg", "sh", "-c", "sleep 0.05; exit 3"]]) as (_, log):
+        wait_for(lambda: log.read_text().count("ended") == 3)
+        assert [line.rpartition(" in ")[2] for line in log.read_text().splitlines()] == ["1 s", "2 s", "4 s"]
+        assert "ended with status 3; starting it again" in log.read_text()
+
+
+def test_a_program_that_has_gone_is_looked_for_again(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\nexec sleep 1000\n")
+    program.chmod(0o755)
+    with supervising(tmp_path, [["one", "agg", str(program)]]) as (process, log):
+        (child,) = children(process.pid)
+        wait_for(lambda: command_line(child) == SLEEP)
+        program.rename(tmp_path / "away")
+        os.kill(child, signal.SIGKILL)
+        wait_for(lambda: "No such file" in log.read_text())
+        (tmp_path / "away").rename(program)
+        wait_for(lambda: [command_line(pid) for pid in children(process.pid)] == [SLEEP])
