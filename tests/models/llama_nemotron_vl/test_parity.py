@@ -140,7 +140,7 @@ def built(
         inputs.append((list(range(3, 1103)) * 2, [], Role.NONE))
     else:
         inputs += [("", [pictures[1]], Role.PASSAGE), ("both", pictures, Role.QUERY)]
-        inputs.append((WORDS * 160, [], Role.PASSAGE))
+        inputs.append((WORDS * 64, [], Role.PASSAGE))
     cases = [case(model, reference, *arguments) for arguments in inputs]
     assert min(len(each.prompt.tokens) for each in cases) == 1
     assert max(len(each.prompt.tokens) for each in cases) > 2000
