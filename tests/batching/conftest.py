@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tessera.batching import Batcher
+from tessera.batching import Batcher, Events
 from tessera.engine.base import packed_cost
 
 MakeBatcher = Callable[..., Batcher[int, int]]
@@ -17,7 +17,14 @@ async def make_batcher() -> AsyncIterator[MakeBatcher]:
     made: list[Batcher[int, int]] = []
 
     def make(launch: Any, **changes: Any) -> Batcher[int, int]:
-        options: dict[str, Any] = {"cost": packed_cost, "budget": 100, "max_queued": 1000, "depth": 1}
+        events = {name: changes.pop(name) for name in ("ran", "died") if name in changes}
+        options: dict[str, Any] = {
+            "events": Events(**events),
+            "cost": packed_cost,
+            "budget": 100,
+            "max_queued": 1000,
+            "depth": 1,
+        }
         made.append(Batcher("test", launch, **(options | changes)))
         return made[-1]
 

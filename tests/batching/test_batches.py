@@ -97,7 +97,7 @@ async def test_an_entry_over_the_budget_rides_alone(make_batcher: MakeBatcher) -
 async def test_statistics_describe_the_batch(make_batcher: MakeBatcher) -> None:
     seen: list[BatchStats] = []
     engine = HeldEngine()
-    batcher = make_batcher(engine.launch, observe=seen.append)
+    batcher = make_batcher(engine.launch, ran=seen.append)
     first = await busy(batcher, engine)
     futures = [batcher.submit(payload, 10) for payload in (1, 2, 3)]
     engine.gate.set()

@@ -30,8 +30,8 @@ class Queue:
         self.entries[name] = entry
         self._queue.push(entry)
 
-    def discard(self, name: int) -> None:
-        self._queue.discard(self.entries[name])
+    def remove(self, name: int) -> None:
+        self._queue.remove(self.entries[name])
 
     def drain(self, count: int | None = None) -> list[int]:
         served: list[int] = []
@@ -107,7 +107,7 @@ def test_urgent_work_without_end_leaves_a_ninth_to_the_rest(queue: Queue) -> Non
     st.lists(
         st.one_of(
             st.tuples(st.integers(1, 50), st.sampled_from(["", "a", "b"]), st.integers(-2, 2)),
-            st.sampled_from(["pop", "discard"]),
+            st.sampled_from(["pop", "remove"]),
         ),
         max_size=300,
     )
@@ -119,8 +119,8 @@ def test_every_entry_leaves_once(steps: list[object]) -> None:
         if isinstance(step, tuple):
             queue.push(number, *step)
             waiting.add(number)
-        elif waiting and step == "discard":
-            queue.discard(waiting.pop())
+        elif waiting and step == "remove":
+            queue.remove(waiting.pop())
         elif waiting:
             (served,) = queue.drain(1)
             waiting.remove(served)
@@ -132,7 +132,7 @@ def test_what_is_discarded_is_not_kept(queue: Queue) -> None:
     queue.push(-1, priority=0)
     for name in range(10_000):
         queue.push(name, priority=1)
-        queue.discard(name)
+        queue.remove(name)
     assert len(queue._queue._heap) < 200 and len(queue._queue._arrivals) < 200
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from tessera import tracing
-from tessera.batching import Batcher
+from tessera.batching import Batcher, Events
 from tessera.engine.base import packed_cost
 from tessera.errors import EngineFailed
 from tests.batching.engines import HeldEngine
@@ -32,7 +32,7 @@ async def one_batch(engine: HeldEngine, requests: Sequence[tuple[dict[str, str],
         budget=100,
         max_queued=1000,
         depth=1,
-        describe=describe,
+        events=Events(describe=describe),
     )
     engine.gate.clear()
     waiting = [batcher.submit(1000, 1)]

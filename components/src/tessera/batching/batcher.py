@@ -1,7 +1,7 @@
 """Batches work across requests for one engine.
 
-The event loop owns the queue; the ``EngineThread`` takes whole batches from a ``Slot`` and never waits for
-the loop. Replies go back in one hop for each batch.
+The event loop owns the queue and fills the next batch; the ``EngineThread`` takes whole batches and never
+waits for the loop. Results come back in one call for each batch.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Generic
+from typing import Final, Generic
 
 from tessera import tracing
-from tessera.batching.engine_thread import EngineThread, Launch
-from tessera.batching.open_batch import Cost, Slot
+from tessera.batching.engine_thread import Cancelled, Died, EngineThread, Failed, Launch, Ran, Report, Taken
+from tessera.batching.open_batch import Cost, OpenBatch
 from tessera.batching.queue import Entry, FairQueue, Outcome, P, R
-from tessera.errors import EngineDead, Overloaded, TesseraError, Unavailable
+from tessera.errors import EngineDead, Overloaded, Unavailable
 from tessera.fair_share import Budget
 from tessera.logs import current_line
 
-_WEIGHT = 0.2
+_WEIGHT: Final = 0.2
 
 
-class Pace:
+class Throughput:
     """Size per second of engine time, as a moving average over batches."""
 
     def __init__(self) -> None:
@@ -36,12 +36,12 @@ class Pace:
         """0 until a batch has been counted."""
         return self._rate
 
-    def ran(self, size: int, started: float, ended: float) -> None:
-        """A batch ran between two points of one clock, in seconds; batches may overlap.
+    def add(self, size: int, started: float, ended: float) -> None:
+        """Count a batch that ran between two readings of one clock, in seconds; batches may overlap.
 
-        A size of 0 is not counted.
+        A size of 0 only moves the time at which the engine was last busy.
         """
-        # Two batches are on their way at a time: the second one's time begins when the first has ended.
+        # Two batches are launched at a time: the second one's time begins when the first has ended.
         rate = size / max(ended - max(started, self._last_end), 1e-6)
         self._last_end = ended
         if not size:
@@ -49,12 +49,8 @@ class Pace:
         self._rate = (1 - _WEIGHT) * self._rate + _WEIGHT * rate if self._rate else rate
 
     def seconds(self, size: int) -> float:
-        """An estimate for so much work, at least 0.1; 1 when nothing is known yet."""
+        """An estimate of the time for that size, at least 0.1; 1 when nothing is known yet."""
         return max(0.1, size / self._rate) if self._rate else 1.0
-
-
-Describe = Callable[[Sequence[P]], tracing.Attributes]
-"""A batch's attributes by its payloads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +62,30 @@ class BatchStats:
     run_ms: float
 
 
-class Batcher(Generic[P, R]):
-    """Queues payloads by size and runs them in batches on its own thread.
+def _ignore(*_: object) -> None:
+    pass
 
-    ``budget`` bounds what a batch costs, ``max_queued`` the size that may wait and ``max_wait`` the seconds
-    that it would take to work it off; ``depth`` batches may be launched and unfinished at a time. Called on
-    the event loop: ``observe`` after each batch, ``dropped`` for each entry that was cancelled before it
-    ran, ``died`` when the engine has raised ``EngineDead``, after which nothing is run any more. ``describe``
-    gives a batch's attributes in traces, and is called only for batches that leave one.
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Events(Generic[P]):
+    """What a batcher calls, on its event loop.
+
+    ``ran`` after each batch that gave results; ``cancelled`` for each entry that was cancelled before it ran;
+    ``died`` once, when the engine has raised ``EngineDead``, after which nothing is run any more.
+    ``describe`` gives the attributes of a batch of payloads, for batches that are recorded in a trace.
+    """
+
+    ran: Callable[[BatchStats], None] = _ignore
+    cancelled: Callable[[], None] = _ignore
+    died: Callable[[EngineDead], None] = _ignore
+    describe: Callable[[Sequence[P]], tracing.Attributes] = lambda _: {}
+
+
+class Batcher(Generic[P, R]):
+    """Queues payloads by size and runs them in batches on a thread of its own.
+
+    ``budget`` bounds what a batch costs; ``max_queued`` bounds the size that may wait, and ``max_wait`` the
+    seconds that running it would take. ``depth`` batches may be launched and unfinished at a time.
     """
 
     def __init__(
@@ -86,30 +98,26 @@ class Batcher(Generic[P, R]):
         max_queued: int,
         depth: int,
         max_wait: float = math.inf,
-        observe: Callable[[BatchStats], None] = lambda _: None,
-        dropped: Callable[[], None] = lambda: None,
-        died: Callable[[EngineDead], None] = lambda _: None,
-        describe: Describe[P] = lambda _: {},
+        events: Events[P] | None = None,
     ) -> None:
         self.name = name
         self._depth = depth
         self._cost = cost
-        self._batch = budget
+        self._budget = budget
         self._max_queued = max_queued
         self._max_wait = max_wait
-        self._observe = observe
-        self._dropped = dropped
-        self._on_death = died
-        self._describe = describe
+        self._events: Events[P] = Events() if events is None else events
         self._loop = asyncio.get_running_loop()
         self._queue: FairQueue[P, R] = FairQueue()
         self._waiting = Budget(lambda: self.limit)
         self._empty = asyncio.Event()
         self._empty.set()
-        self._pace = Pace()
-        self._slot: Slot[P, R] = Slot(cost, budget)
+        self._throughput = Throughput()
+        self._open: OpenBatch[P, R] = OpenBatch(cost, budget)
         self._closed = False
-        self._engine = EngineThread(name, launch, self._slot, depth=depth, owner=self)
+        self._engine: EngineThread[P, R] = EngineThread(
+            name, launch, self._open, depth=depth, report=self._handle
+        )
 
     @property
     def queued(self) -> int:
@@ -118,16 +126,16 @@ class Batcher(Generic[P, R]):
 
     @property
     def limit(self) -> int:
-        """Size that may wait, at the pace of now."""
-        if math.isinf(self._max_wait) or not self._pace.rate:
+        """Size that may wait, at the present throughput."""
+        if math.isinf(self._max_wait) or not self._throughput.rate:
             return self._max_queued
-        # However slow it is, the next batch may always be full.
-        return min(self._max_queued, max(self._batch, int(self._pace.rate * self._max_wait)))
+        # However slow the engine is, the next batch may always be full.
+        return min(self._max_queued, max(self._budget, int(self._throughput.rate * self._max_wait)))
 
     @property
     def capacity(self) -> int:
         """Size that may be here at a time: waiting, or in the engine."""
-        return self.limit + self._depth * self._batch
+        return self.limit + self._depth * self._budget
 
     @property
     def running_seconds(self) -> float:
@@ -154,13 +162,13 @@ class Batcher(Generic[P, R]):
         client: str = "",
         priority: int = 0,
         admitted: bool = False,
-        abandoned: Callable[[], None] = lambda: None,
+        on_cancelled: Callable[[], None] = _ignore,
     ) -> asyncio.Future[Outcome[R]]:
-        """Queue one payload. Cancelling the future drops it, if the engine has not begun it.
+        """Queue one payload. Cancelling the future takes it out, if the engine has not begun it.
 
         ``client`` is whom it is for: clients share the queue and the engine by size. Of what waits, smaller
         ``priority`` goes first. ``admitted`` says that the caller has asked before (``check``) and must not
-        be refused now. ``abandoned`` is called after a cancellation, once the engine is done with the
+        be refused now. ``on_cancelled`` is called after a cancellation, once the engine is done with the
         payload. Raises ``Overloaded`` when the queue is full, ``Unavailable`` after ``close``, ``EngineDead``
         when there is no engine any more.
         """
@@ -174,106 +182,103 @@ class Batcher(Generic[P, R]):
             priority,
             self._loop.create_future(),
             time.perf_counter(),
-            abandoned,
-            line.request_id if line is not None else "",
+            on_cancelled,
+            request_id=line.request_id if line is not None else "",
+            span=tracing.here(),
         )
-        entry.asked = tracing.here()
-        entry.future.add_done_callback(lambda future: self._drop(entry) if future.cancelled() else None)
+        entry.future.add_done_callback(lambda future: self._cancel(entry) if future.cancelled() else None)
         self._waiting.take(client, size)
         self._empty.clear()
-        if self._queue or not self._slot.offer(entry):
+        if self._queue or not self._open.add(entry):
             self._queue.push(entry)
             if self._queue.head() is entry:
-                self._feed()
-        else:
-            entry.left_queue = True
+                self._fill()
         return entry.future
 
     async def close(self) -> None:
         """Finish what is queued, then end the thread."""
         self._closed = True
         await self._empty.wait()
-        self._slot.close()
+        self._open.close()
         await asyncio.to_thread(self._engine.join)
 
     def seconds_to_drain(self, size: int | None = None) -> float:
-        """An estimate for so much, or for what is queued now."""
-        return self._pace.seconds(self.queued if size is None else size)
+        """An estimate for that size, or for what is queued now."""
+        return self._throughput.seconds(self.queued if size is None else size)
 
-    def _drop(self, entry: Entry[P, R]) -> None:
-        entry.dropped = True
-        if not entry.left_queue:
-            self._queue.discard(entry)
-            self._give_up([entry])
+    def _cancel(self, entry: Entry[P, R]) -> None:
+        entry.cancelled = True
+        # Outside the queue it is the engine thread that finds the flag, and reports it.
+        if entry.in_queue:
+            self._queue.remove(entry)
+            self._cancelled([entry])
 
-    def _give_up(self, entries: list[Entry[P, R]]) -> None:
-        """Cancelled entries that never ran."""
+    def _cancelled(self, entries: Iterable[Entry[P, R]]) -> None:
+        self._release(entries)
         for entry in entries:
-            self._waiting.give(entry.client, entry.size)
-            entry.abandoned()
-            self._dropped()
-        self._settle()
+            entry.on_cancelled()
+            self._events.cancelled()
 
-    def _feed(self) -> None:
-        self._slot.fill(self._queue)
-        self._settle()
-
-    def _settle(self) -> None:
+    def _release(self, entries: Iterable[Entry[P, R]]) -> None:
+        """Give back the room that these hold among what waits."""
+        for entry in entries:
+            if entry.waiting:
+                entry.waiting = False
+                self._waiting.give(entry.client, entry.size)
         if not self._waiting.used:
             self._empty.set()
 
-    def _trace(
-        self, entries: list[Entry[P, R]], started: float, ended: float, error: Exception | None = None
-    ) -> None:
-        tracing.batch_ran(
-            self.name,
-            (entry.asked for entry in entries),
-            started,
-            ended,
-            lambda: self._describe([entry.payload for entry in entries]),
-            error,
-        )
+    def _fill(self) -> None:
+        self._open.fill(self._queue)
 
-    # What the engine thread tells.
+    def _handle(self, report: Report[P, R]) -> None:
+        match report:
+            case Taken():
+                self._release(report.entries)
+                self._fill()
+                waited = ((entry.span, entry.enqueued) for entry in report.entries)
+                tracing.batch_queued(self.name, waited, report.at)
+            case Ran():
+                self._ran(report)
+            case Cancelled():
+                self._cancelled(report.entries)
+            case Failed():
+                self._failed(report)
+            case Died():
+                self._events.died(report.error)
 
-    def taken(self, alive: list[Entry[P, R]], dead: list[Entry[P, R]], at: float) -> None:
-        for entry in alive:
-            self._waiting.give(entry.client, entry.size)
-        self._give_up(dead)
-        self._feed()
-        tracing.batch_queued(self.name, ((entry.asked, entry.enqueued) for entry in alive), at)
-
-    def deliver(self, entries: list[Entry[P, R]], values: Sequence[R], started: float, ended: float) -> None:
-        run_ms = (ended - started) * 1e3
+    def _ran(self, batch: Ran[P, R]) -> None:
+        run_ms = (batch.ended - batch.started) * 1e3
         size = longest = 0
-        for entry, value in zip(entries, values, strict=True):
+        for entry, value in zip(batch.entries, batch.values, strict=True):
             size += entry.size
             longest = max(longest, entry.size)
             if entry.future.cancelled():
-                entry.abandoned()
+                entry.on_cancelled()
             else:
-                entry.future.set_result(Outcome(value, (started - entry.enqueued) * 1e3, run_ms))
+                entry.future.set_result(Outcome(value, (batch.started - entry.enqueued) * 1e3, run_ms))
         # Small batches are slow for their size, and say nothing of what the engine does under load.
-        full = 2 * self._cost(len(entries), size, longest) >= self._batch
-        self._pace.ran(size if full else 0, started, ended)
-        self._observe(BatchStats(len(entries), size, run_ms))
-        self._trace(entries, started, ended)
+        full = 2 * self._cost(len(batch.entries), size, longest) >= self._budget
+        self._throughput.add(size if full else 0, batch.started, batch.ended)
+        self._events.ran(BatchStats(len(batch.entries), size, run_ms))
+        self._trace(batch)
 
-    def broke(self, entries: list[Entry[P, R]], error: Exception, started: float, ended: float) -> None:
-        self._trace(entries, started, ended, error)
-
-    def died(self, error: EngineDead) -> None:
-        self._on_death(error)
-
-    def fail(self, entries: list[Entry[P, R]], error: TesseraError) -> None:
-        for entry in entries:
+    def _failed(self, batch: Failed[P, R]) -> None:
+        self._trace(batch, batch.error)
+        if batch.final is None:
+            return
+        for entry in batch.entries:
             if entry.future.cancelled():
-                entry.abandoned()
+                entry.on_cancelled()
             else:
-                entry.future.set_exception(error)
+                entry.future.set_exception(batch.final)
 
-    def forsake(self, entries: list[Entry[P, R]]) -> None:
-        """Cancelled entries of a batch that failed; they will not run again."""
-        for entry in entries:
-            entry.abandoned()
-            self._dropped()
+    def _trace(self, batch: Ran[P, R] | Failed[P, R], error: Exception | None = None) -> None:
+        tracing.batch_ran(
+            self.name,
+            (entry.span for entry in batch.entries),
+            batch.started,
+            batch.ended,
+            lambda: self._events.describe([entry.payload for entry in batch.entries]),
+            error,
+        )

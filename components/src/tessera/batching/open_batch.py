@@ -1,4 +1,4 @@
-"""The one batch that is made ready while the engine is busy."""
+"""The next batch, which grows for as long as the engine is busy."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tessera.batching.queue import Entry, FairQueue, P, R
 Cost = Callable[[int, int, int], int]
 
 
-class Slot(Generic[P, R]):
-    """Holds the next batch, open until the engine thread takes it.
+class OpenBatch(Generic[P, R]):
+    """Holds the entries of the next batch until the engine thread takes them.
 
-    An early, sealed batch would leave with the one or two entries that had arrived when the engine began
-    the previous one; kept open, it grows to the budget for as long as the engine is busy.
+    A batch that was closed early would run with the one or two entries that had arrived when the engine began
+    the previous one; an open one grows to the budget for as long as the engine is busy.
     """
 
     def __init__(self, cost: Cost, budget: int) -> None:
@@ -27,8 +27,8 @@ class Slot(Generic[P, R]):
         self._closed = False
         self._changed = threading.Condition()
 
-    def offer(self, entry: Entry[P, R]) -> bool:
-        """Add the entry if the budget allows; an entry over the budget rides alone. Event loop only."""
+    def add(self, entry: Entry[P, R]) -> bool:
+        """Add the entry if the budget allows; an entry over the budget runs alone. Event loop only."""
         with self._changed:
             added = self._add(entry)
             if added:
@@ -38,7 +38,7 @@ class Slot(Generic[P, R]):
     def fill(self, queue: FairQueue[P, R]) -> None:
         """Move entries from the queue's head for as long as the budget allows. Event loop only.
 
-        A free engine would otherwise leave with the first of them.
+        All under one lock: the engine, if it is idle, would otherwise run the first of them alone.
         """
         with self._changed:
             while queue and self._add(queue.head()):
@@ -54,7 +54,7 @@ class Slot(Generic[P, R]):
         return True
 
     def take(self, timeout: float | None) -> list[Entry[P, R]] | None:
-        """The batch as it is now, waiting at most ``timeout`` seconds for a first entry; None when closed.
+        """The entries as they are now, after at most ``timeout`` seconds for a first one; None when closed.
 
         Engine thread only.
         """

@@ -6,7 +6,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from opentelemetry.trace import Span
@@ -28,13 +28,15 @@ class Outcome(Generic[R]):
 
 @dataclass(slots=True, eq=False)
 class Entry(Generic[P, R]):
-    """``size`` counts tokens or tiles; ``client`` is who shares with whom, ``priority`` smaller is sooner.
+    """One payload on its way to the engine.
 
-    ``left_queue`` says that it holds no place in the queue any more. ``dropped`` is set by the event loop and
-    read by the engine thread. ``abandoned`` is called once, on the event loop, when the future was
-    cancelled and the engine will not touch the payload any more: only then may memory that the payload names
-    be used for something else. ``request_id`` is for the log, empty where none is known; ``asked`` is the
-    span that the work is for, where there is one that is kept.
+    ``size`` counts tokens or tiles; ``client`` is whose share it counts against, smaller ``priority`` is
+    sooner; ``enqueued`` is a reading of ``perf_counter``. ``on_cancelled`` is called once, on the event loop,
+    when the future was cancelled and the engine will not touch the payload any more: only then may memory
+    that the payload names be used for something else. ``request_id`` is for the log, empty where none is
+    known; ``span`` is the span that the work is for, where there is one that is kept. ``in_queue``: a
+    ``FairQueue`` holds it. ``waiting``: its size counts among what waits. ``cancelled`` is set by the event
+    loop and read by the engine thread.
     """
 
     payload: P
@@ -43,11 +45,12 @@ class Entry(Generic[P, R]):
     priority: int
     future: asyncio.Future[Outcome[R]]
     enqueued: float
-    abandoned: Callable[[], None]
+    on_cancelled: Callable[[], None]
     request_id: str = ""
-    left_queue: bool = field(default=False)
-    dropped: bool = field(default=False)
-    asked: Span | None = field(default=None)
+    span: Span | None = None
+    in_queue: bool = False
+    waiting: bool = True
+    cancelled: bool = False
 
 
 def requests_of(entries: Sequence[Entry[P, R]]) -> dict[str, dict[str, str]]:
@@ -91,6 +94,7 @@ class FairQueue(Generic[P, R]):
         self._sequence += 1
         if self._heap and entry.priority != self._heap[0][0]:
             self._mixed = True
+        entry.in_queue = True
         heapq.heappush(self._heap, (entry.priority, start, self._sequence, entry))
         self._arrivals.append(entry)
 
@@ -110,27 +114,27 @@ class FairQueue(Generic[P, R]):
         else:
             self._stale += 1
         self._overtaken = 0 if entry is self._arrivals[0] else self._overtaken + entry.size
-        entry.left_queue = True
+        entry.in_queue = False
         self._trim()
         return entry
 
-    def discard(self, entry: Entry[P, R]) -> None:
+    def remove(self, entry: Entry[P, R]) -> None:
         """Take out an entry before its turn."""
-        entry.left_queue = True
+        entry.in_queue = False
         self._stale += 1
         self._trim()
         if self._stale > 64 and self._stale > len(self._heap) // 2:
-            self._heap = [item for item in self._heap if not item[3].left_queue]
+            self._heap = [item for item in self._heap if item[3].in_queue]
             heapq.heapify(self._heap)
-            self._arrivals = deque(entry for entry in self._arrivals if not entry.left_queue)
+            self._arrivals = deque(entry for entry in self._arrivals if entry.in_queue)
             self._stale = 0
 
     def _trim(self) -> None:
-        # Whoever left out of turn is still in the other of the two, and perhaps in both.
-        while self._heap and self._heap[0][3].left_queue:
+        # An entry that left out of turn is still in one of the two, perhaps in both.
+        while self._heap and not self._heap[0][3].in_queue:
             heapq.heappop(self._heap)
             self._stale -= 1
-        while self._arrivals and self._arrivals[0].left_queue:
+        while self._arrivals and not self._arrivals[0].in_queue:
             self._arrivals.popleft()
         if not self._arrivals:
             self._finish.clear()

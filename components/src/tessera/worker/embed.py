@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera import tracing, wire
-from tessera.batching import Batcher, Outcome
+from tessera.batching import Batcher, Events, Outcome
 from tessera.cache import EmbeddingCache
 from tessera.engine.base import TextEngine
 from tessera.engine.batch import PackedInput, TextVectors, pack
@@ -129,10 +129,12 @@ class EmbedService:
             max_queued=config.max_queue_cost,
             max_wait=config.max_queue_seconds,
             depth=engine.depth,
-            observe=metrics.batch("text"),
-            dropped=metrics.dropped("text"),
-            died=died,
-            describe=_describe,
+            events=Events(
+                ran=metrics.batch("text"),
+                cancelled=metrics.cancelled("text"),
+                died=died,
+                describe=_describe,
+            ),
         )
         self._batch_cost = config.max_batch_cost
         metrics.watch_queue(

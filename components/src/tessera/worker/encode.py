@@ -107,7 +107,7 @@ class EncodeService:
                 slot.rows,
                 client=request.client,
                 priority=request.priority,
-                abandoned=slot.free,
+                on_cancelled=slot.free,
             )
         except asyncio.CancelledError:
             # The engine may be writing into the slot; it is freed when the engine is done with it.

@@ -66,7 +66,7 @@ class WorkerMetrics:
         self.decoder_losses = Counter(
             "tessera_decoder_losses", "Image decoders that were replaced", ["why"], registry=registry
         )
-        self._dropped = Counter(
+        self._cancelled = Counter(
             "tessera_dropped",
             "Inputs or images whose caller went away before the engine began them",
             ["stage"],
@@ -117,9 +117,9 @@ class WorkerMetrics:
 
         return observe
 
-    def dropped(self, stage: str) -> Callable[[], None]:
-        """Counts what that stage's batcher drops."""
-        return self._dropped.labels(stage).inc
+    def cancelled(self, stage: str) -> Callable[[], None]:
+        """Counts that stage's entries that were cancelled before they ran."""
+        return self._cancelled.labels(stage).inc
 
     def queued(self, stage: str, milliseconds: float) -> None:
         self._queue.labels(stage).observe(milliseconds / 1e3)

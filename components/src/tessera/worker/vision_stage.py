@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tessera import tracing, wire
-from tessera.batching import Batcher, Outcome
+from tessera.batching import Batcher, Events, Outcome
 from tessera.engine.base import VisionEngine
 from tessera.engine.config import EngineConfig
 from tessera.errors import EngineDead, InvalidInput, Overloaded
@@ -65,10 +65,12 @@ class VisionStage:
             max_queued=config.max_queue_cost,
             max_wait=config.max_queue_seconds,
             depth=engine.depth,
-            observe=metrics.batch("vision"),
-            dropped=metrics.dropped("vision"),
-            died=died,
-            describe=self._describe,
+            events=Events(
+                ran=metrics.batch("vision"),
+                cancelled=metrics.cancelled("vision"),
+                died=died,
+                describe=self._describe,
+            ),
         )
         self._admitted = Budget(lambda: self._batcher.limit)
         metrics.watch_queue(
@@ -131,11 +133,11 @@ class VisionStage:
         *,
         client: str = "",
         priority: int = 0,
-        abandoned: Callable[[], None] = lambda: None,
+        on_cancelled: Callable[[], None] = lambda: None,
     ) -> Outcome[None]:
         """Write the tiles' rows, which ``admit`` has let in, into ``out``.
 
-        When this is cancelled, ``out`` still belongs to the engine until ``abandoned`` is called.
+        When this is cancelled, ``out`` still belongs to the engine until ``on_cancelled`` is called.
         """
         future = self._batcher.submit(
             _Work(tiles, out),
@@ -143,7 +145,7 @@ class VisionStage:
             client=client,
             priority=priority,
             admitted=True,
-            abandoned=abandoned,
+            on_cancelled=on_cancelled,
         )
         try:
             outcome = await future
@@ -152,7 +154,7 @@ class VisionStage:
                 # The engine finished in the same turn of the loop as the cancellation came: the batcher
                 # has delivered, and knows nothing of it.
                 future.exception()
-                abandoned()
+                on_cancelled()
             raise
         self._metrics.queued("vision", outcome.queue_ms)
         return outcome
