@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tessera.models.llama_nemotron_vl.checkpoint import SINGLE_FILE
+from tessera.checkpoint.weights import SINGLE_FILE
 from tessera.models.llama_nemotron_vl.config_reader import CONFIG_FILE, PROCESSOR_FILE
 from tessera.models.llama_nemotron_vl.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.tools.random_checkpoint.checkpoint import SENTENCE_TRANSFORMERS_FILE

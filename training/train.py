@@ -23,7 +23,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from tessera.models.llama_nemotron_vl.checkpoint import SINGLE_FILE
+from tessera.checkpoint.weights import SINGLE_FILE
 from tessera.models.llama_nemotron_vl.config_reader import read_config
 from training.batches import Pool, join
 from training.checkpoint import copy_settings, write_settings, write_weights

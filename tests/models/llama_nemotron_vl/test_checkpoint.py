@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tessera.checkpoint.weights import stored_tensors, weight_files
 from tessera.errors import CheckpointError
-from tessera.models.llama_nemotron_vl.checkpoint import stored_tensors, weight_files
 from tessera.models.llama_nemotron_vl.config_reader import read_config
 from tessera.models.llama_nemotron_vl.tensors import expected
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint

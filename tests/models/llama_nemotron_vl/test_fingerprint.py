@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tessera.checkpoint.fingerprint import fingerprint
 from tessera.checkpoint.safetensors import WeightFile
 from tessera.errors import CheckpointError
-from tessera.models.llama_nemotron_vl.fingerprint import fingerprint
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 
 

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from tessera.checkpoint.safetensors import StoredTensor
+from tessera.checkpoint.weights import stored_tensors
 from tessera.dtypes import BY_SAFETENSORS, FLOATS
 from tessera.errors import CheckpointError, ConfigError
-from tessera.models.llama_nemotron_vl.checkpoint import stored_tensors
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.text import TextTower
 from tessera.models.llama_nemotron_vl.vision import VisionTower

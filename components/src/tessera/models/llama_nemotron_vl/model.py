@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tessera.checkpoint.fingerprint import fingerprint
 from tessera.dtypes import FLOATS
 from tessera.models.base import (
     Int32Array,
@@ -24,7 +25,6 @@ from tessera.models.base import (
 from tessera.models.llama_nemotron_vl.activation_memory import text_activations, vision_activations
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import read_config
-from tessera.models.llama_nemotron_vl.fingerprint import fingerprint
 from tessera.models.llama_nemotron_vl.preprocess import preprocess
 from tessera.models.llama_nemotron_vl.prompt import PromptBuilder
 from tessera.models.llama_nemotron_vl.tensors import Shapes, text_shapes, used_for_vision

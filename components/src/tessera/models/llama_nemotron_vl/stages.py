@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tessera.checkpoint.weights import stored_tensors
 from tessera.errors import ConfigError
-from tessera.models.llama_nemotron_vl.checkpoint import stored_tensors
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.loading import fill, load_text, load_vision, torch_dtype
 from tessera.models.llama_nemotron_vl.stage_fused import FusedStage

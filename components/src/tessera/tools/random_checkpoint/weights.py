@@ -11,8 +11,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from tessera.checkpoint.weights import INDEX_FILE, SINGLE_FILE
 from tessera.dtypes import FLOATS, Float32Array, bfloat16_bits
-from tessera.models.llama_nemotron_vl.checkpoint import INDEX_FILE, SINGLE_FILE
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.tensors import Shapes, expected
 from tessera.tools.random_checkpoint.spec import CheckpointSpec

@@ -9,7 +9,7 @@ from pathlib import Path
 from blake3 import blake3
 
 from tessera.checkpoint.safetensors import WeightFile
-from tessera.models.llama_nemotron_vl.checkpoint import weight_files
+from tessera.checkpoint.weights import weight_files
 from tessera.models.llama_nemotron_vl.config_reader import CONFIG_FILE, PROCESSOR_FILE
 from tessera.models.llama_nemotron_vl.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 
