@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import SINGLE_FILE
 from tessera.models.llama_nemotron_vl.config_reader import CONFIG_FILE, PROCESSOR_FILE
-from tessera.models.llama_nemotron_vl.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.tools.random_checkpoint.checkpoint import SENTENCE_TRANSFORMERS_FILE
 from tessera.tools.random_checkpoint.spec import (
     CheckpointSpec,

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
-from tessera.checkpoint.safetensors import WeightFile
+from tessera.checkpoint.safetensors import WeightFile, encode_header
+from tessera.dtypes import DTYPES
 from tessera.errors import CheckpointError
 
 
@@ -30,6 +31,18 @@ def test_places_tensors_where_safetensors_put_them(tmp_path: Path) -> None:
         assert stored == tensors[tensor.name].view(torch.uint8).numpy().tobytes()
 
 
+def test_a_header_written_here_is_read_by_the_package(tmp_path: Path) -> None:
+    shapes = {"one": (2, 3), "two": (), "three": (5,)}
+    path = tmp_path / "a.safetensors"
+    values = torch.arange(12, dtype=torch.bfloat16)
+    path.write_bytes(
+        encode_header(shapes.items(), DTYPES["bfloat16"]) + values.view(torch.uint8).numpy().tobytes()
+    )
+    loaded = load_file(path)
+    assert {name: tuple(value.shape) for name, value in loaded.items()} == shapes
+    assert torch.equal(torch.cat([loaded[name].view(-1) for name in shapes]), values)
+
+
 GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
@@ -43,6 +56,8 @@ GOOD = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"a": []}, "'a' has no dtype, shape and data_offsets"),
         ({"a": {**GOOD, "data_offsets": [0]}}, "'a' has no dtype, shape and data_offsets"),
         ({"a": {**GOOD, "dtype": "F13"}}, "malformed header entry"),
+        ({"a": {**GOOD, "dtype": []}}, "malformed header entry"),
+        (b'{"a":' + b"[" * 200_000, "header is not JSON"),
         ({"a": {**GOOD, "shape": [-2]}}, "malformed header entry"),
         ({"a": {**GOOD, "shape": [2.0]}}, "malformed header entry"),
         ({"a": {**GOOD, "shape": [3]}}, r"'a' of F32 \[3\] needs 12 bytes; its header says 0..8 of 8"),

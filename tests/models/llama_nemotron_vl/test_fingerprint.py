@@ -6,10 +6,24 @@ from pathlib import Path
 
 import pytest
 
-from tessera.checkpoint.fingerprint import fingerprint
+import tessera
+from tessera.checkpoint.fingerprint import fingerprint as of_checkpoint
 from tessera.checkpoint.safetensors import WeightFile
 from tessera.errors import CheckpointError
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
+
+FILES = ("config.json", "processor_config.json", "tokenizer.json", "tokenizer_config.json")
+
+
+def fingerprint(path: Path) -> str:
+    return of_checkpoint(path, revision=b"llama_nemotron_vl 1", files=FILES)
+
+
+def test_of_the_demonstration_checkpoint() -> None:
+    """Cache keys hold it: it changes when what the model computes changes, and not before."""
+    demo = Path(tessera.__file__).parent / "checkpoints" / "tessera-demo"
+    assert LlamaNemotronVL.open(demo).fingerprint == "f753392247e0cc841e2645fb9113db82" == fingerprint(demo)
 
 
 def test_independent_of_place_and_time(make_checkpoint: MakeCheckpoint, tmp_path: Path) -> None:
@@ -22,10 +36,7 @@ def test_independent_of_place_and_time(make_checkpoint: MakeCheckpoint, tmp_path
     assert len(fingerprint(source)) == 32
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["config.json", "processor_config.json", "tokenizer.json", "tokenizer_config.json"],
-)
+@pytest.mark.parametrize("name", FILES)
 def test_every_file_counts(make_checkpoint: MakeCheckpoint, tmp_path: Path, name: str) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(make_checkpoint(), copy)

@@ -9,6 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tessera.checkpoint import loading as tensor_files
+from tessera.checkpoint.loading import TensorReader
+from tessera.checkpoint.safetensors import StoredTensor
 from tessera.errors import CheckpointError, ConfigError
 from tessera.models.llama_nemotron_vl import loading
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
@@ -35,7 +38,7 @@ def nbytes(module: torch.nn.Module) -> int:
 def test_every_type_to_every_type(
     make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, stored: str, wanted: str
 ) -> None:
-    monkeypatch.setattr(loading, "_STAGING_BYTES", 4096)  # so that tensors take several pieces
+    monkeypatch.setattr(tensor_files, "_STAGING_BYTES", 4096)  # so that tensors take several pieces
     path = make_checkpoint(dtype=stored)
     vision, text = load(path, wanted)
     weights = {canonical(name): value for name, value in load_file(path / "model.safetensors").items()}
@@ -80,13 +83,13 @@ def test_each_side_reads_only_its_own_tensors(
 ) -> None:
     model = LlamaNemotronVL.open(make_checkpoint())
     read: list[str] = []
-    original = loading._Reader.read
+    original = TensorReader.read
 
-    def spy(self: loading._Reader, tensor: loading.StoredTensor, into: torch.Tensor) -> None:
+    def spy(self: TensorReader, tensor: StoredTensor, into: torch.Tensor) -> None:
         read.append(tensor.name)
         original(self, tensor, into)
 
-    monkeypatch.setattr(loading._Reader, "read", spy)
+    monkeypatch.setattr(TensorReader, "read", spy)
     model.load_vision(dtype="float32", device="cpu")
     assert {name.split(".")[0] for name in read} == {"vision_model", "mlp1"}
     assert not any(".head." in name for name in read)

@@ -1,1 +1,1 @@
-"""What a checkpoint directory holds, read without torch: JSON sections and safetensors headers."""
+"""Reads the files of a checkpoint directory, whatever family it is of; only ``loading`` needs torch."""

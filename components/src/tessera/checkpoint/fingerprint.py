@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from blake3 import blake3
 
 from tessera.checkpoint.safetensors import WeightFile
 from tessera.checkpoint.weights import weight_files
-from tessera.models.llama_nemotron_vl.config_reader import CONFIG_FILE, PROCESSOR_FILE
-from tessera.models.llama_nemotron_vl.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 
-# raised by hand whenever preprocessing, prompts or the forward pass change what they compute
-_REVISION = b"llama_nemotron_vl 1"
-_CHUNK = 1024
+_CHUNK: Final = 1024
 
 
-def fingerprint(directory: Path) -> str:
-    """32 hexadecimal digits over the configuration, the tokenizer and a sample of the weights.
+def fingerprint(directory: Path, *, revision: bytes, files: Sequence[str]) -> str:
+    """32 hexadecimal digits over ``revision``, ``files`` and a sample of the weights.
 
-    Covers every byte of the configuration, processor and tokenizer files, every weight file's header
-    (names, shapes, types, layout) and, of each tensor, its first, middle and last KiB. It tells apart
-    checkpoints that were trained, quantised, merged or sharded differently, since those change all of a
-    tensor; it cannot see a change confined to the unsampled inside of a large tensor. The directory's
-    place, file times and other files in it have no part. Costs a few small reads for each tensor.
+    ``revision`` is the family's name and a number that is raised by hand whenever preprocessing, prompts or
+    the forward pass change what they compute. ``files`` are the names of the configuration, processor and
+    tokenizer files; one that is absent counts as absent.
+
+    Covers every byte of these files, every weight file's header (names, shapes, types, offsets) and, of each
+    tensor, its first, middle and last KiB. It tells apart checkpoints that were trained, quantised, merged or
+    sharded differently, since those change all of a tensor; it cannot see a change confined to the unsampled
+    inside of a large tensor. The directory's place, file times and other files in it have no part. Costs a
+    few small reads for each tensor. Raises ``CheckpointError`` without weight files.
     """
-    digest = blake3(_REVISION)
-    for name in (CONFIG_FILE, PROCESSOR_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE):
+    digest = blake3(revision)
+    for name in files:
         path = directory / name
         content = path.read_bytes() if path.exists() else b""
         digest.update(f"{name} {path.exists()} {len(content)} ".encode())

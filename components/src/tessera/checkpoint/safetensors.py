@@ -1,20 +1,85 @@
-"""The safetensors container: eight bytes of header length, a JSON header, then the tensors' bytes.
+"""The safetensors format: eight bytes of header length, a JSON header, then the tensors' bytes.
 
-Only the header is interpreted here, so that nothing needs torch; and nothing in the format can run code.
+Only headers are read and written here. They need no torch, so that the frontend can read them too, and
+nothing in the format can run code. The ``safetensors`` package reads tensors by mapping the file; see
+``checkpoint.loading`` for what that costs.
 """
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from tessera.dtypes import BY_SAFETENSORS
+import orjson
+
+from tessera.dtypes import BY_SAFETENSORS, DType
 from tessera.errors import CheckpointError
 
-_LARGEST_HEADER = 100_000_000
+LENGTH_BYTES: Final = 8
+"""What the header's length takes at the beginning of a file."""
+
+_LARGEST_HEADER: Final = 100_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """One tensor as a header describes it; ``start`` and ``stop`` count from the end of the header.
+
+    The values have the right types and none is negative. Whether they fit one another and the file is the
+    caller's to check.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+    @classmethod
+    def of(cls, entry: Any) -> Description:
+        """Read a header's entry; raises ``ValueError`` with a short reason."""
+        try:
+            dtype, shape, (start, stop) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError("has no dtype, shape and data_offsets") from error
+        numbers = (*shape, start, stop)
+        if not isinstance(dtype, str) or not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError(f"has a malformed header entry {entry!r}")
+        return cls(dtype=dtype, shape=shape, start=start, stop=stop)
+
+
+def header_length(data: bytes) -> int:
+    """The length that the first eight bytes of a file announce."""
+    return int.from_bytes(data[:LENGTH_BYTES], "little")
+
+
+def parse_header(header: bytes) -> dict[str, Any]:
+    """The entries of a header by tensor name, unchecked.
+
+    Raises ``ValueError`` for what is not JSON and ``TypeError`` for JSON that is no object.
+    """
+    parsed = orjson.loads(header)
+    if not isinstance(parsed, dict):
+        raise TypeError(f"a header is a JSON object, not {type(parsed).__name__}")
+    parsed.pop("__metadata__", None)
+    return parsed
+
+
+def encode_header(tensors: Iterable[tuple[str, Sequence[int]]], dtype: DType) -> bytes:
+    """The beginning of a file whose tensors, all of one type, follow in the order given here."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, shape in tensors:
+        stop = start + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": dtype.safetensors, "shape": list(shape), "data_offsets": [start, stop]}
+        start = stop
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    # The tensors' bytes begin at a multiple of eight.
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(LENGTH_BYTES, "little") + header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +88,7 @@ class StoredTensor:
 
     name: str
     file: Path
-    dtype: str
+    dtype: DType
     shape: tuple[int, ...]
     start: int
     nbytes: int
@@ -43,38 +108,39 @@ class WeightFile:
         try:
             size = path.stat().st_size
             with path.open("rb") as file:
-                length = int.from_bytes(file.read(8), "little")
-                if size < 8 or length > min(size - 8, _LARGEST_HEADER):
+                length = header_length(file.read(LENGTH_BYTES))
+                if size < LENGTH_BYTES or length > min(size - LENGTH_BYTES, _LARGEST_HEADER):
                     raise CheckpointError(f"{path}: not a safetensors file, or cut short: {size} bytes")
                 header = file.read(length)
-            parsed = json.loads(header)
+            entries = parse_header(header)
         except OSError as error:
             raise CheckpointError(f"{path}: not readable: {error}") from error
         except ValueError as error:
             raise CheckpointError(f"{path}: its safetensors header is not JSON: {error}") from error
-        if not isinstance(parsed, dict):
-            raise CheckpointError(f"{path}: its safetensors header is no JSON object")
-        data = 8 + length
-        tensors = tuple(
-            _tensor(path, name, entry, data=data, size=size)
-            for name, entry in parsed.items()
-            if name != "__metadata__"
-        )
+        except TypeError as error:
+            raise CheckpointError(f"{path}: its safetensors header is no JSON object") from error
+        tensors = _tensors(path, entries, data=LENGTH_BYTES + length, size=size)
         return cls(path=path, header=header, tensors=tensors)
+
+
+def _tensors(path: Path, entries: Mapping[str, Any], *, data: int, size: int) -> tuple[StoredTensor, ...]:
+    return tuple(_tensor(path, name, entry, data=data, size=size) for name, entry in entries.items())
 
 
 def _tensor(path: Path, name: str, entry: Any, *, data: int, size: int) -> StoredTensor:
     try:
-        dtype, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
-        numbers = all(type(number) is int and number >= 0 for number in (*shape, start, end))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: tensor {name!r} has no dtype, shape and data_offsets") from error
-    if not numbers or dtype not in BY_SAFETENSORS:
-        raise CheckpointError(f"{path}: tensor {name!r} has a malformed header entry {entry!r}")
-    expected = math.prod(shape) * BY_SAFETENSORS[dtype].itemsize
-    if end - start != expected or data + end > size:
+        found = Description.of(entry)
+        if found.dtype not in BY_SAFETENSORS:
+            raise ValueError(f"has a malformed header entry {entry!r}")
+    except ValueError as error:
+        raise CheckpointError(f"{path}: tensor {name!r} {error}") from error
+    dtype, shape = BY_SAFETENSORS[found.dtype], found.shape
+    expected = math.prod(shape) * dtype.itemsize
+    if found.stop - found.start != expected or data + found.stop > size:
         raise CheckpointError(
-            f"{path}: tensor {name!r} of {dtype} {list(shape)} needs {expected} bytes;"
-            f" its header says {start}..{end} of {size - data}"
+            f"{path}: tensor {name!r} of {found.dtype} {list(shape)} needs {expected} bytes;"
+            f" its header says {found.start}..{found.stop} of {size - data}"
         )
-    return StoredTensor(name=name, file=path, dtype=dtype, shape=shape, start=data + start, nbytes=expected)
+    return StoredTensor(
+        name=name, file=path, dtype=dtype, shape=shape, start=data + found.start, nbytes=expected
+    )

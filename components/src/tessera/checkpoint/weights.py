@@ -1,4 +1,4 @@
-"""Finds a checkpoint's weight files and the place of every tensor in them; torch-free.
+"""Finds a checkpoint's weight files and the place of every tensor in them.
 
 Reads headers only. Files in pickle formats are never opened, and neither is any file that the index does
 not name.
@@ -6,19 +6,22 @@ not name.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final
 
 from tessera.checkpoint.safetensors import StoredTensor, WeightFile
 from tessera.checkpoint.section import Section
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError
-from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.tensors import canonical, expected
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
 
-_FLOATS = [dtype.safetensors for dtype in FLOATS.values()]
+_FLOATS: Final = [dtype.safetensors for dtype in FLOATS.values()]
+
+Shapes = dict[str, tuple[int, ...]]
+"""Shapes of tensors by canonical name: the name that a family's modules give to a tensor."""
 
 
 def weight_files(directory: Path) -> list[WeightFile]:
@@ -45,14 +48,16 @@ def weight_files(directory: Path) -> list[WeightFile]:
     return list(files.values())
 
 
-def stored_tensors(directory: Path, config: ModelConfig) -> dict[str, StoredTensor]:
-    """Every tensor that the model uses, by canonical name.
+def stored_tensors(
+    directory: Path, shapes: Mapping[str, tuple[int, ...]], canonical: Callable[[str], str | None]
+) -> dict[str, StoredTensor]:
+    """The place of every tensor of ``shapes``, by canonical name.
 
-    Raises ``CheckpointError`` that names tensor and file, with what was expected and what was found, for
+    ``canonical`` turns a stored name into a canonical one, or into None for a tensor that the model does not
+    use. Raises ``CheckpointError`` that names tensor and file, with what was expected and what was found, for
     a tensor that is missing, unknown, there twice, of another shape, or not of a float type.
     """
     files = weight_files(directory)
-    shapes = expected(config)
     found: dict[str, StoredTensor] = {}
     for tensor in (tensor for file in files for tensor in file.tensors):
         name = canonical(tensor.name)
@@ -73,9 +78,10 @@ def stored_tensors(directory: Path, config: ModelConfig) -> dict[str, StoredTens
                 f"{tensor.file}: tensor {tensor.name!r} must have shape {list(shapes[name])},"
                 f" found {list(tensor.shape)}"
             )
-        if tensor.dtype not in _FLOATS:
+        if tensor.dtype.name not in FLOATS:
             raise CheckpointError(
-                f"{tensor.file}: tensor {tensor.name!r} must be one of {_FLOATS}, found {tensor.dtype}"
+                f"{tensor.file}: tensor {tensor.name!r} must be one of {_FLOATS},"
+                f" found {tensor.dtype.safetensors}"
             )
         found[name] = tensor
     for name, shape in shapes.items():

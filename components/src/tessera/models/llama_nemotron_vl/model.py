@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tessera.checkpoint.fingerprint import fingerprint
+from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from tessera.checkpoint.weights import Shapes
 from tessera.dtypes import FLOATS
 from tessera.models.base import (
     Int32Array,
@@ -24,10 +26,10 @@ from tessera.models.base import (
 )
 from tessera.models.llama_nemotron_vl.activation_memory import text_activations, vision_activations
 from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.config_reader import read_config
+from tessera.models.llama_nemotron_vl.config_reader import CONFIG_FILE, PROCESSOR_FILE, read_config
 from tessera.models.llama_nemotron_vl.preprocess import preprocess
 from tessera.models.llama_nemotron_vl.prompt import PromptBuilder
-from tessera.models.llama_nemotron_vl.tensors import Shapes, text_shapes, used_for_vision
+from tessera.models.llama_nemotron_vl.tensors import text_shapes, used_for_vision
 from tessera.models.llama_nemotron_vl.tiling import count_tiles
 from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
 
@@ -37,6 +39,10 @@ if TYPE_CHECKING:
     from tessera.models.stages import StageFamily, StageModule
 
 FAMILY_NAME = "llama_nemotron_vl"
+
+# Raised by hand whenever preprocessing, prompts or the forward pass change what they compute.
+_REVISION = b"llama_nemotron_vl 1"
+_FINGERPRINTED = (CONFIG_FILE, PROCESSOR_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
 
 
 class LlamaNemotronVL:
@@ -66,7 +72,7 @@ class LlamaNemotronVL:
     @cached_property
     def fingerprint(self) -> str:
         """Computed from the files at the first use; raises ``CheckpointError`` without weight files."""
-        return fingerprint(self.path)
+        return fingerprint(self.path, revision=_REVISION, files=_FINGERPRINTED)
 
     @property
     def hidden(self) -> int:

@@ -18,10 +18,11 @@ from itertools import takewhile
 
 import numpy as np
 
+from tessera.checkpoint.tokenizer import as_ids
 from tessera.errors import InvalidInput
 from tessera.models.base import Int32Array, Piece, Prompt, Role, Truncate
 from tessera.models.llama_nemotron_vl.config import PromptConfig
-from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer, as_ids
+from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
 
 
 @contextmanager
@@ -53,7 +54,7 @@ class PromptBuilder:
         self._image_end = as_ids([tokenizer.image_end])
         self._heads = {role: self._head(prefix) for role, prefix in self._prefixes.items()}
         both_strip = tokenizer.strips_after_image or tokenizer.strips_before_image
-        self._between = as_ids([]) if both_strip else tokenizer.ids(" ")
+        self._between = as_ids([]) if both_strip else tokenizer.plain.ids(" ")
 
     def build(
         self,
@@ -79,7 +80,7 @@ class PromptBuilder:
         """See ``Model.pieces``."""
         whole = self._prefixes[role] + text
         with _text_errors(param):
-            encoding = self._tokenizer.encode(whole)
+            encoding = self._tokenizer.plain.encode(whole)
         bos = self._tokenizer.bos
         return [
             Piece(token=bos, text=self.token_text(bos)),
@@ -90,19 +91,19 @@ class PromptBuilder:
         ]
 
     def token_text(self, token: int) -> str:
-        return self._tokenizer.text_of(token)
+        return self._tokenizer.plain.text_of(token)
 
     def _text_only(self, text: str, *, role: Role, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         if not text:
             raise InvalidInput(f"{param} is empty: it has neither text nor an image", param=param)
         prefix = self._prefixes[role]
-        ids = self._tokenizer.ids(prefix + text)
+        ids = self._tokenizer.plain.ids(prefix + text)
         length = len(ids) + 1
         if length <= max_tokens:
             return Prompt(tokens=np.concatenate((self._bos, ids)), image_tokens=0)
         _refuse_unless_truncating(length, max_tokens, truncate, param)
         # a token that spans the end of the prefix carries the first word of the text: not prefix
-        offsets = self._tokenizer.encode(prefix + text).offsets
+        offsets = self._tokenizer.plain.encode(prefix + text).offsets
         fixed = sum(1 for _ in takewhile(lambda span: span[1] <= len(prefix), offsets))
         if max_tokens < 1 + fixed + 1:
             raise InvalidInput(
@@ -134,7 +135,9 @@ class PromptBuilder:
                 param=param,
             )
         tail_text = f" {text}"
-        tail = self._tokenizer.ids(tail_text.lstrip() if self._tokenizer.strips_after_image else tail_text)
+        tail = self._tokenizer.plain.ids(
+            tail_text.lstrip() if self._tokenizer.strips_after_image else tail_text
+        )
         truncated = fixed + len(tail) > max_tokens
         if truncated:
             _refuse_unless_truncating(fixed + len(tail), max_tokens, truncate, param)
@@ -181,7 +184,7 @@ class PromptBuilder:
     def _head(self, prefix: str) -> Int32Array:
         """BOS and the prefix as it is tokenised right before an image."""
         text = prefix.rstrip() if self._tokenizer.strips_before_image else prefix
-        return np.concatenate((self._bos, self._tokenizer.ids(text)))
+        return np.concatenate((self._bos, self._tokenizer.plain.ids(text)))
 
 
 def _refuse_unless_truncating(length: int, max_tokens: int, truncate: Truncate, param: str) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tessera.checkpoint.weights import stored_tensors
+from tessera.checkpoint.loading import fill, torch_dtype
 from tessera.errors import ConfigError
 from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.loading import fill, load_text, load_vision, torch_dtype
+from tessera.models.llama_nemotron_vl.loading import FUSED, load_text, load_vision
 from tessera.models.llama_nemotron_vl.stage_fused import FusedStage
 from tessera.models.llama_nemotron_vl.stage_text import (
     Embed,
@@ -20,6 +20,7 @@ from tessera.models.llama_nemotron_vl.stage_text import (
     PaddedText,
 )
 from tessera.models.llama_nemotron_vl.stage_vision import VisionStage
+from tessera.models.llama_nemotron_vl.tensors import stored_tensors
 from tessera.models.llama_nemotron_vl.text import TextTower
 from tessera.models.stages import Axis, StageModule, StageTensor
 
@@ -153,6 +154,7 @@ class _Loader:
             module,
             stored_tensors(self._path, self._config),
             part=part,
+            fused=FUSED,
             dtype=torch_dtype(self._dtype),
             device=torch.device(self._device),
         )

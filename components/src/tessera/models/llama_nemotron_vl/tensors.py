@@ -8,10 +8,12 @@ spell the parts' prefixes in several ways, depending on which tool wrote them.
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+from tessera.checkpoint.safetensors import StoredTensor
+from tessera.checkpoint.weights import Shapes
+from tessera.checkpoint.weights import stored_tensors as find_tensors
 from tessera.models.llama_nemotron_vl.config import ModelConfig, ProjectorConfig, TextConfig, VisionConfig
-
-Shapes = dict[str, tuple[int, ...]]
 
 # longest first, because the shorter ones are beginnings or endings of the longer
 _PREFIXES = (
@@ -52,6 +54,11 @@ def expected(config: ModelConfig) -> Shapes:
         | projector_shapes(config.projector, config.vision, config.text)
         | text_shapes(config.text)
     )
+
+
+def stored_tensors(directory: Path, config: ModelConfig) -> dict[str, StoredTensor]:
+    """The place of every tensor that the model uses, by canonical name; raises ``CheckpointError``."""
+    return find_tensors(directory, expected(config), canonical)
 
 
 def used_for_vision(config: ModelConfig) -> Shapes:

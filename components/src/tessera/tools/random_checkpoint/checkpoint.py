@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tessera.atomic_directory import atomic_directory
+from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.errors import TesseraError
 from tessera.models.llama_nemotron_vl.config_reader import CONFIG_FILE, PROCESSOR_FILE, read_config
-from tessera.models.llama_nemotron_vl.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.tools.random_checkpoint.spec import (
     FULL,
     TINY,

@@ -7,14 +7,15 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
-from tessera.checkpoint.weights import INDEX_FILE, SINGLE_FILE
+from tessera.checkpoint.safetensors import encode_header
+from tessera.checkpoint.weights import INDEX_FILE, SINGLE_FILE, Shapes
 from tessera.dtypes import FLOATS, Float32Array, bfloat16_bits
 from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.tensors import Shapes, expected
+from tessera.models.llama_nemotron_vl.tensors import expected
 from tessera.tools.random_checkpoint.spec import CheckpointSpec
 
 # A prime, so that no row of any matrix lines up with another where the block starts over.
@@ -36,7 +37,6 @@ class _Tensor:
 
 def write_weights(directory: Path, spec: CheckpointSpec, config: ModelConfig, seed: int, dtype: str) -> None:
     """Write one file, or ``spec.shards`` files and their index; the same bytes for the same arguments."""
-    stored, width = FLOATS[dtype].safetensors, FLOATS[dtype].itemsize
     source = np.random.Generator(np.random.PCG64(seed))
     block = source.standard_normal(_BLOCK, dtype=np.float32)
     groups = _grouped(list(_tensors(spec, config)), spec.shards)
@@ -46,12 +46,12 @@ def write_weights(directory: Path, spec: CheckpointSpec, config: ModelConfig, se
         if spec.shards > 1:
             name = f"model-{number:05}-of-{len(groups):05}.safetensors"
         with (directory / name).open("wb") as file:
-            file.write(_header(group, stored, width))
+            file.write(encode_header([(tensor.name, tensor.shape) for tensor in group], FLOATS[dtype]))
             for tensor in group:
                 placed[tensor.name] = name
                 _write(file, tensor, block, int(source.integers(_BLOCK)), dtype)
     if spec.shards > 1:
-        total = sum(tensor.size for group in groups for tensor in group) * width
+        total = sum(tensor.size for group in groups for tensor in group) * FLOATS[dtype].itemsize
         index = {"metadata": {"total_size": total}, "weight_map": placed}
         (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
 
@@ -102,22 +102,6 @@ def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
 def _grouped(tensors: list[_Tensor], shards: int) -> list[list[_Tensor]]:
     per_shard = -(-len(tensors) // shards)
     return [tensors[start : start + per_shard] for start in range(0, len(tensors), per_shard)]
-
-
-def _header(tensors: list[_Tensor], stored: str, width: int) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for tensor in tensors:
-        end = offset + tensor.size * width
-        entries[tensor.name] = {
-            "dtype": stored,
-            "shape": list(tensor.shape),
-            "data_offsets": [offset, end],
-        }
-        offset = end
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(8, "little") + header
 
 
 def _write(file: BinaryIO, tensor: _Tensor, block: Float32Array, start: int, dtype: str) -> None:
