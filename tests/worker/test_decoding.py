@@ -40,7 +40,7 @@ class Decoding:
         limits = Limits(seconds=seconds, memory_bytes=1 << 29, tile_bytes=tile_bytes, max_pixels=MAX_PIXELS)
         before = set(children(os.getpid()))
         self.decoder = ProcessDecoder(path, limits, count=count, lost=lambda why: self.lost.update([why]))
-        (self.nursery,) = set(children(os.getpid())) - before
+        (self.server,) = set(children(os.getpid())) - before
 
     def tiles(self, data: bytes) -> np.ndarray:
         return self.decoder.tiles(data, param="input[0]")
@@ -73,7 +73,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
 
     yield make
     for decoding in made:
-        family = {decoding.nursery, *children(decoding.nursery)}
+        family = {decoding.server, *children(decoding.server)}
         decoding.decoder.close()
         deadline = time.monotonic() + 20
         while left := alive(family):
@@ -120,7 +120,7 @@ def test_one_image_fails_and_the_next_is_decoded(make: Make, photos: dict[str, b
     # What spins is ended by its processor time or by the clock, whichever is seen first.
     assert set(decoding.lost) <= ({"crash"} if ending == b"CRASH" else {"crash", "timeout"})
     deadline = time.monotonic() + 20
-    while len(alive(children(decoding.nursery))) != 1:
+    while len(alive(children(decoding.server))) != 1:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -160,7 +160,7 @@ def test_tiles_beyond_the_memory_are_not_believed(make: Make, photos: dict[str, 
 def test_limits_are_in_force(make: Make, photos: dict[str, bytes]) -> None:
     decoding = make(count=1)
     decoding.tiles(photos["flower"])
-    (child,) = children(decoding.nursery)
+    (child,) = children(decoding.server)
     rows = Path(f"/proc/{child}/limits").read_text().splitlines()[1:]
     limits = {row[:26].strip(): row[26:46].strip() for row in rows}
     assert limits["Max file size"] == "0"
@@ -170,18 +170,39 @@ def test_limits_are_in_force(make: Make, photos: dict[str, bytes]) -> None:
     assert "NoNewPrivs:\t1" in Path(f"/proc/{child}/status").read_text()
 
 
-def test_a_killed_nursery_is_started_again(make: Make, photos: dict[str, bytes]) -> None:
+def test_a_decoder_sees_no_keys_and_no_descriptor_but_its_own(
+    make: Make, photos: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TESSERA_API_KEYS", "sk-secret somebody")
+    with open(__file__) as ours:
+        os.set_inheritable(ours.fileno(), True)
+        decoding = make(count=2)
+        for _ in range(2):
+            # One image in each, after which it has closed what it does not need.
+            decoding.tiles(photos["flower"])
+        for pid in (decoding.server, *children(decoding.server)):
+            assert b"sk-secret" not in Path(f"/proc/{pid}/environ").read_bytes()
+        for pid in children(decoding.server):
+            opened = {
+                int(name): os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")
+            }
+            assert opened[0] == os.devnull
+            channel, memory = (opened[number] for number in sorted(opened) if number > 2)
+            assert channel.startswith("socket:") and memory.startswith("/memfd:tessera-tiles")
+
+
+def test_a_killed_fork_server_is_started_again(make: Make, photos: dict[str, bytes]) -> None:
     decoding = make(count=1)
     others = set(children(os.getpid()))
-    family = {decoding.nursery, *children(decoding.nursery)}
-    os.kill(decoding.nursery, signal.SIGKILL)
+    family = {decoding.server, *children(decoding.server)}
+    os.kill(decoding.server, signal.SIGKILL)
     deadline = time.monotonic() + 20
     while alive(family):
-        assert time.monotonic() < deadline, "decoders outlive their nursery"
+        assert time.monotonic() < deadline, "decoders outlive their fork server"
         time.sleep(0.01)
     good = photos["flower"]
     # Nobody knows whether the image was to blame, so it may be tried elsewhere.
     with pytest.raises(Unavailable):
         decoding.tiles(good)
     np.testing.assert_array_equal(decoding.tiles(good), pixels_of(good))
-    (decoding.nursery,) = set(children(os.getpid())) - others
+    (decoding.server,) = set(children(os.getpid())) - others

@@ -1,6 +1,5 @@
 """From image files to tiles: on threads of this process, or in processes that may crash."""
 
-from tessera.worker.decoding.decoder import Decoder, ThreadDecoder, decode
-from tessera.worker.decoding.pool import ProcessDecoder
+from tessera.worker.decoding.pool import Decoder, ProcessDecoder, ThreadDecoder
 
-__all__ = ["Decoder", "ProcessDecoder", "ThreadDecoder", "decode"]
+__all__ = ["Decoder", "ProcessDecoder", "ThreadDecoder"]

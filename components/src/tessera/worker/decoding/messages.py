@@ -1,8 +1,8 @@
-"""What a worker and its decoding processes say to each other.
+"""The messages between a worker and its decoding processes.
 
-Each message is one datagram of a socket pair. Image files and tiles are not in it: a file crosses as a
-descriptor of anonymous memory, tiles in memory that both sides have mapped for as long as the decoder lives.
-Pages that are used again cost a tenth of new ones, which is why tiles do not cross as files do.
+Each message is MessagePack in one datagram of a socket pair. Image files and tiles are not in it. A file goes
+as a descriptor of anonymous memory, tiles in memory that both sides have mapped for as long as the decoder
+lives: pages that are used again cost a tenth of new ones.
 """
 
 from __future__ import annotations

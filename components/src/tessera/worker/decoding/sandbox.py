@@ -1,4 +1,4 @@
-"""Limits that a process puts on itself before it touches somebody's bytes."""
+"""Limits that a decoding process sets for itself before it reads a client's bytes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ _DESCRIPTORS: Final = 64
 
 
 def die_with_parent(parent: int | None = None) -> None:
-    """Be killed when the parent ends, however it ends; at once where ``parent`` is it no longer."""
+    """Be killed when the parent ends, however it ends; at once where ``parent`` is not the parent any more.
+
+    Linux counts the thread that started this process as its parent.
+    """
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if parent is not None and os.getppid() != parent:
         os._exit(0)
