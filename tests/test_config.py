@@ -10,8 +10,8 @@ import pytest
 
 from tessera.config import Mode, StageConfig, load_stages
 from tessera.errors import ConfigError
-from tessera.frontend.arguments import parse as parse_frontend
-from tessera.worker.arguments import parse as parse_worker
+from tessera.frontend.settings import parse as parse_frontend
+from tessera.worker.settings import parse as parse_worker
 
 ROOT = Path(__file__).parents[1]
 

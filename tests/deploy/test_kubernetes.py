@@ -15,8 +15,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tessera.frontend.arguments import parse as parse_frontend
-from tessera.worker.arguments import parse as parse_worker
+from tessera.frontend.settings import parse as parse_frontend
+from tessera.worker.settings import parse as parse_worker
 from tests.deploy.conftest import run_script
 from tests.deploy.schemas import CUSTOM
 from tests.e2e.service import ROOT

@@ -24,11 +24,11 @@ from opentelemetry.trace import SpanContext, SpanKind
 
 from tessera import tracing
 from tessera.errors import ConfigError, InvalidInput, MediaFetchError
-from tessera.frontend.arguments import parse as parse_frontend
 from tessera.frontend.media import Fetcher, MediaBudget
+from tessera.frontend.settings import parse as parse_frontend
 from tessera.tasks import Deadline
 from tessera.tracing.sdk import make_exporter
-from tessera.worker.arguments import parse as parse_worker
+from tessera.worker.settings import parse as parse_worker
 from tests.e2e.service import free_ports
 from tests.frontend.media.hostile import LoopbackPolicy, response, server
 from tests.tracing.collector import Collector, collecting
@@ -269,7 +269,7 @@ import sys
 import tessera.frontend.__main__
 import tessera.worker.__main__
 from tessera import tracing
-from tessera.worker.arguments import parse
+from tessera.worker.settings import parse
 tracing.start("test", parse(["--model-path", "/model"]).traces)
 with tracing.span("work"), tracing.serve("answer", {}):
     assert tracing.carrier() == {} and tracing.here() is None

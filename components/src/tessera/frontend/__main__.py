@@ -17,7 +17,6 @@ from tessera.errors import DiscoveryLost, TesseraError
 from tessera.frontend.api.endpoint import Endpoint
 from tessera.frontend.api.status import StatusBoard, origin
 from tessera.frontend.app import make_app
-from tessera.frontend.arguments import API_KEYS_VARIABLE, parse
 from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
 from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.connection import ConnectionLimits
@@ -30,6 +29,7 @@ from tessera.frontend.serving.lent_rows import RowLender
 from tessera.frontend.serving.pipeline import Pipeline
 from tessera.frontend.serving.result_cache import ResultCache, ResultSalt
 from tessera.frontend.serving.router import Router
+from tessera.frontend.settings import API_KEYS_VARIABLE, parse
 from tessera.logs import LogFormat, log_as, log_settings
 from tessera.models import Model, open_model
 from tessera.process_exit import leave, when_told

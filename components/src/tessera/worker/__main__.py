@@ -19,11 +19,11 @@ from tessera.logs import LogFormat, log_as, log_settings
 from tessera.process_exit import leave, when_told
 from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
 from tessera.tasks import Left, run_until
-from tessera.worker.arguments import parse
 from tessera.worker.dynamo_model import model_addresses, model_servers
 from tessera.worker.memory import give_back_when_idle
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.roles import COMPONENT, Builder, Service
+from tessera.worker.settings import parse
 
 log = logging.getLogger("tessera.worker")
 
