@@ -123,7 +123,7 @@ def test_worker_flags_that_make_no_sense(flags: list[str]) -> None:
 def test_frontend_flags() -> None:
     config = parse_frontend(["--model-path", "m", "--max-body-mb", "0.5", "--max-inputs", "3"])
     assert config.limits.max_body_bytes == 1 << 19
-    assert config.limits.max_inputs == 3
+    assert config.limits.request.inputs == 3
     assert config.embed_endpoint == "dyn://tessera.embed.generate"
 
 

@@ -165,7 +165,7 @@ def test_the_arguments_are_understood(name: str, tmp_path: Path) -> None:
         if role == "frontend":
             parsed = parse_frontend(flags)
             assert (parsed.host, parsed.port) == ("0.0.0.0", 8000)
-            assert parsed.open_metrics, "Prometheus has no API key"
+            assert parsed.access.open_metrics, "Prometheus has no API key"
         else:
             worker = parse_worker(flags)
             assert worker.mode == role and worker.stages.transport.nixl_interfaces == "lo"

@@ -8,7 +8,7 @@ import shlex
 import pytest
 import yaml
 
-from tessera.config import Limits
+from tessera.frontend.settings import Limits
 from tessera.tools.sizing import main
 from tests.e2e.service import ROOT
 
@@ -32,6 +32,6 @@ def test_the_example_of_sizing_is_what_the_command_prints(capsys: pytest.Capture
 def test_the_limits_are_the_defaults() -> None:
     limits = Limits()
     assert f"| {limits.max_body_bytes >> 20} MiB | `--max-body-mb`" in PAGE
-    assert f"| {limits.max_inputs}, {limits.max_images} |" in PAGE
+    assert f"| {limits.request.inputs}, {limits.request.images} |" in PAGE
     assert f"| {limits.max_in_flight}, then 429 |" in PAGE
     assert f"| {limits.timeout_seconds:.0f} s, then 504 |" in PAGE

@@ -10,7 +10,7 @@ import json
 import math
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import yaml
@@ -19,8 +19,7 @@ from tessera.engine.compiled.spec import BuildSpec
 from tessera.engine.config import EngineConfig
 from tessera.errors import ConfigError
 from tessera.rpc.runtime import RpcConfig
-
-T = TypeVar("T")
+from tessera.settings import convert
 
 
 class Mode(StrEnum):
@@ -107,79 +106,6 @@ class WorkerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     traces: tuple[str, ...] = ()
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one request may ask for. In bytes, pixels, tokens, seconds; ``max_tokens`` 0: the model's.
-
-    ``max_media_bytes`` bounds all images of a request together, ``header_seconds`` and ``max_header_bytes``
-    its head; a connection may wait for another one ``keep_alive_seconds``.
-    """
-
-    max_body_bytes: int = 64 << 20
-    max_inputs: int = 2048
-    max_images: int = 256
-    max_images_per_input: int = 16
-    max_tokens: int = 0
-    max_image_bytes: int = 50 << 20
-    max_image_pixels: int = 100_000_000
-    max_media_bytes: int = 256 << 20
-    max_in_flight: int = 1024
-    timeout_seconds: float = 60.0
-    header_seconds: float = 10.0
-    max_header_bytes: int = 64 << 10
-    # Longer than clients keep their connections (httpx 5 s, aiohttp 15 s, balancers often 60 s): whoever
-    # closes first never has a request on the way to a connection that is being closed.
-    keep_alive_seconds: float = 75.0
-
-
-class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
-    """``digest`` is the SHA-256 of a key, which itself is not kept; ``name`` stands for it in metrics."""
-
-    name: str
-    digest: bytes
-
-
-class FrontendConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One frontend process. Without ``api_keys`` it answers everybody; rates of 0 are unlimited.
-
-    ``page`` puts the page to try the service on at ``/``. ``traces`` names the exporters of traces.
-    ``open_metrics`` answers ``/metrics`` without a key.
-    """
-
-    model_path: Path
-    served_model_name: str
-    rpc: RpcConfig
-    host: str = "127.0.0.1"
-    port: int = 8000
-    embed_endpoint: str
-    encode_endpoint: str
-    limits: Limits = Limits()
-    allowed_local_media_path: Path | None = None
-    allowed_media_domains: tuple[str, ...] = ()
-    blocked_media_domains: tuple[str, ...] = ()
-    allow_private_media: bool = False
-    media_timeout_seconds: float = 10.0
-    media_proxy: str | None = None
-    drain_seconds: float = 30.0
-    worker_wait_seconds: float = 30.0
-    expected_embed: int = 0
-    expected_encode: int = 0
-    api_keys: tuple[ApiKey, ...] = ()
-    requests_per_minute: float = 0.0
-    tokens_per_minute: float = 0.0
-    result_cache_bytes: int = 0
-    page: bool = True
-    open_metrics: bool = False
-    traces: tuple[str, ...] = ()
-
-
-def convert(kind: type[T], value: object, source: str) -> T:
-    """``value`` as ``kind``; raises ``ConfigError`` naming ``source``, the key and what was expected."""
-    try:
-        return msgspec.convert(value, kind, dec_hook=_decode)
-    except (msgspec.ValidationError, ValueError) as error:
-        raise ConfigError(f"{source}: {error}") from error
-
-
 def load_stages(path: Path | None, override: str | None) -> StageConfig:
     """The YAML file's values, with the JSON object ``override`` merged over them key by key."""
     values: dict[str, Any] = {}
@@ -216,9 +142,3 @@ def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
         old = merged.get(key)
         merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
     return merged
-
-
-def _decode(kind: type, value: object) -> object:
-    if kind is Path and isinstance(value, str):
-        return Path(value)
-    raise NotImplementedError(f"cannot read a {kind.__name__}")

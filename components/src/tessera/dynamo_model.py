@@ -11,7 +11,6 @@ from typing import Any, Final
 import numpy as np
 
 from tessera import tracing, wire
-from tessera.config import Limits
 from tessera.errors import (
     InvalidInput,
     MediaFetchError,
@@ -22,12 +21,13 @@ from tessera.errors import (
 )
 from tessera.frontend.api.formats import Embedded, check_width, finish
 from tessera.frontend.api.openai import parse_embeddings
-from tessera.frontend.api.request import SUFFIXES, EmbeddingsRequest, EmbedDtype, ImageSource, RequestLimits
+from tessera.frontend.api.request import SUFFIXES, EmbeddingsRequest, EmbedDtype, ImageSource
 from tessera.frontend.http.errors import render
 from tessera.frontend.media import MediaBudget, MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer
 from tessera.frontend.serving.pipeline import Pipeline
+from tessera.frontend.settings import Limits
 from tessera.models.base import Model
 from tessera.tasks import Deadline
 
@@ -103,12 +103,8 @@ class DynamoModel:
         self._limits = limits
         self._metrics = FrontendMetrics()
         self._in_flight = 0
-        policy = MediaPolicy(
-            max_bytes=limits.max_image_bytes,
-            max_request_bytes=limits.max_media_bytes,
-            max_pixels=limits.max_image_pixels,
-        )
-        self._pipeline = Pipeline(model, CarriedMedia(policy), LocalEmbedder(ask), limits, self._metrics)
+        media = CarriedMedia(MediaPolicy(), limits.images)
+        self._pipeline = Pipeline(model, media, LocalEmbedder(ask), limits, self._metrics)
 
     def render_metrics(self) -> str:
         return self._metrics.render().decode()
@@ -141,10 +137,7 @@ class DynamoModel:
 
     def _read(self, body: Mapping[str, Any]) -> EmbeddingsRequest:
         fields = {name: value for name, value in body.items() if name != _ANNOTATIONS}
-        limits = RequestLimits(
-            inputs=self._limits.max_inputs, images_per_input=self._limits.max_images_per_input
-        )
-        request = parse_embeddings(fields, limits=limits, models=(self._name,))
+        request = parse_embeddings(fields, limits=self._limits.request, models=(self._name,))
         if request.model not in (None, self._name):
             raise ModelNotFound(f"the model {request.model!r} is not served here", param="model")
         if request.dtype is not EmbedDtype.FLOAT32:

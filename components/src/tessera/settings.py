@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -81,13 +82,22 @@ ServedModelName = Annotated[
         help="the name that requests use; the checkpoint directory's name by default",
     ),
 ]
-WantTraces = Annotated[
+Traces = Annotated[
     bool | None,
     Setting(
         flag="--traces",
         help="export OpenTelemetry traces, as OTEL_* variables say; on where OTEL_TRACES_EXPORTER is set",
     ),
 ]
+
+
+def exporters(traces: bool | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """Where traces go, by the flag and by OpenTelemetry's own variables; nowhere: no traces."""
+    if traces is False or environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return ()
+    named = environment.get("OTEL_TRACES_EXPORTER", "").split(",")
+    names = tuple(dict.fromkeys(name.strip() for name in named if name.strip() not in ("", "none")))
+    return names or (("otlp",) if traces else ())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

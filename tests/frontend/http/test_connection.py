@@ -10,11 +10,11 @@ import socket
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 import uvloop
 from fastapi import FastAPI
+from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 

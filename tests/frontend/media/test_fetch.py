@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge, TesseraError
-from tessera.frontend.media import Fetcher, MediaBudget, MediaPolicy
+from tessera.frontend.media import Fetcher, ImageLimits, MediaBudget, MediaPolicy
 from tessera.tasks import Deadline
 from tests.frontend.media.hostile import Handler, LoopbackPolicy, response, server
 
@@ -30,9 +30,14 @@ class Names:
 
 
 async def get(
-    url: str, *, policy: MediaPolicy | None = None, names: Names | None = None, seconds: float = 20
+    url: str,
+    *,
+    policy: MediaPolicy | None = None,
+    limits: ImageLimits | None = None,
+    names: Names | None = None,
+    seconds: float = 20,
 ) -> bytes:
-    fetcher = Fetcher(policy or LoopbackPolicy(), resolver=names or Names())
+    fetcher = Fetcher(policy or LoopbackPolicy(), limits, resolver=names or Names())
     try:
         return await fetcher.get(
             url, param="input[0]", deadline=Deadline.after(seconds), budget=MediaBudget(1 << 30)
@@ -186,7 +191,7 @@ async def test_bodies_are_capped_whatever_they_announce(announce: bool) -> None:
             await writer.drain()
             sent += 10_000
 
-    assert "100000" in await refused(PayloadTooLarge, handler, policy=LoopbackPolicy(max_bytes=100_000))
+    assert "100000" in await refused(PayloadTooLarge, handler, limits=ImageLimits(max_bytes=100_000))
     assert sent < 15_000_000
 
 
@@ -197,7 +202,7 @@ async def test_chunked_bodies_are_capped() -> None:
             writer.write(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
             await writer.drain()
 
-    await refused(PayloadTooLarge, handler, policy=LoopbackPolicy(max_bytes=100_000))
+    await refused(PayloadTooLarge, handler, limits=ImageLimits(max_bytes=100_000))
 
 
 async def test_a_body_shorter_than_announced_is_an_error() -> None:

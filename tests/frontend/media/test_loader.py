@@ -24,7 +24,7 @@ from tessera.errors import (
     UnsupportedMedia,
 )
 from tessera.frontend.api.request import BARE_BASE64, ImageSource
-from tessera.frontend.media import Fetcher, LoadedImage, MediaLoader, MediaPolicy
+from tessera.frontend.media import Fetcher, ImageLimits, LoadedImage, MediaLoader, MediaPolicy
 from tessera.frontend.media.sources import decode, read_local
 from tessera.tasks import Deadline
 from tests.frontend.media.hostile import LoopbackPolicy, response, server
@@ -193,9 +193,11 @@ def test_local_files_are_capped(media: Path) -> None:
         local(str(media / "big"), media, 100)
 
 
-async def load(url: str, policy: MediaPolicy | None = None, seconds: float = 20) -> LoadedImage:
+async def load(
+    url: str, policy: MediaPolicy | None = None, limits: ImageLimits | None = None, seconds: float = 20
+) -> LoadedImage:
     policy = policy or LoopbackPolicy()
-    loader = MediaLoader(policy, fetcher=Fetcher(policy))
+    loader = MediaLoader(policy, limits, fetcher=Fetcher(policy, limits))
     try:
         return await loader.load(
             ImageSource(url=url, param="input[4]"), hidden=64, deadline=Deadline.after(seconds)
@@ -235,18 +237,18 @@ async def test_what_is_no_image_or_too_large_is_refused() -> None:
     header = struct.pack(">IIBBBBB", 50_000, 50_000, 8, 2, 0, 0, 0)
     chunk = struct.pack(">I", 13) + b"IHDR" + header + struct.pack(">I", zlib.crc32(b"IHDR" + header))
     bomb = b"\x89PNG\r\n\x1a\n" + chunk + b"\0\0\0\x09IDAT" + bytes(9)
-    cases: list[tuple[type[RequestError], str, MediaPolicy | None]] = [
+    cases: list[tuple[type[RequestError], str, ImageLimits | None]] = [
         (UnsupportedMedia, data_url(b"<svg/>"), None),
         (PayloadTooLarge, data_url(bomb), None),
-        (PayloadTooLarge, data_url(png()), LoopbackPolicy(max_pixels=44)),
-        (PayloadTooLarge, data_url(png()), LoopbackPolicy(max_bytes=20)),
+        (PayloadTooLarge, data_url(png()), ImageLimits(max_pixels=44)),
+        (PayloadTooLarge, data_url(png()), ImageLimits(max_bytes=20)),
         (MediaFetchError, "/etc/passwd", None),
         (InvalidInput, "javascript:alert(1)", None),
         (InvalidInput, "", None),
     ]
-    for kind, url, policy in cases:
+    for kind, url, limits in cases:
         with pytest.raises(kind) as caught:
-            await load(url, policy)
+            await load(url, limits=limits)
         assert caught.value.param == "input[4]"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tessera.errors import MediaFetchError, PayloadTooLarge, RequestCancelled
 from tessera.frontend.api.request import ImageSource, Input
-from tessera.frontend.media import Fetcher, MediaLoader, MediaPolicy
+from tessera.frontend.media import Fetcher, ImageLimits, MediaLoader, MediaPolicy
 from tessera.frontend.serving.images import VisionReader
 from tessera.models import open_model
 from tessera.models.base import Role
@@ -59,9 +59,10 @@ async def web(photos: dict[str, bytes]) -> AsyncIterator[tuple[Web, str]]:
         yield made, f"http://127.0.0.1:{port}"
 
 
-def reader(checkpoint: Path, **policy: object) -> VisionReader:
+def reader(checkpoint: Path, limits: ImageLimits | None = None, **policy: object) -> VisionReader:
     chosen = LoopbackPolicy(**policy)  # type: ignore[arg-type]
-    return VisionReader(open_model(checkpoint), MediaLoader(chosen, fetcher=Fetcher(chosen)))
+    loader = MediaLoader(chosen, limits, fetcher=Fetcher(chosen, limits))
+    return VisionReader(open_model(checkpoint), loader)
 
 
 async def test_images_are_bounded_together(
@@ -72,7 +73,8 @@ async def test_images_are_bounded_together(
     (tmp_path / "a.jpg").write_bytes(served.photo)
     data = "data:;base64," + base64.b64encode(served.photo).decode()
     for source in (f"{url}/a", data, str(tmp_path / "a.jpg")):
-        reading = reader(checkpoint, max_request_bytes=int(2.5 * size), allowed_local_path=tmp_path)
+        limits = ImageLimits(max_request_bytes=int(2.5 * size))
+        reading = reader(checkpoint, limits, allowed_local_path=tmp_path)
         fits = await reading.read([one(source), one(source)], Deadline.after(20), partial=False)
         assert all(isinstance(found, tuple) for found in fits)
         found = await reading.read([one(source, source, source)], Deadline.after(20), partial=True)

@@ -12,16 +12,14 @@ from collections.abc import Callable, Sequence
 import uvloop
 
 from tessera import tracing, wire
-from tessera.config import FrontendConfig
 from tessera.errors import DiscoveryLost, TesseraError
 from tessera.frontend.api.endpoint import Endpoint
 from tessera.frontend.api.status import StatusBoard, origin
 from tessera.frontend.app import make_app
 from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
-from tessera.frontend.http.auth import Authenticator
-from tessera.frontend.http.connection import ConnectionLimits
+from tessera.frontend.http.auth import API_KEYS_VARIABLE, Authenticator
 from tessera.frontend.http.server import HttpServer
-from tessera.frontend.media import MediaLoader, MediaPolicy
+from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.page import Page
 from tessera.frontend.serving.dispatch import Dispatcher, Embedder
@@ -29,7 +27,7 @@ from tessera.frontend.serving.lent_rows import RowLender
 from tessera.frontend.serving.pipeline import Pipeline
 from tessera.frontend.serving.result_cache import ResultCache, ResultSalt
 from tessera.frontend.serving.router import Router
-from tessera.frontend.settings import API_KEYS_VARIABLE, parse
+from tessera.frontend.settings import FrontendSettings, parse
 from tessera.logs import LogFormat, log_as, log_settings
 from tessera.models import Model, open_model
 from tessera.process_exit import leave, when_told
@@ -53,29 +51,29 @@ log = logging.getLogger("tessera.frontend")
 _UNKNOWN_CAPACITY = 65_536
 
 
-async def serve(config: FrontendConfig) -> None:
+async def serve(settings: FrontendSettings) -> None:
     """Run one frontend until SIGTERM or SIGINT; raises ``DiscoveryLost`` when it cannot hear of workers."""
-    tracing.start("frontend", config.traces)
-    model = open_model(config.model_path)
+    tracing.start("frontend", settings.traces)
+    model = open_model(settings.model_path)
     metrics = FrontendMetrics()
-    metrics.describe(config.served_model_name)
-    runtime = Runtime(config.rpc)
+    metrics.describe(settings.served_model_name)
+    runtime = Runtime(settings.rpc)
     name = f"frontend-{uuid.uuid4().hex}"
-    embed = await Client.connect(runtime, config.embed_endpoint)
-    encode = await Client.connect(runtime, config.encode_endpoint)
+    embed = await Client.connect(runtime, settings.embed_endpoint)
+    encode = await Client.connect(runtime, settings.encode_endpoint)
     peers = Peers(embed, _same_model(model), caller=name)
     # Watched for health alone: the embed workers call them.
     encode_peers = Peers(encode, _same_model(model), caller=name)
-    media = MediaLoader(_media_policy(config))
+    media = MediaLoader(settings.media, settings.limits.images)
     metrics.watch_workers("embed", lambda: len(peers.ready))
     metrics.watch_workers("encode", lambda: len(encode_peers.ready))
     lender = RowLender(name, capacity=_LENT_BYTES)
     metrics.watch_lent_rows(lambda: lender.lent)
-    expected = {"embed": config.expected_embed, "encode": config.expected_encode}
+    expected = {"embed": settings.expected_embed, "encode": settings.expected_encode}
     for component, count in expected.items():
         metrics.workers_expected.labels(component).set(count)
     dispatcher = Dispatcher(
-        peers, Router(), metrics, model.hidden, lender=lender, wait_seconds=config.worker_wait_seconds
+        peers, Router(), metrics, model.hidden, lender=lender, wait_seconds=settings.worker_wait_seconds
     )
     capacity = Capacity(
         lambda: sum(info.tokens for info in peers.ready.values()),
@@ -83,19 +81,19 @@ async def serve(config: FrontendConfig) -> None:
         lambda: sum(info.tiles for info in (*peers.ready.values(), *encode_peers.ready.values())),
         unknown=_UNKNOWN_CAPACITY,
     )
-    admission = Admission(capacity, max_requests=config.limits.max_in_flight)
+    admission = Admission(capacity, max_requests=settings.limits.max_in_flight)
     metrics.watch_admission(lambda: admission.requests, lambda: admission.tokens, lambda: admission.tiles)
-    embedder = _embedder(config, model, dispatcher, peers, encode_peers, metrics)
-    pipeline = Pipeline(model, media, embedder, config.limits, metrics)
-    keys = Authenticator(config.api_keys)
+    embedder = _embedder(settings, model, dispatcher, peers, encode_peers, metrics)
+    pipeline = Pipeline(model, media, embedder, settings.limits, metrics)
+    keys = Authenticator(settings.access.keys)
     limiter = RateLimiter(
         keys.names,
-        requests_per_minute=config.requests_per_minute,
-        tokens_per_minute=config.tokens_per_minute,
+        requests_per_minute=settings.access.requests_per_minute,
+        tokens_per_minute=settings.access.tokens_per_minute,
     )
     draining = asyncio.Event()
     app = make_app(
-        Endpoint(pipeline, config.served_model_name, config.limits, limiter, metrics),
+        Endpoint(pipeline, settings.served_model_name, settings.limits, limiter, metrics),
         metrics,
         peers,
         encode_peers,
@@ -103,20 +101,19 @@ async def serve(config: FrontendConfig) -> None:
         limiter=limiter,
         admission=admission,
         expected=expected,
-        model=config.served_model_name,
+        model=settings.served_model_name,
         max_tokens=pipeline.max_tokens,
         draining=draining,
-        board=StatusBoard(_head(config, model), peers, encode_peers, metrics),
-        try_page=Page() if config.page else None,
-        open_metrics=config.open_metrics,
-    )
-    connections = ConnectionLimits(
-        header_seconds=config.limits.header_seconds,
-        header_bytes=config.limits.max_header_bytes,
-        keep_alive_seconds=config.limits.keep_alive_seconds,
+        board=StatusBoard(_head(settings, model), peers, encode_peers, metrics),
+        try_page=Page() if settings.page else None,
+        open_metrics=settings.access.open_metrics,
     )
     server = HttpServer(
-        app, host=config.host, port=config.port, drain_seconds=config.drain_seconds, limits=connections
+        app,
+        host=settings.host,
+        port=settings.port,
+        drain_seconds=settings.drain_seconds,
+        limits=settings.limits.connection,
     )
 
     def stop() -> None:
@@ -156,33 +153,33 @@ async def _leave_when_lost(
 
 
 def _embedder(
-    config: FrontendConfig,
+    settings: FrontendSettings,
     model: Model,
     dispatcher: Dispatcher,
     peers: Peers,
     encode_peers: Peers,
     metrics: FrontendMetrics,
 ) -> Embedder:
-    if not config.result_cache_bytes:
+    if not settings.result_cache_bytes:
         return dispatcher
     return ResultCache(
         dispatcher,
         metrics,
-        capacity=config.result_cache_bytes,
+        capacity=settings.result_cache_bytes,
         hidden=model.hidden,
         tokens_per_tile=model.tokens_per_tile,
         salt=ResultSalt(model.fingerprint, lambda: peers.ready.values(), lambda: encode_peers.ready.values()),
-        flight_seconds=config.limits.timeout_seconds,
+        flight_seconds=settings.limits.timeout_seconds,
         workers=lambda: len(peers.ready),
     )
 
 
-def _head(config: FrontendConfig, model: Model) -> dict[str, str | None]:
+def _head(settings: FrontendSettings, model: Model) -> dict[str, str | None]:
     """What does not change in ``/status``."""
     return {
-        "model": config.served_model_name,
+        "model": settings.served_model_name,
         "fingerprint": model.fingerprint,
-        "checkpoint": origin(config.model_path),
+        "checkpoint": origin(settings.model_path),
     }
 
 
@@ -195,24 +192,10 @@ def _same_model(model: Model) -> Check:
     return check
 
 
-def _media_policy(config: FrontendConfig) -> MediaPolicy:
-    return MediaPolicy(
-        max_bytes=config.limits.max_image_bytes,
-        max_request_bytes=config.limits.max_media_bytes,
-        max_pixels=config.limits.max_image_pixels,
-        timeout=config.media_timeout_seconds,
-        allowed_domains=frozenset(config.allowed_media_domains),
-        blocked_domains=frozenset(config.blocked_media_domains),
-        allow_private=config.allow_private_media,
-        allowed_local_path=config.allowed_local_media_path,
-        proxy=config.media_proxy,
-    )
-
-
 def main() -> int:
-    settings = log_settings()
+    # Before the rest, whose errors are logged, too.
+    log_as("frontend", settings := log_settings())
     set_environment_defaults(json_log=settings.format is LogFormat.JSON)
-    log_as("frontend", settings)
     try:
         uvloop.run(serve(parse(api_keys=os.environ.pop(API_KEYS_VARIABLE, None))))
     except DiscoveryLost as error:

@@ -21,8 +21,8 @@ from pathlib import Path
 import msgspec
 import yaml
 
-from tessera.config import convert
 from tessera.errors import ConfigError, TesseraError
+from tessera.settings import convert
 
 TOKENS_PER_TILE = 256
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from tessera.config import Limits, WorkerConfig
+from tessera.config import WorkerConfig
 from tessera.rpc import ModelServer, Runtime, Server
 from tessera.worker.embed import EmbedService
 
@@ -34,8 +34,10 @@ def model_servers(
     if not config.dynamo_model or not isinstance(service, EmbedService):
         return ()
     from tessera.dynamo_model import DynamoModel
+    from tessera.frontend.media import ImageLimits
+    from tessera.frontend.settings import Limits
 
-    limits = Limits(max_image_pixels=config.max_image_pixels)
+    limits = Limits(images=ImageLimits(max_pixels=config.max_image_pixels))
     model = DynamoModel(service.model, config.served_model_name, server.answer, limits)
     server.expose_metrics(model.render_metrics)
     log.info("will also be served as models of Dynamo's own: %s", ", ".join(model.names))

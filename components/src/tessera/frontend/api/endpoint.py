@@ -12,7 +12,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera import tracing, wire
-from tessera.config import Limits
 from tessera.errors import ModelNotFound
 from tessera.frontend.api.formats import ResponseBody, Result
 from tessera.frontend.api.openai import read_json
@@ -25,6 +24,7 @@ from tessera.frontend.http.auth import Authenticator, client_of
 from tessera.frontend.http.exchange import Turns, read_body, until_disconnect
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.pipeline import Pipeline
+from tessera.frontend.settings import Limits
 from tessera.logs import RequestLine, note
 from tessera.tasks import Deadline
 
@@ -65,7 +65,7 @@ class Endpoint:
         raw = await self._body(http)
         async with self._turns.take():
             with tracing.span("parse"):
-                translated = translate(_parsed(http, raw), self._request_limits, (self._model,))
+                translated = translate(_parsed(http, raw), self._limits.request, (self._model,))
         request = translated.request
         self._check_model(request)
         request_id = _identify(http, request)
@@ -101,12 +101,12 @@ class Endpoint:
         if "inputs" in body:
             # Errors from here on in TEI's shape, too.
             http.state.answer_as = "/embed"
-            texts, role, special = parse_tei_tokenize(body, self._request_limits)
+            texts, role, special = parse_tei_tokenize(body, self._limits.request)
             pieces = await until_disconnect(http, self._pipeline.pieces(texts, role))
             return JSONResponse(write_tei_tokens(pieces, special=special))
         key = getattr(http.state, "key_name", Authenticator.ANONYMOUS)
         spelled = wants_token_texts(body)
-        request = translate(body, self._request_limits, (self._model,))
+        request = translate(body, self._limits.request, (self._model,))
         _identify(http, request)
         self._check_model(request)
         prompts, _ = await until_disconnect(
@@ -141,12 +141,6 @@ class Endpoint:
             )
             span.set_attribute("http.request.body.size", len(raw))
         return raw
-
-    @property
-    def _request_limits(self) -> RequestLimits:
-        return RequestLimits(
-            inputs=self._limits.max_inputs, images_per_input=self._limits.max_images_per_input
-        )
 
     def _check_model(self, request: EmbeddingsRequest) -> None:
         if request.model is not None and request.model != self._model:

@@ -24,11 +24,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Annotated, Final
+
+import msgspec
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api.values import Json, expected
 from tessera.models.base import Role, Truncate
+from tessera.settings import POSITIVE, Setting
 
 
 class EncodingFormat(StrEnum):
@@ -111,12 +114,14 @@ class EmbeddingsRequest:
     request_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestLimits:
-    """What one request may hold: inputs, images in one input, and characters of one text."""
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one request may hold: inputs, images in it and in one input, and characters of one text."""
 
-    inputs: int = 2048
-    images_per_input: int = 16
+    inputs: Annotated[int, Setting(flag="--max-inputs", check=POSITIVE, help="in one request")] = 2048
+    images: Annotated[int, Setting(flag="--max-images", check=POSITIVE, help="in one request")] = 256
+    images_per_input: Annotated[
+        int, Setting(flag="--max-images-per-input", check=POSITIVE, help="in one input")
+    ] = 16
     characters: int = 4_000_000
 
 

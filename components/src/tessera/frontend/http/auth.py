@@ -7,12 +7,23 @@ import re
 from collections.abc import Sequence
 from hmac import compare_digest
 from pathlib import Path
+from typing import Final
 
-from tessera.config import ApiKey
+import msgspec
+
 from tessera.errors import ConfigError
+
+API_KEYS_VARIABLE: Final = "TESSERA_API_KEYS"
 
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
 _MIN_CHARACTERS = 8
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True):
+    """``digest`` is the SHA-256 of a key, which itself is not kept; ``name`` stands for it in metrics."""
+
+    name: str
+    digest: bytes
 
 
 def read_keys(file: Path | None, variable: str | None) -> tuple[ApiKey, ...]:
@@ -32,7 +43,7 @@ def read_keys(file: Path | None, variable: str | None) -> tuple[ApiKey, ...]:
             raise ConfigError(f"--api-keys-file {file}: {why}") from None
         keys += _parse([line for line in lines if not line.lstrip().startswith("#")], f"{file}", len(keys))
     if variable is not None:
-        keys += _parse(variable.split(","), "TESSERA_API_KEYS", len(keys))
+        keys += _parse(variable.split(","), API_KEYS_VARIABLE, len(keys))
     if len({key.digest for key in keys}) != len(keys) or len({key.name for key in keys}) != len(keys):
         raise ConfigError("two API keys, or the names of two API keys, are the same")
     return tuple(keys)

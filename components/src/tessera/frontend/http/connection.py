@@ -13,10 +13,10 @@ import re
 import resource
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Annotated, Any, Final, cast
 
 import httptools
+import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
@@ -24,6 +24,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from tessera.errors import RequestError
 from tessera.frontend.http.access_log import write_refused_head
 from tessera.frontend.http.errors import Failure, render_status
+from tessera.settings import KIB, POSITIVE, Setting
 
 # RFC 3986's host and port; none at all is allowed as well.
 _HOST: Final = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*", re.ASCII)
@@ -139,15 +140,27 @@ _LAST_LOOK_SECONDS: Final = 0.05
 _REFUSED_AT_ONCE: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ConnectionLimits:
+class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     """``header_seconds`` for a request's head from its first byte (or from the connection's beginning),
     ``header_bytes`` of it; ``keep_alive_seconds`` from an answer to the next request; a client has
     ``write_seconds`` to read some of what waits for it."""
 
-    header_seconds: float
-    header_bytes: int
-    keep_alive_seconds: float
+    header_seconds: Annotated[
+        float, Setting(flag="--header-timeout-seconds", check=POSITIVE, help="for its head, then 408")
+    ] = 10.0
+    header_bytes: Annotated[
+        int, Setting(flag="--max-header-kb", unit=KIB, check=POSITIVE, help="of its head")
+    ] = 64 << 10
+    # Longer than clients keep their connections (httpx 5 s, aiohttp 15 s, balancers often 60 s): whoever
+    # closes first never has a request on the way to a connection that is being closed.
+    keep_alive_seconds: Annotated[
+        float,
+        Setting(
+            flag="--keep-alive-seconds",
+            check=POSITIVE,
+            help="that a connection waits for the next one; more than balancers and clients keep theirs",
+        ),
+    ] = 75.0
     write_seconds: float = 30.0
 
 

@@ -5,6 +5,14 @@ from __future__ import annotations
 from tessera.frontend.media.embeddings import LoadedEmbeddings
 from tessera.frontend.media.fetch import Fetcher
 from tessera.frontend.media.loader import LoadedImage, MediaLoader
-from tessera.frontend.media.policy import MediaBudget, MediaPolicy
+from tessera.frontend.media.policy import ImageLimits, MediaBudget, MediaPolicy
 
-__all__ = ["Fetcher", "LoadedEmbeddings", "LoadedImage", "MediaBudget", "MediaLoader", "MediaPolicy"]
+__all__ = [
+    "Fetcher",
+    "ImageLimits",
+    "LoadedEmbeddings",
+    "LoadedImage",
+    "MediaBudget",
+    "MediaLoader",
+    "MediaPolicy",
+]

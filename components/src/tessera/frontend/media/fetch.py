@@ -25,7 +25,7 @@ from opentelemetry.trace import SpanKind
 
 from tessera import tracing
 from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge
-from tessera.frontend.media.policy import MediaBudget, MediaPolicy
+from tessera.frontend.media.policy import ImageLimits, MediaBudget, MediaPolicy
 from tessera.tasks import Deadline
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
@@ -133,11 +133,13 @@ class Fetcher:
     def __init__(
         self,
         policy: MediaPolicy,
+        limits: ImageLimits | None = None,
         *,
         resolver: Resolver | None = None,
         ssl_context: ssl.SSLContext | None = None,
     ) -> None:
         self._policy = policy
+        self._max_bytes = (limits or ImageLimits()).max_bytes
         self._system = SystemResolver() if resolver is None else None
         options: dict[str, Any] = {
             "ssl_context": ssl_context,
@@ -162,7 +164,7 @@ class Fetcher:
         """The body at a URL.
 
         Raises ``MediaFetchError`` when the URL may not be or could not be fetched within the policy's
-        time-out, ``PayloadTooLarge`` for a body over ``max_bytes`` or ``budget``, ``DeadlineExceeded``.
+        time-out, ``PayloadTooLarge`` for a body over an image's limit or ``budget``, ``DeadlineExceeded``.
         """
         target = _parse(url, param)
         try:
@@ -232,7 +234,7 @@ class Fetcher:
         # Images gain nothing from compression, and refusing it leaves no room for a bomb.
         if headers.get(b"content-encoding", b"identity").lower() not in (b"", b"identity"):
             raise _failed(target, param, "answered with a content encoding, which was not asked for")
-        limit = self._policy.max_bytes
+        limit = self._max_bytes
         claimed = headers.get(b"content-length", b"0")
         # The claim saves a download and nothing else; what counts is what arrives.
         if claimed.isdigit() and int(claimed[:20]) > limit:

@@ -19,7 +19,7 @@ from tessera.frontend.media.embeddings import (
     read_embeddings,
 )
 from tessera.frontend.media.fetch import Fetcher
-from tessera.frontend.media.policy import MediaBudget, MediaPolicy
+from tessera.frontend.media.policy import ImageLimits, MediaBudget, MediaPolicy
 from tessera.frontend.media.sources import decode, payload_size, read_local
 from tessera.imaging import ImageHeader, probe
 from tessera.tasks import Deadline
@@ -43,11 +43,14 @@ class LoadedImage:
 
 
 class MediaLoader:
-    """Loads images under one policy; owned by one event loop. ``close`` ends it."""
+    """Loads images under one policy, within limits; owned by one event loop. ``close`` ends it."""
 
-    def __init__(self, policy: MediaPolicy, *, fetcher: Fetcher | None = None) -> None:
-        self._policy = policy
-        self._fetcher = fetcher or Fetcher(policy)
+    def __init__(
+        self, policy: MediaPolicy, limits: ImageLimits | None = None, *, fetcher: Fetcher | None = None
+    ) -> None:
+        self._root = policy.allowed_local_path
+        self._limits = limits or ImageLimits()
+        self._fetcher = fetcher or Fetcher(policy, self._limits)
 
     async def load(
         self, source: ImageSource, *, hidden: int, deadline: Deadline, budget: MediaBudget | None = None
@@ -65,18 +68,18 @@ class MediaLoader:
             carried = not source.url[:8].lower().startswith(_WEB)
             if tensor or (carried and looks_like_safetensors(data)):
                 return read_embeddings(data, hidden=hidden, digest=digest, param=source.param)
-            header = probe(data, param=source.param, max_pixels=self._policy.max_pixels)
+            header = probe(data, param=source.param, max_pixels=self._limits.max_pixels)
             return LoadedImage(data=data, digest=digest, header=header)
 
         return await _off_loop(len(data), examine)
 
     def budget(self) -> MediaBudget:
         """For the images of one request."""
-        return MediaBudget(self._policy.max_request_bytes)
+        return MediaBudget(self._limits.max_request_bytes)
 
     async def read(self, source: ImageSource, *, deadline: Deadline, budget: MediaBudget) -> bytes:
         """The bytes of a source, not yet looked at."""
-        url, param, limit = source.url, source.param, self._policy.max_bytes
+        url, param, limit = source.url, source.param, self._limits.max_bytes
         deadline.left()
         scheme = url[:8].lower()
         if scheme.startswith("data:"):
@@ -86,9 +89,8 @@ class MediaLoader:
         if scheme.startswith(_WEB):
             return await self._fetcher.get(url, param=param, deadline=deadline, budget=budget)
         if scheme.startswith(_LOCAL):
-            root = self._policy.allowed_local_path
             # Each is read whole on a thread, so only what came before counts against it.
-            data = await asyncio.to_thread(read_local, url, root=root, max_bytes=limit, param=param)
+            data = await asyncio.to_thread(read_local, url, root=self._root, max_bytes=limit, param=param)
             budget.take(len(data), param=param)
             return data
         raise InvalidInput(f"{param}: expected a data, http, https or file URL", param=param)

@@ -3,23 +3,48 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
+from urllib.parse import urlsplit
 
-from tessera.config import Limits
+import msgspec
+
 from tessera.errors import PayloadTooLarge
+from tessera.settings import MIB, POSITIVE, Setting
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-_LIMITS: Final = Limits()
+
+class ImageLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """How large an image may be, and all images of a request together, however they come."""
+
+    max_bytes: Annotated[
+        int, Setting(flag="--max-file-size-mb", unit=MIB, check=POSITIVE, help="of one image")
+    ] = 50 << 20
+    max_request_bytes: Annotated[
+        int, Setting(flag="--max-media-mb", unit=MIB, check=POSITIVE, help="of all images of a request")
+    ] = 256 << 20
+    max_pixels: Annotated[int, Setting(flag="--max-image-pixels", check=POSITIVE, help="of one image")] = (
+        100_000_000
+    )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MediaPolicy:
-    """Rules for every image that a request names instead of carrying, and limits for all of them.
+def _no_directory(flag: str, path: Path) -> str | None:
+    return None if path.is_dir() else f"{flag} {path}: no such directory"
+
+
+def _no_proxy(flag: str, url: str) -> str | None:
+    parts = urlsplit(url)
+    if parts.scheme in ("http", "https") and parts.hostname:
+        return None
+    # It may hold a password, so it is not repeated.
+    return f"{flag} must be an http or https URL with a host"
+
+
+class MediaPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """Rules for every image that a request names instead of carrying.
 
     ``timeout`` and ``connect_timeout`` are seconds, the first for a whole fetch with its redirects. A name
     in ``allowed_domains`` is that host alone, or with a leading ``*.`` every host below it; an empty list
@@ -29,18 +54,42 @@ class MediaPolicy:
     only addresses written in URLs can be judged here.
     """
 
-    max_bytes: int = _LIMITS.max_image_bytes
-    max_request_bytes: int = _LIMITS.max_media_bytes
-    max_pixels: int = _LIMITS.max_image_pixels
-    timeout: float = 10.0
+    allowed_local_path: Annotated[
+        Path | None,
+        Setting(
+            flag="--allowed-local-media-path",
+            check=_no_directory,
+            help="file:// URLs below it are served; none by default",
+        ),
+    ] = None
+    allowed_domains: Annotated[
+        frozenset[str],
+        Setting(flag="--allowed-media-domains", metavar="DOMAIN", help="image URLs may point to these alone"),
+    ] = frozenset()
+    blocked_domains: Annotated[
+        frozenset[str],
+        Setting(flag="--blocked-media-domains", metavar="DOMAIN", help="image URLs may not point to these"),
+    ] = frozenset()
+    allow_private: Annotated[
+        bool,
+        Setting(flag="--allow-private-media", help="let image URLs reach loopback and private addresses"),
+    ] = False
+    timeout: Annotated[
+        float, Setting(flag="--media-timeout-seconds", check=POSITIVE, help="to fetch one image")
+    ] = 10.0
+    proxy: Annotated[
+        str | None,
+        Setting(
+            flag="--media-proxy",
+            metavar="URL",
+            check=_no_proxy,
+            help="fetch image URLs through this HTTP proxy, which then resolves names and must refuse "
+            "private addresses itself; proxies in the environment are never used",
+        ),
+    ] = None
     connect_timeout: float = 3.0
     max_redirects: int = 3
     max_fetches: int = 64
-    allowed_domains: frozenset[str] = frozenset()
-    blocked_domains: frozenset[str] = frozenset()
-    allow_private: bool = False
-    allowed_local_path: Path | None = None
-    proxy: str | None = None
 
     def domain_refusal(self, host: str) -> str | None:
         """Why this host may not be asked at all, or None."""

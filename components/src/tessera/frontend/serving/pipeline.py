@@ -10,7 +10,6 @@ from contextlib import nullcontext
 import numpy as np
 
 from tessera import tracing, wire
-from tessera.config import Limits
 from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.api.formats import Embedded, Usage, check_width
 from tessera.frontend.api.request import EmbeddingsRequest, Input
@@ -19,6 +18,7 @@ from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Embedder
 from tessera.frontend.serving.images import VisionReader, Visions
 from tessera.frontend.serving.prompts import Prompter
+from tessera.frontend.settings import Limits
 from tessera.models.base import Model, Piece, Prompt, Role
 from tessera.tasks import Deadline
 
@@ -146,7 +146,7 @@ class Pipeline:
                 f"{param} {request.dimensions} is none of {offered} that this model offers", param=param
             )
         check_width(hidden, request.dimensions, request.dtype, param)
-        count, most = 0, self._limits.max_images
+        count, most = 0, self._limits.request.images
         for entry in request.inputs:
             count += len(entry.images)
             if count > most:
