@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from tessera import tracing, wire
 from tessera.errors import RequestCancelled, TesseraError, Unavailable
 from tessera.logs import note, serving
-from tessera.rpc.call_log import CallLog
+from tessera.worker.access_log import CallLog
 from tessera.rpc.runtime import Runtime, send_at_once
 from tessera.tasks import Left, run_until
 

@@ -15,8 +15,8 @@ import pytest
 from tessera import wire
 from tessera.errors import EngineFailed, InvalidInput, Overloaded, TesseraError
 from tessera.logs import JsonFormatter, count, note
-from tessera.rpc import call_log
-from tessera.rpc.call_log import CallLog
+from tessera.worker import access_log
+from tessera.worker.access_log import CallLog
 from tests.rpc.conftest import INFO, Deployment, echo, echoed, until
 
 Lines = list[dict[str, Any]]
@@ -146,7 +146,7 @@ async def test_stopping_writes_what_has_ended(deployment: Deployment, lines: Lin
 async def test_an_id_that_never_rests_is_written_now_and_then(
     lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(call_log, "_MOST_SECONDS", 0.05)
+    monkeypatch.setattr(access_log, "_MOST_SECONDS", 0.05)
     made = CallLog("endpoint", linger=10.0)
     message = named("constant")
     first = made.begin(message)
