@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -15,8 +15,9 @@ import pytest
 from tessera import wire
 from tessera.errors import EngineFailed, InvalidInput, Overloaded, TesseraError
 from tessera.logs import JsonFormatter, count, note
-from tessera.worker import access_log
-from tessera.worker.access_log import CallLog
+from tessera.rpc import Server
+from tessera.worker import access_log as module
+from tessera.worker.access_log import AccessLog
 from tests.rpc.conftest import INFO, Deployment, echo, echoed, until
 
 Lines = list[dict[str, Any]]
@@ -49,6 +50,13 @@ def named(request_id: str) -> wire.EmbedRequest:
     return msgspec.structs.replace(echo(8), request_id=request_id)
 
 
+async def serve(
+    deployment: Deployment, handler: Callable[[wire.Request], Awaitable[wire.Reply]], *, linger: float = 1.0
+) -> tuple[Server, AccessLog]:
+    access_log = AccessLog(deployment.address, linger=linger)
+    return await deployment.serve(lambda message: access_log.answer(message, handler)), access_log
+
+
 async def test_many_calls_of_one_request_are_one_line(deployment: Deployment, lines: Lines) -> None:
     async def handler(message: wire.Request) -> wire.Reply:
         if isinstance(message, wire.Describe):
@@ -61,15 +69,14 @@ async def test_many_calls_of_one_request_are_one_line(deployment: Deployment, li
         timings = wire.Timings(queue_ms=2.0, embed_ms=3.0)
         return msgspec.structs.replace(echoed(message), cached_tokens=(1,), timings=timings)
 
-    server = await deployment.serve(handler)
-    server._log._linger = 600.0
+    server, access_log = await serve(deployment, handler, linger=600.0)
     client = await deployment.client()
     await client.call(server.instance, wire.Describe(), timeout=10)
     calls = [client.call(server.instance, named("many"), timeout=10) for _ in range(3)]
     await asyncio.gather(*calls, client.call(server.instance, named("one"), timeout=10))
     await client.call(server.instance, named("many"), timeout=10)
     await until(lambda: server.in_flight == 0)
-    server._log.flush()
+    access_log.flush()
     inside = [line for line in lines if line["target"] == "tessera.inside"]
     assert sorted(line["request_id"] for line in inside) == ["many"] * 4 + ["one"]
     (many,) = (line for line in lines if line["request_id"] == "many" and "call" in line)
@@ -93,7 +100,7 @@ async def test_who_is_to_blame_gives_the_level(deployment: Deployment, lines: Li
             raise raised[message.request_id]
         return msgspec.structs.replace(echoed(message), failures=failures)
 
-    server = await deployment.serve(handler)
+    server, _ = await serve(deployment, handler)
     client = await deployment.client()
     for name in (*raised, "partly ours"):
         with suppress(TesseraError):
@@ -122,7 +129,7 @@ async def test_a_caller_that_went_away_leaves_a_line(deployment: Deployment, lin
         await asyncio.sleep(600)
         raise AssertionError
 
-    server = await deployment.serve(handler)
+    server, _ = await serve(deployment, handler)
     client = await deployment.client()
     call = asyncio.ensure_future(client.call(server.instance, named("gone"), timeout=30))
     await until(lambda: server.in_flight == 1)
@@ -136,18 +143,19 @@ async def test_stopping_writes_what_has_ended(deployment: Deployment, lines: Lin
     async def handler(message: wire.Request) -> wire.Reply:
         return echoed(message)
 
-    server = await deployment.serve(handler)
+    server, access_log = await serve(deployment, handler)
     client = await deployment.client()
     await client.call(server.instance, named("last"), timeout=10)
     await server.stop(timeout=0.0)
+    access_log.flush()
     assert [line["request_id"] for line in lines] == ["last"]
 
 
 async def test_an_id_that_never_rests_is_written_now_and_then(
     lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access_log, "_MOST_SECONDS", 0.05)
-    made = CallLog("endpoint", linger=10.0)
+    monkeypatch.setattr(module, "_MOST_SECONDS", 0.05)
+    made = AccessLog("endpoint", linger=10.0)
     message = named("constant")
     first = made.begin(message)
     await asyncio.sleep(0.1)

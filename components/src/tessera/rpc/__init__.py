@@ -3,10 +3,9 @@
 from tessera.rpc.client import Client
 from tessera.rpc.discovery import FORGOTTEN, until_back
 from tessera.rpc.model_server import ModelServer
-from tessera.rpc.peers import DRAIN_PATIENCE_SECONDS, Check, Peers
-from tessera.rpc.retry_budget import RetryBudget
+from tessera.rpc.peers import DRAIN_PATIENCE_SECONDS, Check, Peers, RetryBudget
 from tessera.rpc.runtime import RpcConfig, Runtime, set_environment_defaults
-from tessera.rpc.server import Server
+from tessera.rpc.server import Server, internal_error
 
 __all__ = [
     "DRAIN_PATIENCE_SECONDS",
@@ -19,6 +18,7 @@ __all__ = [
     "RpcConfig",
     "Runtime",
     "Server",
+    "internal_error",
     "set_environment_defaults",
     "until_back",
 ]

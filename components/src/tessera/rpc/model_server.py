@@ -10,7 +10,7 @@ from typing import Any, Final
 from tessera import errors, tracing
 from tessera.errors import RequestCancelled, TesseraError
 from tessera.rpc.runtime import Runtime
-from tessera.rpc.server import UNREGISTER_SECONDS, Server
+from tessera.rpc.server import UNREGISTER_SECONDS, Server, internal_error
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class ModelServer(Server):
             yield _refusal(error)
         except Exception as error:
             log.exception("%s: a request failed", self.address)
-            yield _refusal(TesseraError(f"internal error: {type(error).__name__}"))
+            yield _refusal(internal_error(error))
 
     async def _embed(self, request: Mapping[str, Any], context: Any) -> Json:
         # The span is the work's own: a generator may be resumed in another context than it began in.

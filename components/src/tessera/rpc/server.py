@@ -7,10 +7,8 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
-from tessera import tracing, wire
+from tessera import wire
 from tessera.errors import RequestCancelled, TesseraError, Unavailable
-from tessera.logs import note, serving
-from tessera.worker.access_log import CallLog
 from tessera.rpc.runtime import Runtime, send_at_once
 from tessera.tasks import Left, run_until
 
@@ -39,7 +37,6 @@ class Server:
         self._served: asyncio.Future[Any] | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._stopping = False
-        self._log = CallLog(address)
         self.address = address
 
     @property
@@ -98,14 +95,12 @@ class Server:
             log.warning(
                 "%s: %d calls were still running after %.0f s", self.address, self._in_flight, timeout
             )
-        self._log.flush()
 
     async def closed(self) -> None:
         """Wait for the runtime to let go of the endpoint, after its ``shutdown``.
 
         It reports back to this event loop, which must not be gone by then.
         """
-        self._log.flush()
         if self._served is not None:
             await asyncio.wait({self._served}, timeout=5.0)
 
@@ -165,32 +160,16 @@ class Server:
             self._in_flight -= 1
 
     async def answer(self, message: wire.Request) -> wire.Reply:
-        """What the handler says to a message, also to one of this process's own; errors are ``Failure``s."""
-        if not isinstance(message, wire.EmbedRequest | wire.EncodeRequest):
-            try:
-                return await self._handler(message)
-            except TesseraError as error:
-                return wire.Failure.of(error)
-            except Exception as error:
-                log.exception("%s: %s failed", self.address, type(message).__name__)
-                return _internal(error)
-        part = self._log.begin(message)
+        """What the handler replies, also to a message of this process's own; errors are ``Failure``s."""
         try:
-            with serving(part.line), tracing.answering(self.address, message):
-                note(trace_id=tracing.trace_id() or None)
-                reply = await self._handler(message)
+            return await self._handler(message)
         except TesseraError as error:
-            self._log.end(part, message, error)
             return wire.Failure.of(error)
         except Exception as error:
-            self._log.end(part, message, error)
-            return _internal(error)
-        except BaseException as error:
-            self._log.end(part, message, error)
-            raise
-        self._log.end(part, message, reply)
-        return reply
+            log.exception("%s: %s failed", self.address, type(message).__name__)
+            return wire.Failure.of(internal_error(error))
 
 
-def _internal(error: Exception) -> wire.Failure:
-    return wire.Failure.of(TesseraError(f"internal error: {type(error).__name__}"))
+def internal_error(error: Exception) -> TesseraError:
+    """What callers are told of an error that is none of ours: its class, and nothing that it says."""
+    return TesseraError(f"internal error: {type(error).__name__}")

@@ -19,6 +19,7 @@ from tessera.logs import LogFormat, log_as, log_settings
 from tessera.process_exit import leave, when_told
 from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
 from tessera.tasks import Left, run_until
+from tessera.worker.access_log import AccessLog
 from tessera.worker.dynamo_model import model_addresses, model_servers
 from tessera.worker.memory import give_back_when_idle
 from tessera.worker.metrics import WorkerMetrics
@@ -67,15 +68,22 @@ async def serve(config: WorkerConfig) -> None:
         runtime.shutdown()
         return
 
+    access_log = AccessLog(address)
+
     async def answer(request: wire.Request) -> wire.Reply:
         if isinstance(request, wire.Inspect):
             return metrics.state()
-        return await service.handle(request)
+        return await access_log.answer(request, service.handle)
 
     server = Server(runtime, address, answer)
     server.expose_metrics(metrics.render)
     # Discovery may keep a worker waiting; a signal must not wait with it.
     servers = [server, *model_servers(runtime, config, service, server)]
+
+    async def stop_serving(timeout: float) -> None:
+        await asyncio.gather(*(each.stop(timeout=timeout) for each in servers))
+        access_log.flush()
+
     # Watched from now on: discovery may lose a worker that is only just registering.
     ending = asyncio.create_task(_ending(stop, dead, runtime))
     with suppress(Left):
@@ -97,17 +105,18 @@ async def serve(config: WorkerConfig) -> None:
     giving_back.cancel()
     if isinstance(reason, EngineDead):
         log.critical("leaving: %s", reason)
-        await asyncio.gather(*(each.stop(timeout=_LAST_WORDS_SECONDS) for each in servers))
+        await stop_serving(_LAST_WORDS_SECONDS)
         raise reason
     patience = config.drain_seconds if reason is None else min(config.drain_seconds, _FORGOTTEN_SECONDS)
     log.info("draining")
-    await asyncio.gather(*(each.stop(timeout=patience) for each in servers))
+    await stop_serving(patience)
     if reason is not None:
         with suppress(Left):
             await run_until(stop.wait(), until_back(config.rpc.discovery_backend))
     await service.drain(patience)
     await service.close()
     runtime.shutdown()
+    access_log.flush()
     await asyncio.gather(*(each.closed() for each in servers))
     log.info("stopped")
     if reason is not None and not stop.is_set():

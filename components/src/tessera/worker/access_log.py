@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
-from tessera import wire
+from tessera import tracing, wire
 from tessera.errors import Overloaded, RequestCancelled, RequestError, TesseraError
-from tessera.logs import RequestLine, Value
+from tessera.logs import RequestLine, Value, note, serving
+from tessera.rpc import internal_error
 
 log = logging.getLogger("tessera.worker.access")
 
@@ -19,6 +21,8 @@ _LINGER_SECONDS = 1.0
 _MOST_SECONDS = 60.0
 
 Work = wire.EmbedRequest | wire.EncodeRequest
+
+Handler = Callable[[wire.Request], Awaitable[wire.Reply]]
 
 
 @dataclass(slots=True, eq=False)
@@ -39,11 +43,11 @@ class Part:
     timer: asyncio.TimerHandle | None = None
 
 
-class CallLog:
-    """One line for each request, however many calls bring its inputs or images here.
+class AccessLog:
+    """Writes one line for each request, however many calls bring its inputs or images here.
 
-    It is written, with the time at which the last of them was answered, once no more have come for
-    ``linger`` seconds. Belongs to one event loop.
+    A line is written once no more calls have come for ``linger`` seconds, with the time at which the last of
+    them was answered. Owned by one event loop.
     """
 
     def __init__(self, address: str, *, linger: float = _LINGER_SECONDS) -> None:
@@ -51,6 +55,27 @@ class CallLog:
         self._linger = linger
         self._newest: dict[str, Part] = {}
         self._waiting: set[Part] = set()
+
+    async def answer(self, message: wire.Request, handler: Handler) -> wire.Reply:
+        """What ``handler`` replies to a call; the call's part of the line and its span are recorded.
+
+        Only calls that ask for work are. An error that is no ``TesseraError`` is written with its traceback
+        and raised as an internal one.
+        """
+        if not isinstance(message, wire.EmbedRequest | wire.EncodeRequest):
+            return await handler(message)
+        part = self.begin(message)
+        try:
+            with serving(part.line), tracing.answering(self._address, message):
+                note(trace_id=tracing.trace_id() or None)
+                reply = await handler(message)
+        except BaseException as error:
+            self.end(part, message, error)
+            if isinstance(error, Exception) and not isinstance(error, TesseraError):
+                raise internal_error(error) from error
+            raise
+        self.end(part, message, reply)
+        return reply
 
     def begin(self, message: Work) -> Part:
         now = time.monotonic()
@@ -71,7 +96,7 @@ class CallLog:
         """``outcome`` is the reply, or what was raised instead."""
         part.running -= 1
         part.ended, part.ended_at = time.monotonic(), time.time()
-        _account(part, message, outcome)
+        _add(part, message, outcome)
         if isinstance(outcome, Exception) and not isinstance(outcome, TesseraError):
             # At once: its traceback keeps alive whatever the call had in hand.
             self._write(part, outcome)
@@ -80,7 +105,7 @@ class CallLog:
             self._waiting.add(part)
 
     def flush(self) -> None:
-        """Write at once what has ended."""
+        """Write the lines of requests that no call is running for."""
         for part in list(self._waiting):
             self._write(part)
 
@@ -117,37 +142,37 @@ class CallLog:
         log.handle(record)
 
 
-def _account(part: Part, message: Work, outcome: wire.Reply | BaseException) -> None:
-    def add(**numbers: int) -> None:
+def _add(part: Part, message: Work, outcome: wire.Reply | BaseException) -> None:
+    def count(**numbers: int) -> None:
         for name, number in numbers.items():
             part.sums[name] = part.sums.get(name, 0) + number
 
     if isinstance(message, wire.EmbedRequest):
         images = sum(len(item.images) for item in message.items)
-        add(
+        count(
             inputs=len(message.items),
             tokens=sum(len(item.tokens) // 4 for item in message.items),
             images=images,
         )
     else:
-        add(images=1, tiles=message.image.tiles)
+        count(images=1, tiles=message.image.tiles)
     if isinstance(outcome, wire.EmbedReply):
-        add(cached_tokens=sum(outcome.cached_tokens))
+        count(cached_tokens=sum(outcome.cached_tokens))
         if outcome.failures:
-            add(failed_inputs=len(outcome.failures))
+            count(failed_inputs=len(outcome.failures))
             for failure in outcome.failures.values():
-                _blame(part, failure.error())
+                _add_failure(part, failure.error())
     if isinstance(outcome, wire.EmbedReply | wire.EncodeReply):
         part.timings = part.timings.merge(outcome.timings)
     elif isinstance(outcome, TesseraError):
-        _blame(part, outcome)
+        _add_failure(part, outcome)
     elif isinstance(outcome, Exception):
-        _blame(part, TesseraError(f"{type(outcome).__name__}: {outcome}"))
+        _add_failure(part, TesseraError(f"{type(outcome).__name__}: {outcome}"))
     elif isinstance(outcome, BaseException):
-        _blame(part, RequestCancelled("the caller went away"))
+        _add_failure(part, RequestCancelled("the caller went away"))
 
 
-def _blame(part: Part, error: TesseraError) -> None:
+def _add_failure(part: Part, error: TesseraError) -> None:
     # Clients would be told 500 or above for it.
     fault = not isinstance(error, RequestError | Overloaded | RequestCancelled)
     if part.failure is None or (fault and not part.fault):
