@@ -193,11 +193,11 @@ def batch_queued(stage: str, entries: Iterable[tuple[Span | None, float]], ended
     if _recorder is None:
         return
     began: dict[Span, float] = {}
-    for asked, enqueued in entries:
-        if asked is not None:
-            began[asked] = min(enqueued, began.get(asked, ended))
-    for asked, enqueued in began.items():
-        past(f"{stage} queue", enqueued, ended, parent=asked)
+    for request, enqueued in entries:
+        if request is not None:
+            began[request] = min(enqueued, began.get(request, ended))
+    for request, enqueued in began.items():
+        past(f"{stage} queue", enqueued, ended, parent=request)
 
 
 def batch_ran(
@@ -216,16 +216,16 @@ def batch_ran(
     if _recorder is None:
         return
     spans = list(entries)
-    shares = Counter(span for span in spans if span is not None)
+    shares = Counter(filter(None, spans))
     if not shares:
         return
     size: dict[str, str | bool | int | float] = {"tessera.batch.entries": len(spans)}
-    attributes = {**size, **describe()}
-    batch = past(f"{stage} batch", started, ended, links=shares, attributes=attributes, error=error)
+    whole = {**size, **describe()}
+    batch = past(f"{stage} batch", started, ended, links=shares, attributes=whole, error=error)
     links = () if batch is None else (batch,)
-    for asked, share in shares.items():
-        attributes = size | {"tessera.batch.share": share}
-        past(f"{stage} engine", started, ended, parent=asked, links=links, attributes=attributes, error=error)
+    for request, share in shares.items():
+        part = size | {"tessera.batch.share": share}
+        past(f"{stage} engine", started, ended, parent=request, links=links, attributes=part, error=error)
 
 
 @contextmanager

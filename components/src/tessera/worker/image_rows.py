@@ -133,10 +133,10 @@ class ImageRows:
                 raise
             # The flight may have been another request's, whose name for the image says nothing here.
             raise type(error)(error.message, param=image.param, retry_after=error.retry_after) from error
-        if encoded.asked is not None and encoded.asked is not tracing.here():
+        if encoded.span is not None and encoded.span is not tracing.here():
             # Another request's flight, or another input's of this one.
             span.set_attribute("tessera.cache", "joined")
-            span.add_link(encoded.asked.get_span_context())
+            span.add_link(encoded.span.get_span_context())
         return self._checked(encoded, image), False
 
     async def _fly(self, job: Job, image: wire.Image) -> EncodedImage:
@@ -158,7 +158,7 @@ class ImageRows:
         )
         self._checked(encoded, image)
         self._fill.put(self._key(image, encoded.rounding), encoded.rows)
-        return replace(encoded, asked=tracing.here())
+        return replace(encoded, span=tracing.here())
 
     def _key(self, image: wire.Image, rounding: str) -> bytes:
         """The digest names the image, what follows it everything else that its rows depend on."""

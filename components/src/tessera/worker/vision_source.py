@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """Rows ``[tiles * tokens_per_tile, hidden]`` that nobody will write to again, and what they cost.
+    """Rows ``[tiles * tokens_per_tile, hidden]`` that nothing writes to any more, and the time they took.
 
-    ``asked`` is the span that they were made for, for those who share them; ``rounding`` that of the engine.
+    ``span`` is the one that they were made in, if it is kept; ``rounding`` is the engine's.
     """
 
     rows: torch.Tensor
     timings: wire.Timings
-    asked: Span | None = None
+    span: Span | None = None
     rounding: str = ""
 
 
