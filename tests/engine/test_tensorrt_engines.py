@@ -42,7 +42,7 @@ from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.spec import CheckpointSpec
-from tests.engine.tensorrt_standin import HostLane, StandInEngine
+from tests.engine.tensorrt_standin import HostStreams, StandInEngine
 from tests.references.tensorrt_network import Network
 
 trt = pytest.importorskip("tensorrt_rtx_bindings", reason="needs tensorrt-rtx-cu13-bindings and its libs")
@@ -175,28 +175,28 @@ def text(request: pytest.FixtureRequest, model: LlamaNemotronVL) -> Loaded:
 def test_text_batches_come_back_in_order(
     text: Loaded, model: LlamaNemotronVL, lengths: list[int], images: list[int]
 ) -> None:
-    runs = TextRuns(text.loaded, HostLane(), "cpu", graph_tokens=0)
+    runs = TextRuns(text.loaded, HostStreams(), "cpu", graph_tokens=0)
     batch = pack(sequences(model, lengths, images))
     agree(runs.launch(batch).result(), expected_vectors(model, batch))
 
 
 def test_recorded_text_runs_take_other_lengths(text: Loaded, model: LlamaNemotronVL) -> None:
-    lane = HostLane()
-    runs = TextRuns(text.loaded, lane, "cpu", graph_tokens=64)
-    runs.record()
+    streams = HostStreams()
+    runs = TextRuns(text.loaded, streams, "cpu", graph_tokens=64)
+    runs.record(model.max_tokens)
     for number, lengths in enumerate([[16, 9], [3, 14], [30], [2, 2, 2], [17, 31]], start=1):
         batch = pack(sequences(model, lengths, [0] if lengths[0] == 30 else []))
         agree(runs.launch(batch).result(), expected_vectors(model, batch))
-        assert lane.replayed == number
+        assert streams.replayed == number
     batch = pack(sequences(model, [150]))
     agree(runs.launch(batch).result(), expected_vectors(model, batch))
-    assert lane.replayed == 5
+    assert streams.replayed == 5
     runs.close()
 
 
 def test_contexts_share_one_block_of_memory(text: Loaded, model: LlamaNemotronVL) -> None:
-    runs = TextRuns(text.loaded, HostLane(), "cpu", graph_tokens=32)
-    runs.record()
+    runs = TextRuns(text.loaded, HostStreams(), "cpu", graph_tokens=32)
+    runs.record(model.max_tokens)
     runs.launch(pack(sequences(model, [100]))).result()
     assert len({context.memory for context in text.engine.contexts}) == 1
     assert text.engine.contexts[0].memory[1] >= 1024
@@ -224,8 +224,8 @@ def encoded(model: LlamaNemotronVL, tiles: list[np.ndarray]) -> torch.Tensor:
 def test_rows_are_written_into_the_slab(
     vision: Loaded, model: LlamaNemotronVL, counts: list[int], graphs: int
 ) -> None:
-    lane, size = HostLane(), model.tokens_per_tile
-    runs = VisionRuns(vision.loaded, lane, "cpu", graph_tiles=graphs)
+    streams, size = HostStreams(), model.tokens_per_tile
+    runs = VisionRuns(vision.loaded, streams, "cpu", graph_tiles=graphs)
     runs.record()
     tiles = images(model, counts)
     slab = torch.full((12 * size, model.hidden), 7.0)
@@ -234,14 +234,14 @@ def test_rows_are_written_into_the_slab(
     runs.launch(tiles, out).result()
     torch.testing.assert_close(slab[bounds[0] : bounds[-1]], encoded(model, tiles), atol=1e-4, rtol=1e-4)
     assert bool((slab[: bounds[0]] == 7).all()) and bool((slab[bounds[-1] :] == 7).all())
-    assert (lane.replayed > 0) == (sum(counts) % 4 in range(1, graphs + 1))
+    assert (streams.replayed > 0) == (sum(counts) % 4 in range(1, graphs + 1))
     if sum(counts) > graphs:
         first, last = slab[bounds[0] :].data_ptr(), slab[bounds[-1] :].data_ptr()
         assert any(first <= context.addresses.get("rows", 0) < last for context in vision.engine.contexts)
 
 
 def test_scattered_rows_are_copied_to_their_places(vision: Loaded, model: LlamaNemotronVL) -> None:
-    runs = VisionRuns(vision.loaded, HostLane(), "cpu", graph_tiles=0)
+    runs = VisionRuns(vision.loaded, HostStreams(), "cpu", graph_tiles=0)
     tiles, size = images(model, [2, 1]), model.tokens_per_tile
     slab = torch.full((6 * size, model.hidden), 7.0)
     out = [slab[4 * size :], slab[size : 2 * size]]
@@ -354,7 +354,7 @@ def test_a_text_engine_warms_up_and_serves(
     long = Profile(sequences=Range(1, 1, 4), tokens=Range(1, 64, 400), rows=Range(1, 16, 400))
     held = Loaded(model, Stage.TEXT, layout, (*PROFILES, long))
     monkeypatch.setattr(tensorrt_text, "open_engine", lambda *_: held.loaded)
-    monkeypatch.setattr(tensorrt_text, "CudaLane", lambda _: HostLane())
+    monkeypatch.setattr(tensorrt_text, "CudaStreams", lambda _: HostStreams())
     monkeypatch.setattr(tensorrt_text, "settle", lambda: None)
     engine = make_text_engine(model, config(Path("engine")), HERE)
     assert engine.cost(3, 12, 10) == (30 if layout is Layout.PADDED else 12)
@@ -377,7 +377,7 @@ def test_a_vision_engine_warms_up_and_serves(
     model: LlamaNemotronVL, vision: Loaded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensorrt_vision, "open_engine", lambda *_: vision.loaded)
-    monkeypatch.setattr(tensorrt_vision, "CudaLane", lambda _: HostLane())
+    monkeypatch.setattr(tensorrt_vision, "CudaStreams", lambda _: HostStreams())
     monkeypatch.setattr(tensorrt_vision, "settle", lambda: None)
     engine = make_vision_engine(model, config(Path("engine")), HERE)
     assert (engine.cost(3, 12, 10), engine.depth) == (12, 2)

@@ -10,44 +10,15 @@ another on one stream, so two batches in flight may use the same graph.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Protocol, runtime_checkable
 
 import torch
 
+from tessera.engine.streams import Streams
 
-@runtime_checkable
-class SplitTextModule(Protocol):
-    """A text module whose embedding can run apart from the rest."""
-
-    def embed(
-        self, input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
-    ) -> torch.Tensor: ...
-
-    def pooled(
-        self,
-        embedded: torch.Tensor,
-        positions: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        lengths: Sequence[int],
-    ) -> torch.Tensor: ...
-
-
-class Recorder:
-    """Records functions into graphs that share one pool of memory."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._stream = stream
-        self._pool = torch.cuda.graph_pool_handle()
-
-    def record(self, compute: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        compute()  # compiles kernels and builds plans, which must not happen while recording
-        self._stream.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
-            result = compute()
-        return graph, result
+Graph = tuple[Callable[[], None], torch.Tensor]
+"""What replays it, and the output that each replay overwrites."""
 
 
 def graph_sizes(most: int) -> list[int]:
@@ -64,59 +35,63 @@ class TextGraphs:
 
     Tokens are padded to the next size; the padding belongs to no sequence, so that nothing reads what is
     computed for it.
+
+    ``inputs`` makes the buffers for a number of tokens, one row for each. ``compute`` gives
+    ``[sequences, hidden]`` for the beginnings of them and, last, int32 bounds: cu_seqlens, or only the ends
+    of the sequences if ``ends_only``, for a program that takes them so and expects an aligned address.
     """
 
     def __init__(
         self,
-        module: SplitTextModule,
+        compute: Callable[..., torch.Tensor],
+        inputs: Callable[[int], tuple[torch.Tensor, ...]],
         *,
-        hidden: int,
-        dtype: torch.dtype,
+        streams: Streams,
         device: str,
-        stream: torch.cuda.Stream,
         max_tokens: int,
+        max_sequences: int | None = None,
+        ends_only: bool = False,
     ) -> None:
-        self._module = module
+        self._compute = compute
+        self._max_sequences = max_sequences
+        self._first = 0 if ends_only else 1
         # Largest first, so that the smaller ones find their memory in the pool.
         sizes = graph_sizes(max_tokens)[::-1]
-        self._embedded = torch.zeros(sizes[0], hidden, dtype=dtype, device=device)
-        self._positions = torch.zeros(sizes[0], dtype=torch.int32, device=device)
-        self._bounds = torch.zeros(sequences_of(sizes[0]) + 1, dtype=torch.int32, device=device)
-        self._graphs: dict[int, tuple[torch.cuda.CUDAGraph, torch.Tensor]] = {}
-        recorder = Recorder(stream)
+        self._inputs = inputs(sizes[0])
+        most = self._first + self._sequences(sizes[0])
+        self._bounds = torch.zeros(most, dtype=torch.int32, device=device)
+        self._graphs: dict[int, Graph] = {}
         for size in sizes:
-            self._bounds[1:] = size
-            self._graphs[size] = recorder.record(partial(self._compute, size))
+            self._bounds[self._first :] = size
+            self._graphs[size] = streams.record(partial(self._run, size))
         self._sizes = sizes[::-1]
 
-    def _compute(self, size: int) -> torch.Tensor:
-        bounds = self._bounds[: sequences_of(size) + 1]
-        return self._module.pooled(self._embedded[:size], self._positions[:size], bounds, (size,))
-
     def fits(self, tokens: int, sequences: int) -> bool:
-        return tokens <= self._sizes[-1] and sequences <= sequences_of(self._size(tokens))
+        return tokens <= self._sizes[-1] and sequences <= self._sequences(self._size(tokens))
 
-    def replay(
-        self, embedded: torch.Tensor, positions: torch.Tensor, cu_seqlens: torch.Tensor
-    ) -> torch.Tensor:
-        """``[batch, hidden]`` that the next replay overwrites."""
-        tokens, sequences = embedded.shape[0], cu_seqlens.shape[0] - 1
-        self._embedded[:tokens].copy_(embedded)
-        self._positions[:tokens].copy_(positions)
+    def replay(self, *inputs: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+        """``[sequences, hidden]``, overwritten by the next replay; the first input has every token."""
+        tokens, bounds = len(inputs[0]), cu_seqlens[1 - self._first :]
+        for buffer, value in zip(self._inputs, inputs, strict=True):
+            buffer[: len(value)].copy_(value)
         # Empty sequences behind the last one.
-        self._bounds[: sequences + 1].copy_(cu_seqlens)
-        self._bounds[sequences + 1 :] = tokens
-        graph, pooled = self._graphs[self._size(tokens)]
-        graph.replay()
-        return pooled[:sequences]
+        self._bounds[: len(bounds)].copy_(bounds)
+        self._bounds[len(bounds) :] = tokens
+        replay, pooled = self._graphs[self._size(tokens)]
+        replay()
+        return pooled[: len(cu_seqlens) - 1]
+
+    def _run(self, size: int) -> torch.Tensor:
+        bounds = self._bounds[: self._first + self._sequences(size)]
+        return self._compute(*(buffer[:size] for buffer in self._inputs), bounds)
 
     def _size(self, tokens: int) -> int:
         return self._sizes[bisect_left(self._sizes, tokens)]
 
-
-def sequences_of(size: int) -> int:
-    """Sequences that a graph for ``size`` tokens has room for."""
-    return max(16, size // 32)
+    def _sequences(self, size: int) -> int:
+        """Sequences that a graph for ``size`` tokens has room for."""
+        room = max(16, size // 32)
+        return room if self._max_sequences is None else min(room, self._max_sequences)
 
 
 class VisionGraphs:
@@ -127,18 +102,17 @@ class VisionGraphs:
         module: Callable[[torch.Tensor], torch.Tensor],
         *,
         tile_shape: tuple[int, int, int],
+        streams: Streams,
         device: str,
-        stream: torch.cuda.Stream,
         max_tiles: int,
     ) -> None:
         self._module = module
         self._tiles = torch.zeros(max_tiles, *tile_shape, dtype=torch.uint8, device=device)
-        recorder = Recorder(stream)
-        self._graphs = {
-            count: recorder.record(partial(self._compute, count)) for count in range(max_tiles, 0, -1)
+        self._graphs: dict[int, Graph] = {
+            count: streams.record(partial(self._run, count)) for count in range(max_tiles, 0, -1)
         }
 
-    def _compute(self, count: int) -> torch.Tensor:
+    def _run(self, count: int) -> torch.Tensor:
         return self._module(self._tiles[:count])
 
     def fits(self, count: int) -> bool:
@@ -147,6 +121,6 @@ class VisionGraphs:
     def replay(self, tiles: torch.Tensor) -> torch.Tensor:
         """Rows that the next replay overwrites."""
         self._tiles[: len(tiles)].copy_(tiles)
-        graph, rows = self._graphs[len(tiles)]
-        graph.replay()
+        replay, rows = self._graphs[len(tiles)]
+        replay()
         return rows

@@ -1,12 +1,14 @@
-"""The CUDA streams of one engine, a batch launched on them, and copies from the device beside them."""
+"""Where an engine's work on a device goes: a stream for copies, a stream for the rest, and graphs of it."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
 
+import numpy as np
 import torch
 
 from tessera.launched import Launched
@@ -14,29 +16,102 @@ from tessera.launched import Launched
 T = TypeVar("T")
 
 
-class Streams:
-    """Neither waits for torch's default stream, nor for the other engine of the process.
+class Streams(Protocol):
+    """The order of an engine's copies and runs; one thread drives them."""
 
-    What an engine reads was complete, as seen from the host, when it was handed over; nothing else orders
-    the streams of different engines.
+    @property
+    def handle(self) -> int:
+        """The address of the compute stream, as TensorRT takes it."""
+        ...
+
+    def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Host memory that copies to and from the device need not wait for."""
+        ...
+
+    def copying(self) -> AbstractContextManager[object]: ...
+
+    def computing(self) -> AbstractContextManager[object]:
+        """What is put on the compute stream here comes after the copies so far; the host does not wait."""
+        ...
+
+    def record(self, compute: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        """What repeats ``compute`` with one launch, and the result, which each replay overwrites."""
+        ...
+
+    def launched(self, finish: Callable[[], T], *, keep: object) -> Launched[T]:
+        """What was put on the compute stream so far, as a batch.
+
+        ``keep`` is what it reads and writes; ``finish`` makes its result.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Wait for everything."""
+        ...
+
+
+class CudaStreams:
+    """Implements ``Streams``; recorded graphs share one pool of memory.
+
+    Neither stream waits for torch's default stream, nor for the other engine of the process. What an engine
+    reads was complete, as seen from the host, when it was handed over; nothing else orders the streams of
+    different engines.
     """
 
     def __init__(self, device: str) -> None:
-        self.compute = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self.copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._compute = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._copies = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
 
-    def after_copies(self) -> None:
-        """Let the compute stream wait for the copies issued so far; the host does not wait."""
-        self.compute.wait_stream(self.copies)
+    @property
+    def handle(self) -> int:
+        return int(self._compute.cuda_stream)
+
+    def staging(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return _pinned(shape, dtype)
+
+    def copying(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._copies)
+
+    def computing(self) -> AbstractContextManager[object]:
+        self._compute.wait_stream(self._copies)
+        return torch.cuda.stream(self._compute)
+
+    def record(self, compute: Callable[[], T]) -> tuple[Callable[[], None], T]:
+        # The first run compiles kernels, builds plans and allocates, which must not happen while recording.
+        compute()
+        self.settle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=self._compute, capture_error_mode="thread_local"
+        ):
+            result = compute()
+        return graph.replay, result
 
     def launched(self, finish: Callable[[], T], *, keep: object) -> Launched[T]:
-        """Everything on the compute stream so far as a batch; ``finish`` makes its result."""
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(self.compute)
+        event.record(self._compute)
         return Launched.after(event, finish, keep=keep)
 
+    def settle(self) -> None:
+        self._copies.synchronize()
+        self._compute.synchronize()
 
-def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+
+def sendable(tensor: torch.Tensor, streams: Streams) -> torch.Tensor:
+    """The tensor, or a copy of it in staging memory if it lies in pageable memory.
+
+    A copy from pageable memory would make the host wait for the stream.
+    """
+    if tensor.is_cuda or tensor.is_pinned():
+        return tensor
+    staged = streams.staging(tuple(tensor.shape), tensor.dtype)
+    # Through numpy, which copies on this thread: torch would wake one for each core, and each would spin.
+    np.copyto(staged.view(torch.uint8).numpy(), tensor.contiguous().view(torch.uint8).numpy())
+    return staged
+
+
+def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Page-locked host memory.
 
     torch keeps what is freed and hands it out again once the copies that used it have passed, so a steady
@@ -70,7 +145,7 @@ class HostCopies:
         if self._stream is None:
             self._stream = torch.cuda.Stream(rows.device)  # type: ignore[no-untyped-call]
         with torch.inference_mode(), torch.cuda.stream(self._stream):
-            host = pinned(tuple(rows.shape), rows.dtype)
+            host = _pinned(tuple(rows.shape), rows.dtype)
             host.copy_(rows, non_blocking=True)
             event = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
             event.record(self._stream)

@@ -1,13 +1,17 @@
-"""The text engine compiled ahead of time; batches and streams are those of the torch engine."""
+"""The text stage compiled ahead of time, packed or padded, run by the torch engine's batches and streams."""
 
 from __future__ import annotations
 
-from tessera.engine.aoti.cuda import AotiCudaText
-from tessera.engine.aoti.modules import PackedModule, PaddedModule, bucketed_cost
+from collections.abc import Iterator, Sequence
+
+import torch
+
 from tessera.engine.aoti.package import open_package
+from tessera.engine.aoti.program import AotiProgram
 from tessera.engine.base import Cost, packed_cost
 from tessera.engine.compiled.spec import Layout, Stage
 from tessera.engine.config import EngineConfig
+from tessera.engine.graphs import TextGraphs
 from tessera.engine.placement import Placement
 from tessera.engine.torch.cuda import CudaText
 from tessera.engine.torch.text import TorchTextEngine
@@ -44,3 +48,147 @@ class AotiTextEngine(TorchTextEngine):
     @property
     def cost(self) -> Cost:
         return bucketed_cost if isinstance(self._module, PaddedModule) else packed_cost
+
+
+class PackedModule:
+    """Implements ``TextModule``; more sequences than the engine was built for go in several calls."""
+
+    def __init__(self, program: AotiProgram, max_sequences: int) -> None:
+        self.program = program
+        self.max_sequences = max_sequences
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+        vision_rows: torch.Tensor,
+        vision_index: torch.Tensor,
+    ) -> torch.Tensor:
+        rows, vision_map = mapped(input_ids, vision_rows, vision_index)
+        found = []
+        for sequences, tokens in self._calls(lengths):
+            vectors, norms = self.program(
+                input_ids[tokens],
+                positions[tokens],
+                cu_seqlens[1:][sequences] - tokens.start,
+                rows,
+                vision_map[tokens],
+            )
+            found.append(vectors * norms[:, None])
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _calls(self, lengths: Sequence[int]) -> Iterator[tuple[slice, slice]]:
+        """Which sequences, and which tokens, each call takes."""
+        token = 0
+        for first in range(0, len(lengths), self.max_sequences):
+            part = lengths[first : first + self.max_sequences]
+            yield slice(first, first + len(part)), slice(token, token + sum(part))
+            token += sum(part)
+
+
+def mapped(
+    input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """At least one vision row, and int32 ``[tokens]``: the row in each token's place, or -1."""
+    vision_map = torch.full_like(input_ids, -1)
+    if not len(vision_index):
+        return vision_rows.new_zeros(1, vision_rows.shape[1]), vision_map
+    numbers = torch.arange(len(vision_index), dtype=torch.int32, device=input_ids.device)
+    vision_map.index_copy_(0, vision_index.to(torch.int64), numbers)
+    return vision_rows, vision_map
+
+
+def bucketed_cost(count: int, total: int, longest: int) -> int:
+    """Sequences are padded to the longest of those whose lengths have the same power of two below them.
+
+    So none is padded to twice its length, nor beyond the longest.
+    """
+    return min(count * longest, 2 * total)
+
+
+class PaddedModule:
+    """Implements ``TextModule``: one call for the sequences of each bucket of lengths."""
+
+    def __init__(self, program: AotiProgram, max_sequences: int) -> None:
+        self._program = program
+        self._max_sequences = max_sequences
+
+    def __call__(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+        vision_rows: torch.Tensor,
+        vision_index: torch.Tensor,
+    ) -> torch.Tensor:
+        rows, vision_map = mapped(input_ids, vision_rows, vision_index)
+        starts = cu_seqlens.tolist()
+        pooled = torch.empty(len(lengths), vision_rows.shape[1], dtype=torch.float32)
+        for numbers in self._calls(lengths):
+            shape = (len(numbers), max(lengths[number] for number in numbers))
+            ids, mask = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape, dtype=torch.int32)
+            places = torch.full(shape, -1, dtype=torch.int32)
+            for row, number in enumerate(numbers):
+                tokens = slice(starts[number], starts[number + 1])
+                ids[row, : lengths[number]] = input_ids[tokens]
+                places[row, : lengths[number]] = vision_map[tokens]
+                mask[row, : lengths[number]] = 1
+            vectors, norms = self._program(ids, mask, rows, places)
+            pooled[numbers] = vectors * norms[:, None]
+        return pooled
+
+    def _calls(self, lengths: Sequence[int]) -> Iterator[list[int]]:
+        buckets: dict[int, list[int]] = {}
+        for number, length in enumerate(lengths):
+            buckets.setdefault(length.bit_length(), []).append(number)
+        for numbers in buckets.values():
+            for first in range(0, len(numbers), self._max_sequences):
+                yield numbers[first : first + self._max_sequences]
+
+
+class AotiCudaText(CudaText):
+    """The torch engine's copies and streams around graphs of the whole compiled stage."""
+
+    def __init__(self, module: PackedModule, hidden: int, placement: Placement, *, graph_tokens: int) -> None:
+        super().__init__(module, hidden, placement, graph_tokens=graph_tokens)
+        self._packed = module
+
+    def _recorded(self) -> TextGraphs:
+        program = self._packed.program
+
+        def pooled(
+            input_ids: torch.Tensor,
+            positions: torch.Tensor,
+            vision_map: torch.Tensor,
+            rows: torch.Tensor,
+            ends: torch.Tensor,
+        ) -> torch.Tensor:
+            vectors, norms = program(input_ids, positions, ends, rows, vision_map)
+            return vectors * norms[:, None]
+
+        def inputs(tokens: int) -> tuple[torch.Tensor, ...]:
+            device, dtype = self._placement.device, self._placement.torch_dtype
+            return (
+                torch.zeros(tokens, dtype=torch.int32, device=device),
+                torch.zeros(tokens, dtype=torch.int32, device=device),
+                torch.full((tokens,), -1, dtype=torch.int32, device=device),
+                torch.zeros(tokens, self._hidden, dtype=dtype, device=device),
+            )
+
+        return TextGraphs(
+            pooled,
+            inputs,
+            streams=self._streams,
+            device=self._placement.device,
+            max_tokens=self._graph_tokens,
+            max_sequences=self._packed.max_sequences,
+            ends_only=True,
+        )
+
+    def _replayed(self, graphs: TextGraphs, indices: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+        input_ids, positions, cu_seqlens, vision_index = indices
+        rows, vision_map = mapped(input_ids, rows, vision_index)
+        return graphs.replay(input_ids, positions, vision_map, rows, cu_seqlens=cu_seqlens)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from tessera.engine.tensorrt.lane import Lane
+from tessera.engine.streams import Streams
 from tessera.engine.tensorrt.loaded import Context, LoadedEngine
 
 log = logging.getLogger(__name__)
@@ -18,14 +18,14 @@ _Key = tuple[object, ...]
 class Replays:
     """A context for each profile, and one for each recorded graph, since a graph binds its context."""
 
-    def __init__(self, loaded: LoadedEngine, lane: Lane) -> None:
+    def __init__(self, loaded: LoadedEngine, streams: Streams) -> None:
         self._loaded: LoadedEngine | None = loaded
-        self._lane = lane
+        self._streams = streams
         self._plain: dict[int, Context] = {}
         self._graphs: dict[_Key, tuple[Context, Callable[[], None]]] = {}
 
     def run(self, profile: int, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Put one run on the lane; the tensors are as large as its shapes."""
+        """Put one run on the compute stream; the tensors are as large as its shapes."""
         recorded = self._graphs.get(_key(profile, tensors))
         if recorded is not None:
             recorded[1]()
@@ -34,17 +34,16 @@ class Replays:
         if context is None:
             context = self._plain[profile] = self._context(profile)
         context.bind(tensors)
-        context.run(self._lane.handle)
+        context.run(self._streams.handle)
 
     def record(self, profile: int, tensors: Mapping[str, torch.Tensor]) -> None:
         context = self._context(profile)
         context.bind(tensors)
-        if not context.capturable(self._lane.handle):
+        if not context.capturable(self._streams.handle):
             log.info("profile %d cannot be recorded as a graph and is run as it comes", profile)
             return
-        replay = self._lane.record(lambda: context.run(self._lane.handle))
-        if replay is not None:
-            self._graphs[_key(profile, tensors)] = (context, replay)
+        replay, _ = self._streams.record(lambda: context.run(self._streams.handle))
+        self._graphs[_key(profile, tensors)] = (context, replay)
 
     @property
     def recorded(self) -> int:
@@ -57,7 +56,7 @@ class Replays:
 
     def _context(self, profile: int) -> Context:
         assert self._loaded is not None
-        return self._loaded.context(profile, self._lane.handle)
+        return self._loaded.context(profile, self._streams.handle)
 
 
 def _key(profile: int, tensors: Mapping[str, torch.Tensor]) -> _Key:

@@ -11,7 +11,7 @@ from tessera.engine.compiled.spec import Layout, Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement
 from tessera.engine.process import settle
-from tessera.engine.tensorrt.lane import CudaLane, Lane
+from tessera.engine.streams import CudaStreams, Streams, sendable
 from tessera.engine.tensorrt.layout import BatchLayout, Buffers, Laid
 from tessera.engine.tensorrt.loaded import LoadedEngine, open_engine
 from tessera.engine.tensorrt.replays import Replays
@@ -23,28 +23,28 @@ from tessera.models.base import Model
 class TextRuns:
     """Owns the fixed inputs and outputs; runs of up to ``graph_tokens`` tokens are replayed from graphs."""
 
-    def __init__(self, loaded: LoadedEngine, lane: Lane, device: str, *, graph_tokens: int) -> None:
+    def __init__(self, loaded: LoadedEngine, streams: Streams, device: str, *, graph_tokens: int) -> None:
         manifest = loaded.manifest
         self._layout, self._hidden = manifest.layout, manifest.hidden
         self._sizes = Sizes(manifest.profiles, manifest.layout, coarse=graph_tokens)
         self._profiles = manifest.profiles
-        self._lane = lane
+        self._streams = streams
         self._buffers = Buffers(manifest, device)
-        self._replays = Replays(loaded, lane)
+        self._replays = Replays(loaded, streams)
 
     def launch(self, batch: TextBatch) -> Launched[TextVectors]:
         with torch.inference_mode():
             layer = BatchLayout(batch, self._layout)
             runs = self._sizes.cut(batch.lengths, layer.rows)
             laid = [layer.lay(run) for run in runs]
-            with self._lane.copying():
+            with self._streams.copying():
                 images, rows = self._images(batch)
             count = len(batch.lengths)
-            vectors = self._lane.staging((count, self._hidden), torch.float32)
-            norms = self._lane.staging((count,), torch.float32)
+            vectors = self._streams.staging((count, self._hidden), torch.float32)
+            norms = self._streams.staging((count,), torch.float32)
             keep: list[object] = [images, rows, vectors, norms]
             done = 0
-            with self._lane.computing():
+            with self._streams.computing():
                 for run, inputs in zip(runs, laid, strict=True):
                     keep += self._fill(inputs, rows)
                     self._replays.run(run.profile, self._tensors(run))
@@ -54,25 +54,29 @@ class TextRuns:
                     done += members
                 # The runs have the sequences in an order of their own.
                 order = np.argsort(np.concatenate([run.members for run in runs]))
-                return self._lane.launched(
+                return self._streams.launched(
                     lambda: TextVectors(vectors=vectors.numpy()[order], norms=norms.numpy()[order]),
                     keep=keep,
                 )
 
-    def record(self) -> None:
-        """Record graphs of the sizes that small batches are rounded up to."""
+    def record(self, max_length: int) -> None:
+        """Record graphs of the sizes that small batches are rounded up to.
+
+        No sequence of theirs is longer than ``max_length``: the engine's table of positions ends there.
+        """
         with torch.inference_mode():
             for lengths, run in self._sizes.coarse():
-                batch = pack([PackedInput(tokens=np.zeros(length, np.int32)) for length in lengths])
-                with self._lane.computing():
+                own = [min(length, max_length) for length in lengths]
+                batch = pack([PackedInput(tokens=np.zeros(length, np.int32)) for length in own])
+                with self._streams.computing():
                     # Something valid to attend to; what comes out does not matter.
                     keep = self._fill(BatchLayout(batch, self._layout).lay(run), None)
                     self._replays.record(run.profile, self._tensors(run))
-                self._lane.settle()
+                self._streams.settle()
                 keep.clear()
 
     def close(self) -> None:
-        self._lane.settle()
+        self._streams.settle()
         self._replays.close()
 
     def _tensors(self, run: Run) -> dict[str, torch.Tensor]:
@@ -99,7 +103,7 @@ class TextRuns:
         """Copy a run's inputs to their places behind the run before; returns what the copies read."""
         staged = []
         for name, array in laid.arrays.items():
-            source = self._lane.staging(array.shape, torch.int32)
+            source = self._streams.staging(array.shape, torch.int32)
             np.copyto(source.numpy(), array)
             self._buffers.view(name, array.shape).copy_(source, non_blocking=True)
             staged.append(source)
@@ -115,7 +119,7 @@ class TextRuns:
         if not batch.vision:
             return [], None
         target = self._buffers["vision_rows"]
-        sources = [self._sendable(image) for image in batch.vision]
+        sources = [sendable(image, self._streams) for image in batch.vision]
         if len(sources) == 1 and sources[0].device == target.device:
             return sources, sources[0]
         rows = torch.empty(len(batch.vision_index), self._hidden, dtype=target.dtype, device=target.device)
@@ -124,14 +128,6 @@ class TextRuns:
             rows[start : start + len(source)].copy_(source, non_blocking=True)
             start += len(source)
         return sources, rows
-
-    def _sendable(self, image: torch.Tensor) -> torch.Tensor:
-        if image.is_cuda or image.is_pinned():
-            return image
-        staged = self._lane.staging(tuple(image.shape), image.dtype)
-        # Through numpy, which copies on this thread alone.
-        np.copyto(staged.view(torch.uint8).numpy(), image.contiguous().view(torch.uint8).numpy())
-        return staged
 
 
 # Tokens up to which a run is short enough for its launches to matter.
@@ -147,7 +143,7 @@ class TensorRTTextEngine:
         self._loaded: LoadedEngine | None = loaded
         self._layout = loaded.manifest.layout
         graphs = _GRAPH_TOKENS if config.graph_cost is None else config.graph_cost
-        self._runs = TextRuns(loaded, CudaLane(placement.device), placement.device, graph_tokens=graphs)
+        self._runs = TextRuns(loaded, CudaStreams(placement.device), placement.device, graph_tokens=graphs)
         self._max_length = model.max_tokens
         self._max_tokens = max(config.max_batch_cost, model.max_tokens)
 
@@ -164,7 +160,7 @@ class TensorRTTextEngine:
         widest = zeros(self._max_tokens, self._max_length)
         for launched in [self.launch(zeros(8, 8)), self.launch(widest), self.launch(widest)]:
             launched.result()
-        self._runs.record()
+        self._runs.record(self._max_length)
         self.launch(zeros(8, 8)).result()
         if self._loaded is not None:
             self._loaded.keep_compiled()

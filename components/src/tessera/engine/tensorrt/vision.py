@@ -13,7 +13,7 @@ from tessera.engine.compiled.spec import Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement
 from tessera.engine.process import settle
-from tessera.engine.tensorrt.lane import CudaLane, Lane
+from tessera.engine.streams import CudaStreams, Streams
 from tessera.engine.tensorrt.loaded import ALIGNMENT, LoadedEngine, open_engine
 from tessera.engine.tensorrt.replays import Replays
 from tessera.engine.tensorrt.runs import check_vision_profiles
@@ -27,10 +27,10 @@ class VisionRuns:
     Wider ones write their rows themselves, if they are wanted in one piece.
     """
 
-    def __init__(self, loaded: LoadedEngine, lane: Lane, device: str, *, graph_tiles: int) -> None:
+    def __init__(self, loaded: LoadedEngine, streams: Streams, device: str, *, graph_tiles: int) -> None:
         self._profiles = loaded.manifest.profiles
-        self._lane = lane
-        self._replays = Replays(loaded, lane)
+        self._streams = streams
+        self._replays = Replays(loaded, streams)
         self._most = max(profile.tiles.max for profile in self._profiles)
         self._graph_tiles = min(graph_tiles, self._most)
         self._fixed = {
@@ -44,11 +44,11 @@ class VisionRuns:
 
     def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[None]:
         with torch.inference_mode():
-            staged = self._lane.staging((sum(map(len, tiles)), *tiles[0].shape[1:]), torch.uint8)
+            staged = self._streams.staging((sum(map(len, tiles)), *tiles[0].shape[1:]), torch.uint8)
             np.concatenate(tiles, out=staged.numpy())
-            with self._lane.copying():
+            with self._streams.copying():
                 batch = staged.to(self._device, non_blocking=True)
-            with self._lane.computing():
+            with self._streams.computing():
                 rows = _joined(out)
                 scattered = rows is None or rows.data_ptr() % ALIGNMENT != 0
                 if rows is None or scattered:
@@ -63,15 +63,15 @@ class VisionRuns:
                     for target in out:
                         target.copy_(rows[done : done + len(target)], non_blocking=True)
                         done += len(target)
-                return self._lane.launched(lambda: None, keep=(staged, batch, rows))
+                return self._streams.launched(lambda: None, keep=(staged, batch, rows))
 
     def record(self) -> None:
-        with torch.inference_mode(), self._lane.computing():
+        with torch.inference_mode(), self._streams.computing():
             for count in range(self._graph_tiles, 0, -1):
                 self._replays.record(self._profile(count), self._first(count))
 
     def close(self) -> None:
-        self._lane.settle()
+        self._streams.settle()
         self._replays.close()
 
     def _through(self, tiles: torch.Tensor, rows: torch.Tensor) -> None:
@@ -121,7 +121,7 @@ class TensorRTVisionEngine:
         self._placement = placement
         self._max_tiles = max(config.max_batch_cost, model.max_tiles)
         graphs = _GRAPH_TILES if config.graph_cost is None else config.graph_cost
-        self._runs = VisionRuns(loaded, CudaLane(placement.device), placement.device, graph_tiles=graphs)
+        self._runs = VisionRuns(loaded, CudaStreams(placement.device), placement.device, graph_tiles=graphs)
 
     @property
     def cost(self) -> Cost:

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from tessera.engine.batch import TextBatch, TextVectors
-from tessera.engine.graphs import SplitTextModule, TextGraphs, VisionGraphs
+from tessera.engine.graphs import TextGraphs, VisionGraphs
 from tessera.engine.placement import Placement
-from tessera.engine.streams import Streams, pinned
+from tessera.engine.streams import CudaStreams, sendable
 from tessera.launched import Launched
 from tessera.models.base import TextModule, VisionModule
+
+
+@runtime_checkable
+class SplitTextModule(Protocol):
+    """A text module whose embedding can run apart from the rest."""
+
+    def embed(
+        self, input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
+    ) -> torch.Tensor: ...
+
+    def pooled(
+        self,
+        embedded: torch.Tensor,
+        positions: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+    ) -> torch.Tensor: ...
 
 
 class CudaText:
@@ -23,33 +41,24 @@ class CudaText:
         self._module = module
         self._hidden = hidden
         self._placement = placement
-        self._streams = Streams(placement.device)
+        self._streams = CudaStreams(placement.device)
         self._graph_tokens = graph_tokens
         self._graphs: TextGraphs | None = None
 
     def record(self) -> None:
         """Record the graphs, if the module lends itself to it."""
-        if not self._graph_tokens or not isinstance(self._module, SplitTextModule):
-            return
-        with torch.inference_mode(), torch.cuda.stream(self._streams.compute):
-            self._graphs = TextGraphs(
-                self._module,
-                hidden=self._hidden,
-                dtype=self._placement.torch_dtype,
-                device=self._placement.device,
-                stream=self._streams.compute,
-                max_tokens=self._graph_tokens,
-            )
+        if self._graph_tokens:
+            with torch.inference_mode(), self._streams.computing():
+                self._graphs = self._recorded()
 
     def launch(self, batch: TextBatch) -> Launched[TextVectors]:
         with torch.inference_mode():
-            with torch.cuda.stream(self._streams.copies):
+            with self._streams.copying():
                 staged, on_device = self._indices(batch)
                 sources, rows = self._rows(batch)
-            with torch.cuda.stream(self._streams.compute):
-                self._streams.after_copies()
-                pooled = self._pooled(batch, on_device, rows)
-                host = pinned(tuple(pooled.shape), torch.float32)
+            with self._streams.computing():
+                pooled = self._pooled(batch, on_device, rows.to(self._placement.torch_dtype))
+                host = self._streams.staging(tuple(pooled.shape), torch.float32)
                 host.copy_(pooled, non_blocking=True)
                 keep = (staged, on_device, sources, rows, pooled)
                 # Scaled on the host, once the pooled vectors are there.
@@ -57,12 +66,39 @@ class CudaText:
 
     def _pooled(self, batch: TextBatch, indices: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
         input_ids, positions, cu_seqlens, vision_index = indices
-        rows = rows.to(self._placement.torch_dtype)
         if self._graphs is not None and self._graphs.fits(len(input_ids), len(batch.lengths)):
-            assert isinstance(self._module, SplitTextModule)
-            embedded = self._module.embed(input_ids, rows, vision_index)
-            return self._graphs.replay(embedded, positions, cu_seqlens)
+            return self._replayed(self._graphs, indices, rows)
         return self._module(input_ids, positions, cu_seqlens, batch.lengths, rows, vision_index)
+
+    def _recorded(self) -> TextGraphs | None:
+        """Graphs of what follows the embedding, whose vision rows lie elsewhere in each batch."""
+        module = self._module
+        if not isinstance(module, SplitTextModule):
+            return None
+
+        def pooled(embedded: torch.Tensor, positions: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+            return module.pooled(embedded, positions, cu_seqlens, (len(embedded),))
+
+        def inputs(tokens: int) -> tuple[torch.Tensor, ...]:
+            device, dtype = self._placement.device, self._placement.torch_dtype
+            return (
+                torch.zeros(tokens, self._hidden, dtype=dtype, device=device),
+                torch.zeros(tokens, dtype=torch.int32, device=device),
+            )
+
+        return TextGraphs(
+            pooled,
+            inputs,
+            streams=self._streams,
+            device=self._placement.device,
+            max_tokens=self._graph_tokens,
+        )
+
+    def _replayed(self, graphs: TextGraphs, indices: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+        assert isinstance(self._module, SplitTextModule)
+        input_ids, positions, cu_seqlens, vision_index = indices
+        embedded = self._module.embed(input_ids, rows, vision_index)
+        return graphs.replay(embedded, positions, cu_seqlens=cu_seqlens)
 
     def _indices(self, batch: TextBatch) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """All index arrays in one copy: pinned, and as views on the device."""
@@ -74,7 +110,7 @@ class CudaText:
         )
         # Each begins on a 16-byte boundary, because kernels are compiled once more for pointers that do not.
         starts = np.cumsum([0, *(-(-len(array) // 4) * 4 for array in arrays)]).tolist()
-        staged = pinned((starts[-1],), torch.int32)
+        staged = self._streams.staging((starts[-1],), torch.int32)
         view = staged.numpy()
         for array, start in zip(arrays, starts[:-1], strict=True):
             view[start : start + len(array)] = array
@@ -85,7 +121,7 @@ class CudaText:
 
     def _rows(self, batch: TextBatch) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
         """What the copies read, and the vision rows of the whole batch, ``[rows, hidden]`` on the device."""
-        images = tuple(image if image.is_cuda or image.is_pinned() else _pin(image) for image in batch.vision)
+        images = tuple(sendable(image, self._streams) for image in batch.vision)
         if not images:
             return (), torch.empty(
                 0, self._hidden, dtype=self._placement.torch_dtype, device=self._placement.device
@@ -104,14 +140,6 @@ class CudaText:
         return images, rows
 
 
-def _pin(image: torch.Tensor) -> torch.Tensor:
-    # A copy from pageable memory would make the host wait for the stream.
-    staged = pinned(tuple(image.shape), image.dtype)
-    # Through numpy, which copies on this thread: torch would wake one for each core, and each would spin.
-    np.copyto(staged.view(torch.uint8).numpy(), image.contiguous().view(torch.uint8).numpy())
-    return staged
-
-
 class CudaVision:
     """Owns the streams and graphs of a vision module; ``graph_tiles`` 0 records no graphs."""
 
@@ -126,30 +154,29 @@ class CudaVision:
         self._module = module
         self._tile_shape = tile_shape
         self._placement = placement
-        self._streams = Streams(placement.device)
+        self._streams = CudaStreams(placement.device)
         self.graph_tiles = graph_tiles
         self._graphs: VisionGraphs | None = None
 
     def record(self) -> None:
         if not self.graph_tiles:
             return
-        with torch.inference_mode(), torch.cuda.stream(self._streams.compute):
+        with torch.inference_mode(), self._streams.computing():
             self._graphs = VisionGraphs(
                 self._module,
                 tile_shape=self._tile_shape,
                 device=self._placement.device,
-                stream=self._streams.compute,
+                streams=self._streams,
                 max_tiles=self.graph_tiles,
             )
 
     def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[None]:
         with torch.inference_mode():
-            staged = pinned((sum(map(len, tiles)), *self._tile_shape), torch.uint8)
+            staged = self._streams.staging((sum(map(len, tiles)), *self._tile_shape), torch.uint8)
             np.concatenate(tiles, out=staged.numpy())
-            with torch.cuda.stream(self._streams.copies):
+            with self._streams.copying():
                 batch = staged.to(self._placement.device, non_blocking=True)
-            with torch.cuda.stream(self._streams.compute):
-                self._streams.after_copies()
+            with self._streams.computing():
                 fits = self._graphs is not None and self._graphs.fits(len(batch))
                 rows = self._graphs.replay(batch) if fits and self._graphs else self._module(batch)
                 flat = rows.flatten(0, 1)
