@@ -191,6 +191,34 @@ def test_a_decoder_sees_no_keys_and_no_descriptor_but_its_own(
             assert channel.startswith("socket:") and memory.startswith("/memfd:tessera-tiles")
 
 
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(
+    make: Make, photos: dict[str, bytes]
+) -> None:
+    decoding = make(count=1, seconds=2.0)
+    good = photos["flower"]
+    control = decoding.decoder._server._control
+    assert control is not None
+    patience = control.gettimeout()
+    control.settimeout(0.5)
+    os.kill(decoding.server, signal.SIGSTOP)
+    try:
+        with pytest.raises(DecodeFailed):
+            decoding.tiles(good + b"CRASH")
+        with pytest.raises(Unavailable):
+            decoding.tiles(good)
+    finally:
+        os.kill(decoding.server, signal.SIGCONT)
+        control.settimeout(patience)
+    with pytest.raises(DecodeFailed):
+        decoding.tiles(good + b"SLEEP")
+    # What was killed is what slept.
+    np.testing.assert_array_equal(decoding.tiles(good), pixels_of(good))
+    deadline = time.monotonic() + 20
+    while len(alive(children(decoding.server))) != 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_a_killed_fork_server_is_started_again(make: Make, photos: dict[str, bytes]) -> None:
     decoding = make(count=1)
     others = set(children(os.getpid()))

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     control.send(b"ready")
     own = os.getpid()
     while True:
-        message, descriptors, _, _ = socket.recv_fds(control, 16, 2)
+        message, descriptors, _, _ = socket.recv_fds(control, 64, 2)
         if not message:
             return 0
         _reap()
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
         os.close(descriptors[1])
         # Not the number alone: it may name another process by the time this one is to be killed.
         pidfd = os.pidfd_open(pid)
-        socket.send_fds(control, [str(pid).encode()], [pidfd])
+        socket.send_fds(control, [message + f" {pid}".encode()], [pidfd])
         os.close(pidfd)
 
 

@@ -222,6 +222,7 @@ class _ForkServer:
         self._command = [sys.executable, "-m", "tessera.worker.decoding.child"]
         self._arguments = [str(model_path), msgspec.json.encode(limits).decode()]
         self._lock = threading.Lock()
+        self._forks = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._start()
@@ -240,15 +241,26 @@ class _ForkServer:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             memory = shared(self._tile_bytes)
             try:
+                self._forks += 1
                 with theirs:
-                    socket.send_fds(self._control, [b"fork"], [theirs.fileno(), memory])
-                message, descriptors, _, _ = socket.recv_fds(self._control, 16, 1)
-                return _Process(int(message), descriptors[0], ours, mapped(os.dup(memory)))
+                    number = str(self._forks).encode()
+                    socket.send_fds(self._control, [number], [theirs.fileno(), memory])
+                return _Process(*self._forked(self._control), ours, mapped(os.dup(memory)))
             except (OSError, ValueError, IndexError) as error:
                 ours.close()
                 raise Unavailable(f"no image decoder could be started: {error}") from error
             finally:
                 os.close(memory)
+
+    def _forked(self, control: socket.socket) -> tuple[int, int]:
+        """The newest decoder's pid and pidfd."""
+        while True:
+            message, descriptors, _, _ = socket.recv_fds(control, 64, 1)
+            number, pid = message.split()
+            if int(number) == self._forks:
+                return int(pid), descriptors[0]
+            # The answer to an earlier request, which timed out. Its channel is closed, so that decoder ends.
+            os.close(descriptors[0])
 
     def close(self) -> None:
         with self._lock:
