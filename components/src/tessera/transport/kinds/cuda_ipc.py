@@ -9,7 +9,7 @@ from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.cuda import finished, index_of
 from tessera.transport.host import device_ids
-from tessera.transport.kinds.device_memory import DeviceMemory
+from tessera.transport.slab.device_memory import DeviceMemory
 from tessera.transport.slab.geometry import (
     Geometry,
     check_origin,
