@@ -173,13 +173,12 @@ async def test_a_lease_that_ends_during_the_copy_spoils_it(
     case: Case, peer: Peer, make_inbox: MakeInbox
 ) -> None:
     pair = await connect(peer, make_inbox, case)
-    transport = pair.inbox._transport(case.kind)
     handle = await pair.publish(1)
-    copy = torch.empty(handle.shape)
-    await transport.fetch(handle, copy)
+    slab = pair.inbox._slab(handle)
+    await slab.fetch(handle, lambda shape, dtype: torch.empty(shape, dtype=dtype))
     await pair.expire()
     await pair.publish(2)
-    assert await transport.release(handle) is False
+    assert await slab.release(handle) is False
 
 
 @leasing_kinds
@@ -187,12 +186,12 @@ async def test_a_stale_release_does_not_end_the_next_lease(
     case: Case, peer: Peer, make_inbox: MakeInbox
 ) -> None:
     pair = await connect(peer, make_inbox, case)
-    transport = pair.inbox._transport(case.kind)
     stale = await pair.publish(1)
+    slab = pair.inbox._slab(stale)
     await pair.expire()
     fresh = await pair.publish(2)
-    assert await transport.release(stale) is False
-    transport.abandon(stale)
+    assert await slab.release(stale) is False
+    slab.abandon(stale)
     await asyncio.sleep(0.02)
     assert (await pair.stats()).leased == 1
     assert same_bits(await pair.inbox.fetch(fresh), sample(2, 20))
@@ -201,10 +200,10 @@ async def test_a_stale_release_does_not_end_the_next_lease(
 @every_kind
 async def test_a_second_release_does_no_harm(case: Case, peer: Peer, make_inbox: MakeInbox) -> None:
     pair = await connect(peer, make_inbox, case)
-    transport = pair.inbox._transport(case.kind)
     handle = await pair.publish(1)
-    assert await transport.release(handle) is True
-    await transport.release(handle)
+    slab = pair.inbox._slab(handle)
+    assert await slab.release(handle) is True
+    await slab.release(handle)
     stats = await pair.settle()
     assert (stats.used_bytes, stats.expired) == (0, 0)
     assert stats.released == int(case.leases)

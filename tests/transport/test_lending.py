@@ -26,19 +26,22 @@ def handle() -> Handle:
     return inline_handle(ROWS.tobytes(), shape=(3, 4), dtype="float32")
 
 
+def on_cpu(shape: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)
+
+
 async def test_a_loan_is_read_and_acknowledged() -> None:
     before = descriptors()
     lender, reader = Lender("frontend", capacity=100), ShmTransport("worker")
     loan = lender.lend(handle())
     assert loan is not None
     assert (lender.lent, loan.handle.data, loan.acknowledged) == (48, b"", False)
-    reader.connect(loan.info)
-    into = torch.empty(3, 4)
-    await reader.fetch(loan.handle, into)
-    assert into.tolist() == ROWS.tolist()
-    assert await reader.release(loan.handle)
+    slab = reader.connect(loan.info)
+    rows = await slab.fetch(loan.handle, on_cpu)
+    assert rows.tolist() == ROWS.tolist()
+    assert await slab.release(loan.handle)
     assert loan.acknowledged
-    reader.disconnect(loan.handle.slab)
+    slab.close()
     loan.close()
     assert (lender.lent, descriptors()) == (0, before)
 
@@ -47,14 +50,16 @@ async def test_what_was_taken_back_is_not_believed() -> None:
     lender, reader = Lender("frontend", capacity=100), ShmTransport("worker")
     loan = lender.lend(handle())
     assert loan is not None
-    reader.connect(loan.info)
-    into = torch.empty(3, 4)
-    await reader.fetch(loan.handle, into)
+    slab = reader.connect(loan.info)
+    await slab.fetch(loan.handle, on_cpu)
     loan.close()
-    assert not await reader.release(loan.handle)
+    assert not await slab.release(loan.handle)
     with pytest.raises(LeaseExpired):
-        await reader.fetch(loan.handle, into)
-    reader.close()
+        await slab.fetch(loan.handle, on_cpu)
+    slab.close()
+    slab.close()
+    with pytest.raises(TransportUnavailable):
+        await slab.fetch(loan.handle, on_cpu)
     # The lender is gone: nobody maps its memory any more.
     with pytest.raises(TransportUnavailable):
         reader.connect(loan.info)

@@ -126,7 +126,7 @@ async def test_a_kind_that_failed_is_given_up_and_tried_again_later(
     inbox = Inbox(InboxConfig(reader="reader-1", transport="shm,inline", retry_seconds=60.0))
     inbox.connect("encoder-1", outbox.infos())
     handle = await hand_off(outbox, inbox.reader_info("encoder-1"))
-    inbox._transports["shm"].disconnect(handle.slab)
+    inbox._let_go("shm", handle.slab)
     with pytest.raises(TransportUnavailable):
         await inbox.fetch(handle)
     assert inbox.reader_info("encoder-1").kinds == ("inline",)

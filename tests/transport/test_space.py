@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tessera.errors import HandOffError, Overloaded
-from tessera.transport.slab.space import Loan, Space
+from tessera.transport.slab.space import SharedRange, Space
 
 
 async def test_waiters_are_served_in_the_order_in_which_they_came() -> None:
@@ -98,12 +98,12 @@ async def test_closing_ends_every_wait() -> None:
         await waiting
 
 
-async def test_a_loan_goes_back_with_its_last_holder() -> None:
+async def test_a_shared_range_goes_back_with_its_last_holder() -> None:
     space = Space(4, name="staging")
-    loan = await space.borrow(3, timeout=1)
-    assert isinstance(loan, Loan)
-    loan.hold()
-    loan.drop()
+    shared = await space.share(3, timeout=1)
+    assert isinstance(shared, SharedRange)
+    shared.hold()
+    shared.drop()
     assert space.used == 3
-    loan.drop()
+    shared.drop()
     assert space.used == 0

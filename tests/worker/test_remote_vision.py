@@ -194,12 +194,12 @@ async def test_a_kind_that_fails_is_replaced_by_the_next(cluster: Cluster) -> No
     """The reader cannot map the slab any more: the rows come in the reply instead."""
     instance = await cluster.add()
     await cluster.vision()
-    transport = cluster.inbox._transport("shm")
+    (slab,) = cluster.inbox._slabs.values()
 
-    async def broken(handle: wire.Handle, into: torch.Tensor) -> None:
+    async def broken(handle: wire.Handle, into: object) -> torch.Tensor:
         raise TransportUnavailable("the mapping is gone")
 
-    transport.fetch = broken  # type: ignore[method-assign]
+    slab.fetch = broken  # type: ignore[method-assign]
     assert await cluster.rows(6) == 6.0
     assert cluster.inbox.routes() == {f"{instance:x}": "inline"}
 

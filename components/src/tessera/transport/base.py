@@ -1,4 +1,4 @@
-"""The Transport seam: how vision rows cross from the worker that made them to the one that reads them.
+"""The transport seam: how vision rows cross from the worker that made them to the one that reads them.
 
 The producer owns one slab, allocated and registered once. A slot of it is leased for one image,
 published as a ``Handle`` of a few hundred bytes, and free again when the reader releases it or when the
@@ -17,6 +17,7 @@ the copy had finished. If it was not, the copy may hold another image's rows and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
 from tessera.wire import Handle, SlabInfo
@@ -26,51 +27,55 @@ if TYPE_CHECKING:
 
     from tessera.transport.slab.slab import Slot
 
+    Destination = Callable[[tuple[int, int], torch.dtype], torch.Tensor]
+    """Makes the contiguous tensor of this shape and dtype that rows are copied into."""
+
 KINDS: Final = ("cuda_ipc", "shm", "nixl", "inline")
 """Every kind, in the order in which ``auto`` prefers them."""
 
 
 class Transport(Protocol):
-    """One kind of hand-off; the same object serves producers (``publish``) and readers (the rest).
+    """One kind of hand-off; the same object publishes this process's slab and connects to its peers'.
 
-    A slab's words, not a call, carry leases and releases, so that neither side waits for the other. Not
-    thread-safe: every call is made from the event loop that created it. A handle is data from another
-    process: ``fetch`` checks shape, dtype, byte count and bounds before it touches memory.
+    Not thread-safe: every call is made from the event loop that created it.
     """
 
     @property
-    def kind(self) -> str: ...
-
-    def describe(self) -> SlabInfo | None:
+    def info(self) -> SlabInfo | None:
         """How readers reach this process's slab, or None when it has none or the kind needs none."""
         ...
 
-    def connect(self, info: SlabInfo) -> None:
-        """Map or register a peer's slab, once; raises ``TransportUnavailable`` when it cannot be reached."""
-        ...
-
-    def disconnect(self, slab: str) -> None:
-        """Forget a peer's slab; unknown names are ignored."""
-        ...
-
     async def publish(self, slot: Slot) -> Handle:
-        """Make a filled, leased slot readable by peers."""
+        """Make a filled, leased slot readable by peers; raises ``HandOffError`` without a slab."""
         ...
 
-    def check(self, handle: Handle) -> None:
-        """Raise what ``fetch`` would raise for a handle that fits no slab, before memory is found for it."""
+    def connect(self, info: SlabInfo) -> PeerSlab:
+        """Map or register a peer's slab; raises ``TransportUnavailable`` when it cannot be reached."""
         ...
 
-    async def fetch(self, handle: Handle, into: torch.Tensor) -> None:
-        """Copy the rows into ``into`` (``handle.shape``, same dtype, contiguous).
+    def close(self) -> None:
+        """Deregister and forget; a second call does nothing. Peers' slabs are closed before it."""
+        ...
 
-        Raises ``HandOffError`` for a handle that does not fit its slab or ``into``, ``LeaseExpired`` when the
-        rows were already reclaimed, ``TransportUnavailable`` when the slab is unknown or the peer is gone.
+
+class PeerSlab(Protocol):
+    """A peer's slab, as one kind reaches it.
+
+    A slab's words, not a call, carry leases and releases, so that neither side waits for the other. A handle
+    is data from another process: its kind, producer, shape, dtype, byte count and bounds are checked before
+    any memory is touched.
+    """
+
+    async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
+        """Copy the rows into the tensor that ``into`` makes once the handle has been checked; that tensor.
+
+        Raises ``HandOffError`` for a handle that does not fit the slab or the tensor, ``LeaseExpired`` when
+        the rows were already reclaimed, ``TransportUnavailable`` when the peer is gone.
         """
         ...
 
     async def release(self, handle: Handle) -> bool:
-        """Give the slot back; true when the lease was good until now."""
+        """Give the slot back; true when the lease was good until now. Raises like ``fetch``."""
         ...
 
     def abandon(self, handle: Handle) -> None:
@@ -78,5 +83,5 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None:
-        """Unmap, deregister and forget; a second call does nothing."""
+        """Let go of the slab; a second call does nothing."""
         ...

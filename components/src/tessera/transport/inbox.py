@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from tessera.dtypes import FLOATS
 from tessera.errors import ConfigError, HandOffError, LeaseExpired, TransportUnavailable
-from tessera.transport.base import Transport
+from tessera.transport.base import PeerSlab, Transport
 from tessera.transport.host import device_ids, host_id
+from tessera.transport.kinds.inline import INLINE
 from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
 from tessera.transport.kinds.select import make_transport, select_kinds
+from tessera.transport.slab.geometry import unknown_slab
 from tessera.transport.slab.rows import rows_checksum
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
-Destination = torch.device | Callable[[tuple[int, int], torch.dtype], torch.Tensor]
-"""Where rows go: a device to allocate on, or a function of shape and dtype that returns the tensor."""
+if TYPE_CHECKING:
+    from tessera.transport.base import Destination
 
 CPU: Final = torch.device("cpu")
 
@@ -71,6 +73,9 @@ class Inbox:
         self.config = config
         self.kinds = select_kinds(config.transport)
         self._transports: dict[str, Transport] = {}
+        # By kind and name of the slab. Looked up anew for each step of a fetch: a slab may be let go, and
+        # reached again, while its rows are copied.
+        self._slabs: dict[tuple[str, str], PeerSlab] = {}
         self._peers: dict[str, _Peer] = {}
         self._counters: dict[str, KindCounters] = {}
         self._closed = False
@@ -107,8 +112,10 @@ class Inbox:
             raise TransportUnavailable(f"{' and '.join(self.kinds)} cannot reach {producer}")
         return ReaderInfo(host=host_id(), devices=device_ids(), kinds=tuple(kinds))
 
-    async def fetch(self, handle: Handle, into: Destination = CPU) -> torch.Tensor:
+    async def fetch(self, handle: Handle, into: torch.device | Destination = CPU) -> torch.Tensor:
         """The handle's rows ``[rows, hidden]``, copied out of the slab, whose slot is then released.
+
+        ``into`` is the device to allocate them on, or a function of shape and dtype that makes the tensor.
 
         Raises ``LeaseExpired`` when the copy cannot be trusted, ``TransportUnavailable`` when the kind does
         not work for this producer (and is not offered to it again for a while), ``HandOffError`` for a
@@ -116,15 +123,15 @@ class Inbox:
         is leased afterwards in any of these cases, nor after a cancellation, as far as the producer can
         still be reached.
         """
-        transport = self._transport(handle.kind)
+        self._check_kind(handle.kind)
+        if isinstance(into, torch.device):
+            into = _on(into)
         started = time.perf_counter()
         try:
-            transport.check(handle)
-            rows = self._destination(handle, into)
-            await transport.fetch(handle, rows)
-            good = await transport.release(handle)
+            rows = await self._slab(handle).fetch(handle, into)
+            good = await self._slab(handle).release(handle)
         except BaseException as error:
-            transport.abandon(handle)
+            self._abandon(handle)
             self._count(handle.kind, failures=1)
             if isinstance(error, TransportUnavailable):
                 self._blame(handle, error)
@@ -145,7 +152,7 @@ class Inbox:
     def discard(self, handle: Handle) -> None:
         """Give back a slot whose rows are no longer wanted."""
         if handle.kind in self.kinds:
-            self._transport(handle.kind).abandon(handle)
+            self._abandon(handle)
 
     def forget(self, producer: str) -> None:
         """Let go of a producer that went away."""
@@ -176,28 +183,50 @@ class Inbox:
         """Unmap and deregister everything; a second call does nothing."""
         self._closed = True
         self._peers.clear()
+        for slab in self._slabs.values():
+            slab.close()
+        self._slabs.clear()
         for transport in self._transports.values():
             transport.close()
         self._transports.clear()
 
-    def _transport(self, kind: str) -> Transport:
+    def _check_kind(self, kind: str) -> None:
         if self._closed:
             raise HandOffError("the inbox is closed")
+        if kind not in self.kinds:
+            raise HandOffError(
+                f"a handle of kind {kind!r} reached a reader that uses {', '.join(self.kinds)}"
+            )
+
+    def _slab(self, handle: Handle) -> PeerSlab:
+        """What the handle's rows are read from; raises ``TransportUnavailable`` for an unknown slab."""
+        if handle.kind == "inline":
+            return INLINE
+        slab = self._slabs.get((handle.kind, handle.slab))
+        if slab is None:
+            raise unknown_slab(handle)
+        return slab
+
+    def _abandon(self, handle: Handle) -> None:
+        with suppress(TransportUnavailable):
+            self._slab(handle).abandon(handle)
+
+    def _open(self, kind: str, info: SlabInfo) -> None:
+        """Connect a slab unless it is connected; raises ``TransportUnavailable``."""
+        if (kind, info.slab) in self._slabs:
+            return
+        self._check_kind(kind)
         transport = self._transports.get(kind)
         if transport is None:
-            if kind not in self.kinds:
-                raise HandOffError(
-                    f"a handle of kind {kind!r} reached a reader that uses {', '.join(self.kinds)}"
-                )
             transport = make_transport(kind, self.config.reader, None, nixl=self.config.nixl)
             self._transports[kind] = transport
-        return transport
+        self._slabs[kind, info.slab] = transport.connect(info)
 
-    def _destination(self, handle: Handle, into: Destination) -> torch.Tensor:
-        dtype = FLOATS[handle.dtype].torch
-        if isinstance(into, torch.device):
-            return torch.empty(handle.shape, dtype=dtype, device=into)
-        return into(handle.shape, dtype)
+    def _let_go(self, kind: str, slab: str) -> None:
+        """Close a slab; one that is not connected is ignored."""
+        connected = self._slabs.pop((kind, slab), None)
+        if connected is not None:
+            connected.close()
 
     def _reach(self, producer: str, peer: _Peer) -> None:
         """Connect by the best kind that is offered and not out of favour."""
@@ -210,7 +239,7 @@ class Inbox:
             if kind == peer.connected:
                 return
             try:
-                self._transport(kind).connect(info)
+                self._open(kind, info)
             except TransportUnavailable as error:
                 self._give_up(producer, kind, error)
                 continue
@@ -230,7 +259,7 @@ class Inbox:
         peer.failed[kind] = time.monotonic() + self.config.retry_seconds
         if kind == peer.connected:
             peer.connected = None
-            self._transports[kind].disconnect(peer.infos[kind].slab)
+            self._let_go(kind, peer.infos[kind].slab)
         if kind not in peer.reported:
             peer.reported.add(kind)
             _log.warning("hand-off from %s by %s given up: %s", producer, kind, error)
@@ -245,8 +274,7 @@ class Inbox:
     def _disconnect(self, peer: _Peer) -> None:
         # A slab may still be mapped by a better kind that failed later and came back.
         for kind, info in peer.infos.items():
-            if kind in self._transports:
-                self._transports[kind].disconnect(info.slab)
+            self._let_go(kind, info.slab)
 
     def _count(
         self, kind: str, *, transfers: int = 0, nbytes: int = 0, seconds: float = 0.0, failures: int = 0
@@ -255,3 +283,8 @@ class Inbox:
         self._counters[kind] = KindCounters(
             old.transfers + transfers, old.bytes + nbytes, old.seconds + seconds, old.failures + failures
         )
+
+
+def _on(device: torch.device) -> Destination:
+    """Allocates on ``device``."""
+    return lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device)

@@ -10,10 +10,10 @@ import torch
 
 from tessera.errors import ConfigError, TransportUnavailable
 from tessera.transport.base import Transport
-from tessera.transport.cuda import index_of
 from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
 from tessera.transport.kinds.select import make_transport, select_kinds
+from tessera.transport.slab.device_memory import index_of
 from tessera.transport.slab.geometry import Geometry
 from tessera.transport.slab.rows import dtype_name, rows_checksum
 from tessera.transport.slab.slab import Slab, SlabStats, Slot
@@ -106,7 +106,7 @@ class Outbox:
 
     def infos(self) -> tuple[SlabInfo, ...]:
         """How readers reach the slab, best kind first."""
-        infos = (transport.describe() for transport in self._transports.values())
+        infos = (transport.info for transport in self._transports.values())
         return tuple(info for info in infos if info is not None)
 
     @property

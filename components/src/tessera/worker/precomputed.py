@@ -7,10 +7,10 @@ import torch
 from tessera import wire
 from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError, InvalidInput, LeaseExpired
-from tessera.transport.base import Transport
-from tessera.transport.kinds.inline import InlineTransport
+from tessera.transport.base import PeerSlab, Transport
+from tessera.transport.kinds.inline import INLINE, InlineTransport
 from tessera.transport.kinds.shm import ShmTransport
-from tessera.transport.slab.geometry import check_shape
+from tessera.transport.slab.geometry import check_shape, unknown_slab
 from tessera.worker.metrics import WorkerMetrics
 
 
@@ -22,7 +22,8 @@ class PrecomputedRows:
         self._dtype = FLOATS[dtype].torch
         self._metrics = metrics
         self._transports: dict[str, Transport] = {
-            transport.kind: transport for transport in (ShmTransport(reader), InlineTransport(reader))
+            ShmTransport.kind: ShmTransport(reader),
+            InlineTransport.kind: InlineTransport(reader),
         }
 
     async def fetch(self, embeddings: wire.Embeddings) -> torch.Tensor:
@@ -53,19 +54,22 @@ class PrecomputedRows:
     async def _copied(
         self, transport: Transport, handle: wire.Handle, slab: wire.SlabInfo | None
     ) -> torch.Tensor:
+        source: PeerSlab
         if slab is not None:
             if (slab.kind, slab.slab, slab.producer) != (handle.kind, handle.slab, handle.producer):
                 raise HandOffError("the handle names another slab than the one it came with")
-            transport.connect(slab)
+            source = transport.connect(slab)
+        elif handle.kind == InlineTransport.kind:
+            source = INLINE
+        else:
+            raise unknown_slab(handle)
         try:
-            transport.check(handle)
-            rows = torch.empty(handle.shape, dtype=FLOATS[handle.dtype].torch)
-            await transport.fetch(handle, rows)
-            if not await transport.release(handle):
+            rows = await source.fetch(handle, lambda shape, dtype: torch.empty(shape, dtype=dtype))
+            if not await source.release(handle):
                 raise LeaseExpired("the rows were taken back while they were copied")
             return rows
         except BaseException:
-            transport.abandon(handle)
+            source.abandon(handle)
             raise
         finally:
-            transport.disconnect(handle.slab)
+            source.close()

@@ -6,20 +6,17 @@ import msgspec
 import torch
 
 from tessera.dtypes import FLOATS
-from tessera.errors import HandOffError, LeaseExpired, TransportUnavailable
-from tessera.transport.cuda import finished, index_of
+from tessera.errors import HandOffError, TransportUnavailable
 from tessera.transport.host import device_ids
-from tessera.transport.slab.device_memory import DeviceMemory
+from tessera.transport.kinds.mapped import MappedSlab
+from tessera.transport.slab.device_memory import DeviceMemory, finished, index_of
 from tessera.transport.slab.geometry import (
     Geometry,
-    check_origin,
     decode_address,
     slab_handle,
     slab_info,
-    unknown_slab,
 )
 from tessera.transport.slab.memory import HostAddress, HostMemory
-from tessera.transport.slab.rows import check_destination
 from tessera.transport.slab.slab import Slab, Slot
 from tessera.wire import Handle, SlabInfo
 
@@ -33,13 +30,6 @@ class CudaIpcAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     geometry: Geometry
 
 
-class _Peer:
-    def __init__(self, producer: str, memory: HostMemory, rows: torch.Tensor) -> None:
-        self.producer = producer
-        self.memory = memory
-        self.rows = rows
-
-
 class CudaIpcTransport:
     """Kind ``cuda_ipc``; see ``Transport`` for the contract."""
 
@@ -49,16 +39,20 @@ class CudaIpcTransport:
         self._producer = producer
         self._slab = slab
         self._info: SlabInfo | None = None
-        self._peers: dict[str, _Peer] = {}
 
-    def describe(self) -> SlabInfo | None:
+    @property
+    def info(self) -> SlabInfo | None:
         if self._slab is not None and self._info is None:
             self._info = slab_info(self.kind, self._producer, self._slab, _share(self._slab))
         return self._info
 
-    def connect(self, info: SlabInfo) -> None:
-        if info.slab in self._peers:
-            return
+    async def publish(self, slot: Slot) -> Handle:
+        if self._slab is None:
+            raise HandOffError("this process has no slab to publish from")
+        slot.start_lease()
+        return slab_handle(self.kind, self._producer, self._slab, slot)
+
+    def connect(self, info: SlabInfo) -> MappedSlab:
         address = decode_address(info, CudaIpcAddress)
         if address.device not in device_ids():
             raise TransportUnavailable(f"slab {info.slab} lies on a GPU that this process does not see")
@@ -68,62 +62,19 @@ class CudaIpcTransport:
         except BaseException:
             memory.close()
             raise
-        self._peers[info.slab] = _Peer(info.producer, memory, rows)
-
-    def disconnect(self, slab: str) -> None:
-        peer = self._peers.pop(slab, None)
-        if peer is not None:
-            peer.memory.close()
-
-    async def publish(self, slot: Slot) -> Handle:
-        if self._slab is None:
-            raise HandOffError("this process has no slab to publish from")
-        slot.start_lease()
-        return slab_handle(self.kind, self._producer, self._slab, slot)
-
-    def check(self, handle: Handle) -> None:
-        self._peer(handle)
-
-    async def fetch(self, handle: Handle, into: torch.Tensor) -> None:
-        peer = self._peer(handle)
-        check_destination(handle, into)
-        geometry = peer.memory.geometry
-        unit = geometry.unit_of(handle)
-        if not peer.memory.holds(unit, handle.lease):
-            raise LeaseExpired(f"lease {handle.lease} had ended before its rows were copied")
-        first = unit * geometry.unit_rows
-        with torch.cuda.device(peer.rows.device):
-            into.copy_(peer.rows[first : first + handle.shape[0]], non_blocking=into.device.type == "cuda")
-        # The lease word is only worth reading once the copy has really happened.
-        await finished(peer.rows.device)
-        if into.device.type == "cuda" and into.device != peer.rows.device:
-            await finished(into.device)
-
-    async def release(self, handle: Handle) -> bool:
-        peer = self._peer(handle)
-        unit = peer.memory.geometry.unit_of(handle)
-        good = peer.memory.holds(unit, handle.lease)
-        peer.memory.acknowledge(unit, handle.lease)
-        return good
-
-    def abandon(self, handle: Handle) -> None:
-        try:
-            peer = self._peer(handle)
-        except HandOffError:
-            return
-        peer.memory.acknowledge(peer.memory.geometry.unit_of(handle), handle.lease)
+        return MappedSlab(info, memory, rows, _copy)
 
     def close(self) -> None:
-        for slab in list(self._peers):
-            self.disconnect(slab)
+        """Nothing is held."""
 
-    def _peer(self, handle: Handle) -> _Peer:
-        peer = self._peers.get(handle.slab)
-        if peer is None:
-            raise unknown_slab(handle)
-        check_origin(handle, kind=self.kind, producer=peer.producer)
-        peer.memory.geometry.check(handle)
-        return peer
+
+async def _copy(source: torch.Tensor, into: torch.Tensor) -> None:
+    with torch.cuda.device(source.device):
+        into.copy_(source, non_blocking=into.device.type == "cuda")
+    # The lease word is only worth reading once the copy has really happened.
+    await finished(source.device)
+    if into.device.type == "cuda" and into.device != source.device:
+        await finished(into.device)
 
 
 def _share(slab: Slab) -> CudaIpcAddress:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -13,6 +13,9 @@ from tessera.transport.slab.rows import check_destination, dtype_name
 from tessera.transport.slab.slab import Slot
 from tessera.wire import Handle, SlabInfo
 
+if TYPE_CHECKING:
+    from tessera.transport.base import Destination
+
 
 class InlineTransport:
     """Kind ``inline``; see ``Transport`` for the contract. The slot is free as soon as it is published."""
@@ -22,14 +25,9 @@ class InlineTransport:
     def __init__(self, producer: str) -> None:
         self._producer = producer
 
-    def describe(self) -> SlabInfo | None:
+    @property
+    def info(self) -> SlabInfo | None:
         return None
-
-    def connect(self, info: SlabInfo) -> None:
-        """Nothing to reach."""
-
-    def disconnect(self, slab: str) -> None:
-        """Nothing to forget."""
 
     async def publish(self, slot: Slot) -> Handle:
         if not slot.held:
@@ -48,27 +46,29 @@ class InlineTransport:
         slot.free()
         return handle
 
-    def check(self, handle: Handle) -> None:
-        if handle.kind != self.kind:
-            raise HandOffError(f"a handle of kind {handle.kind!r} reached the inline transport")
-        rows = check_shape(handle)
-        if handle.slab or handle.offset:
-            raise HandOffError("an inline handle names a place in a slab")
-        expected = rows * handle.shape[1] * FLOATS[handle.dtype].itemsize
-        if len(handle.data) != expected:
-            raise HandOffError(f"the handle carries {len(handle.data)} bytes, its shape takes {expected}")
+    def connect(self, info: SlabInfo) -> InlineSlab:
+        return INLINE
 
-    async def fetch(self, handle: Handle, into: torch.Tensor) -> None:
-        self.check(handle)
-        check_destination(handle, into)
-        target = into if into.device.type == "cpu" else torch.empty_like(into, device="cpu")
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class InlineSlab:
+    """Implements ``PeerSlab`` for rows that came with their handle; no slab is reached and nothing leased."""
+
+    async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
+        _check(handle)
+        rows = into(handle.shape, FLOATS[handle.dtype].torch)
+        check_destination(handle, rows)
+        target = rows if rows.device.type == "cpu" else torch.empty_like(rows, device="cpu")
         raw: Any = target.view(torch.uint8).view(-1).numpy()
         memoryview(raw)[:] = handle.data
-        if target is not into:
-            into.copy_(target)
+        if target is not rows:
+            rows.copy_(target)
+        return rows
 
     async def release(self, handle: Handle) -> bool:
-        self.check(handle)
+        _check(handle)
         return True
 
     def abandon(self, handle: Handle) -> None:
@@ -76,3 +76,18 @@ class InlineTransport:
 
     def close(self) -> None:
         """Nothing is held."""
+
+
+INLINE: Final = InlineSlab()
+"""Reads every producer's inline handles."""
+
+
+def _check(handle: Handle) -> None:
+    if handle.kind != InlineTransport.kind:
+        raise HandOffError(f"a handle of kind {handle.kind!r} reached the inline transport")
+    rows = check_shape(handle)
+    if handle.slab or handle.offset:
+        raise HandOffError("an inline handle names a place in a slab")
+    expected = rows * handle.shape[1] * FLOATS[handle.dtype].itemsize
+    if len(handle.data) != expected:
+        raise HandOffError(f"the handle carries {len(handle.data)} bytes, its shape takes {expected}")

@@ -9,11 +9,12 @@ it tells the producer that the reader has finished.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import torch
 
+from tessera.dtypes import FLOATS
 from tessera.errors import ConfigError, HandOffError, LeaseExpired
 from tessera.transport.kinds.nixl_agent import NixlAgent
 from tessera.transport.slab.geometry import (
@@ -28,6 +29,9 @@ from tessera.transport.slab.rows import check_destination, copy_rows
 from tessera.transport.slab.slab import Slab, Slot
 from tessera.transport.slab.space import Space
 from tessera.wire import Handle, SlabInfo
+
+if TYPE_CHECKING:
+    from tessera.transport.base import Destination
 
 _PAGE: Final = 64 << 10
 _WORDS: Final = 1024
@@ -63,13 +67,6 @@ class NixlAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     geometry: Geometry
 
 
-@dataclass(frozen=True, slots=True)
-class _Peer:
-    producer: str
-    agent: bytes
-    address: NixlAddress
-
-
 class _Staging:
     """Registered host memory: ``_WORDS`` lease words, then pages for rows."""
 
@@ -95,7 +92,6 @@ class NixlTransport:
         self._options = options
         self._agent = NixlAgent(producer, interfaces=options.interfaces)
         self._staging: _Staging | None = None
-        self._peers: dict[str, _Peer] = {}
         self._info: SlabInfo | None = None
         if slab is not None:
             try:
@@ -115,21 +111,9 @@ class NixlTransport:
         """Regions of this process's memory that peers or reads may use."""
         return self._agent.registrations
 
-    def describe(self) -> SlabInfo | None:
+    @property
+    def info(self) -> SlabInfo | None:
         return self._info
-
-    def connect(self, info: SlabInfo) -> None:
-        if info.slab in self._peers:
-            return
-        address = decode_address(info, NixlAddress)
-        if self._staging is None:
-            self._staging = _Staging(self._agent, self._options.staging_bytes)
-        self._peers[info.slab] = _Peer(info.producer, self._agent.add_peer(address.metadata), address)
-
-    def disconnect(self, slab: str) -> None:
-        peer = self._peers.pop(slab, None)
-        if peer is not None:
-            self._agent.remove_peer(peer.agent)
 
     async def publish(self, slot: Slot) -> Handle:
         if self._slab is None:
@@ -139,46 +123,16 @@ class NixlTransport:
         slot.start_lease()
         return slab_handle(self.kind, self._producer, self._slab, slot)
 
-    def check(self, handle: Handle) -> None:
-        self._peer(handle)
-
-    async def fetch(self, handle: Handle, into: torch.Tensor) -> None:
-        peer, staging = self._peer(handle)
-        check_destination(handle, into)
-        if await self._lease_word(handle, peer, staging) != handle.lease:
-            raise LeaseExpired(f"lease {handle.lease} had ended before its rows were read")
-        nbytes = handle.shape[0] * peer.address.geometry.row_bytes
-        loan = await staging.rows_space.borrow(-(-nbytes // _PAGE), timeout=self._options.timeout_seconds)
-        try:
-            first = loan.start * _PAGE
-            await self._agent.read(
-                peer.agent,
-                (staging.rows.data_ptr() + first, nbytes, 0),
-                (peer.address.rows + handle.offset, nbytes, peer.address.device or 0),
-                remote_device=peer.address.device is not None,
-                timeout=self._options.timeout_seconds,
-                loan=loan,
-            )
-            staged = staging.rows[first : first + nbytes].view(into.dtype).view(handle.shape)
-            await copy_rows(staged, into)
-        finally:
-            loan.drop()
-
-    async def release(self, handle: Handle) -> bool:
-        peer, staging = self._peer(handle)
-        word = await self._lease_word(handle, peer, staging, message=_message(handle))
-        return word == handle.lease
-
-    def abandon(self, handle: Handle) -> None:
-        try:
-            peer, _ = self._peer(handle)
-        except HandOffError:
-            return
-        self._agent.notify(peer.agent, _message(handle))
+    def connect(self, info: SlabInfo) -> NixlSlab:
+        address = decode_address(info, NixlAddress)
+        if self._staging is None:
+            self._staging = _Staging(self._agent, self._options.staging_bytes)
+        peer = self._agent.add_peer(address.metadata)
+        return NixlSlab(
+            self._agent, peer, info, address, self._staging, timeout=self._options.timeout_seconds
+        )
 
     def close(self) -> None:
-        for slab in list(self._peers):
-            self.disconnect(slab)
         self._agent.close()
         self._staging = None
         self._info = None
@@ -206,28 +160,90 @@ class NixlTransport:
         """Called by the slab's sweep."""
         return [int.from_bytes(message, "little") for message in self._agent.notifications()]
 
-    def _peer(self, handle: Handle) -> tuple[_Peer, _Staging]:
-        peer = self._peers.get(handle.slab)
-        if peer is None or self._staging is None:
-            raise unknown_slab(handle)
-        check_origin(handle, kind=self.kind, producer=peer.producer)
-        peer.address.geometry.check(handle)
-        return peer, self._staging
 
-    async def _lease_word(self, handle: Handle, peer: _Peer, staging: _Staging, message: bytes = b"") -> int:
-        loan = await staging.words_space.borrow(1, timeout=self._options.timeout_seconds)
+class NixlSlab:
+    """Implements ``PeerSlab``: reads a registered slab by way of this process's staging memory."""
+
+    def __init__(
+        self,
+        agent: NixlAgent,
+        peer: bytes,
+        info: SlabInfo,
+        address: NixlAddress,
+        staging: _Staging,
+        *,
+        timeout: float,
+    ) -> None:
+        self._agent = agent
+        self._peer = peer
+        self._producer = info.producer
+        self._address = address
+        self._staging = staging
+        self._timeout = timeout
+        self._closed = False
+
+    async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
+        self._check(handle)
+        rows = into(handle.shape, FLOATS[handle.dtype].torch)
+        check_destination(handle, rows)
+        if await self._lease_word(handle) != handle.lease:
+            raise LeaseExpired(f"lease {handle.lease} had ended before its rows were read")
+        staging, address = self._staging, self._address
+        nbytes = handle.shape[0] * address.geometry.row_bytes
+        shared = await staging.rows_space.share(-(-nbytes // _PAGE), timeout=self._timeout)
+        try:
+            first = shared.start * _PAGE
+            await self._agent.read(
+                self._peer,
+                (staging.rows.data_ptr() + first, nbytes, 0),
+                (address.rows + handle.offset, nbytes, address.device or 0),
+                remote_device=address.device is not None,
+                timeout=self._timeout,
+                memory=shared,
+            )
+            staged = staging.rows[first : first + nbytes].view(rows.dtype).view(handle.shape)
+            await copy_rows(staged, rows)
+        finally:
+            shared.drop()
+        return rows
+
+    async def release(self, handle: Handle) -> bool:
+        self._check(handle)
+        return await self._lease_word(handle, message=_message(handle)) == handle.lease
+
+    def abandon(self, handle: Handle) -> None:
+        try:
+            self._check(handle)
+        except HandOffError:
+            return
+        self._agent.notify(self._peer, _message(handle))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._agent.remove_peer(self._peer)
+
+    def _check(self, handle: Handle) -> None:
+        if self._closed:
+            raise unknown_slab(handle)
+        check_origin(handle, kind=NixlTransport.kind, producer=self._producer)
+        self._address.geometry.check(handle)
+
+    async def _lease_word(self, handle: Handle, message: bytes = b"") -> int:
+        staging, address = self._staging, self._address
+        shared = await staging.words_space.share(1, timeout=self._timeout)
         try:
             await self._agent.read(
-                peer.agent,
-                (staging.words.data_ptr() + 8 * loan.start, 8, 0),
-                (peer.address.leases + 8 * peer.address.geometry.unit_of(handle), 8, 0),
+                self._peer,
+                (staging.words.data_ptr() + 8 * shared.start, 8, 0),
+                (address.leases + 8 * address.geometry.unit_of(handle), 8, 0),
                 message=message,
-                timeout=self._options.timeout_seconds,
-                loan=loan,
+                timeout=self._timeout,
+                memory=shared,
             )
-            return int(staging.words[loan.start])
+            return int(staging.words[shared.start])
         finally:
-            loan.drop()
+            shared.drop()
 
 
 def _message(handle: Handle) -> bytes:

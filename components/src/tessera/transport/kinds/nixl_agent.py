@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from tessera.errors import TransportUnavailable
 from tessera.tasks import Poll
-from tessera.transport.slab.space import Loan
+from tessera.transport.slab.space import SharedRange
 
 _PROGRESS_DELAY_US: Final = 100_000
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ def nixl_missing() -> str | None:
 class _Transfer:
     handle: int
     peer: bytes
-    loan: Loan
+    memory: SharedRange
     given_up: bool = False
 
 
@@ -150,11 +150,11 @@ class NixlAgent:
         remote_device: bool = False,
         message: bytes = b"",
         timeout: float,
-        loan: Loan,
+        memory: SharedRange,
     ) -> None:
         """Read ``remote`` into ``local``, host memory of the same size; ``message`` follows the data.
 
-        The read holds ``loan``, under which ``local`` was taken, for as long as anything can write there:
+        The read holds ``memory``, under which ``local`` was taken, for as long as anything can write there:
         until this returns, or longer when the wait was cancelled or ran out of time.
         """
         self.reap()
@@ -170,8 +170,8 @@ class NixlAgent:
             )
         except Exception as error:
             raise TransportUnavailable(f"NIXL cannot read from a peer: {error}") from error
-        loan.hold()
-        transfer = _Transfer(handle, peer, loan)
+        memory.hold()
+        transfer = _Transfer(handle, peer, memory)
         self._running.append(transfer)
         try:
             state = self._agent.postXferReq(handle, message)
@@ -245,7 +245,7 @@ class NixlAgent:
             self._agent.releaseXferReq(transfer.handle)
         except Exception as error:
             _log.debug("NIXL cannot release a read: %s", error)
-        transfer.loan.drop()
+        transfer.memory.drop()
 
     def _segment(self, device: bool) -> Any:
         return self._nixl.VRAM_SEG if device else self._nixl.DRAM_SEG

@@ -62,8 +62,8 @@ class ShmAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     geometry: Geometry
 
 
-class Layout:
-    """Byte offsets inside the file."""
+class FileOffsets:
+    """Where each part of the file begins, in bytes, and how long the file is."""
 
     def __init__(self, geometry: Geometry, *, rows: bool) -> None:
         table = _pages(8 * geometry.units)
@@ -86,7 +86,7 @@ class HostMemory:
     """
 
     def __init__(self, fd: int, slab: str, geometry: Geometry, *, rows: bool, writable: bool) -> None:
-        layout = Layout(geometry, rows=rows)
+        offsets = FileOffsets(geometry, rows=rows)
         self.slab = slab
         self.geometry = geometry
         self.has_rows = rows
@@ -94,27 +94,27 @@ class HostMemory:
         self._closed = False
         # A reader can change nothing but the acknowledgements.
         if writable:
-            self._map = mmap.mmap(fd, layout.nbytes)
+            self._map = mmap.mmap(fd, offsets.nbytes)
             self._ack_map = self._map
-            ack_at = layout.ack
+            ack_at = offsets.ack
         else:
-            self._map = mmap.mmap(fd, layout.nbytes, prot=mmap.PROT_READ)
-            self._ack_map = mmap.mmap(fd, layout.rows - layout.ack, offset=layout.ack)
+            self._map = mmap.mmap(fd, offsets.nbytes, prot=mmap.PROT_READ)
+            self._ack_map = mmap.mmap(fd, offsets.rows - offsets.ack, offset=offsets.ack)
             ack_at = 0
         words = 8 * geometry.units
-        self.lease = memoryview(self._map)[layout.lease : layout.lease + words].cast("q")
+        self.lease = memoryview(self._map)[offsets.lease : offsets.lease + words].cast("q")
         self.ack = memoryview(self._ack_map)[ack_at : ack_at + words].cast("q")
-        self._rows_at = layout.rows
+        self._rows_at = offsets.rows
         self._tensor: torch.Tensor | None = None
 
     @classmethod
     def create(cls, geometry: Geometry, *, rows: bool) -> HostMemory:
         """New zeroed memory; pages are committed when they are first touched."""
-        layout = Layout(geometry, rows=rows)
+        offsets = FileOffsets(geometry, rows=rows)
         identity = secrets.token_bytes(16)
         fd = os.memfd_create("tessera-slab", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(fd, layout.nbytes)
+            os.ftruncate(fd, offsets.nbytes)
             os.pwrite(fd, _MAGIC + identity, 0)
             # A file that cannot shrink cannot turn a reader's access into a bus error.
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
@@ -133,7 +133,7 @@ class HostMemory:
             raise TransportUnavailable(f"cannot open a peer's slab: {error}") from error
         try:
             # The process id may belong to somebody else by now: believe the file, not its path.
-            if os.fstat(fd).st_size != Layout(geometry, rows=address.rows).nbytes:
+            if os.fstat(fd).st_size != FileOffsets(geometry, rows=address.rows).nbytes:
                 raise TransportUnavailable("a peer's slab does not have the announced size")
             if os.pread(fd, 32, 0) != _MAGIC + bytes.fromhex(slab):
                 raise TransportUnavailable(f"a peer's memory is not slab {slab}")

@@ -18,8 +18,7 @@ import torch
 
 from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError
-from tessera.transport.cuda import finished, index_of, pin, unpin
-from tessera.transport.slab.device_memory import DeviceMemory
+from tessera.transport.slab.device_memory import DeviceMemory, finished, index_of, pin, unpin
 from tessera.transport.slab.geometry import Geometry
 from tessera.transport.slab.memory import HostMemory, fence
 from tessera.transport.slab.space import Space

@@ -131,9 +131,9 @@ class Space:
         finally:
             timer.cancel()
 
-    async def borrow(self, units: int, *, timeout: float) -> Loan:
-        """``take``, for a range that several holders share."""
-        return Loan(self, await self.take(units, timeout=timeout), units)
+    async def share(self, units: int, *, timeout: float) -> SharedRange:
+        """``take``, for a range that several holders share; raises like ``take``."""
+        return SharedRange(self, await self.take(units, timeout=timeout), units)
 
     def give(self, start: int, units: int) -> None:
         self._ranges.give(start, units)
@@ -175,8 +175,8 @@ class Space:
             self._waiters.popleft()
 
 
-class Loan:
-    """A taken range that goes back when its last holder drops it; whoever makes the loan holds it first."""
+class SharedRange:
+    """A taken range that goes back when its last holder drops it; whoever makes it holds it first."""
 
     __slots__ = ("_holders", "_space", "start", "units")
 
