@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -26,8 +27,8 @@ from tessera.errors import (
 from tessera.models import Model
 from tessera.models.base import Role, Truncate
 from tessera.worker.embed import EmbedService
+from tessera.worker.image_rows import EncodedImage, Job
 from tessera.worker.metrics import WorkerMetrics
-from tessera.worker.vision_source import EncodedImage
 from tests.rpc.conftest import until
 from tests.worker.conftest import SummingText, picture, worker_info
 
@@ -47,11 +48,9 @@ class Rows:
         self.orders: list[tuple[float, str, int]] = []
         self.roundings, self.next = ["fp8"], "fp8"
 
-    async def encode(
-        self, image: wire.Image, *, request_id: str, timeout: float, client: str = "", priority: int = 0
-    ) -> EncodedImage:
+    async def encode(self, image: wire.Image, job: Job) -> EncodedImage:
         self.calls.append(image)
-        self.orders.append((timeout, client, priority))
+        self.orders.append((job.deadline - time.monotonic(), job.client, job.priority))
         try:
             await self.open.wait()
         except asyncio.CancelledError:

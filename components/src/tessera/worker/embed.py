@@ -30,65 +30,63 @@ from tessera.fair_share import Callers
 from tessera.launched import Launched
 from tessera.models.base import Model
 from tessera.tasks import run_all
-from tessera.worker.image_rows import ImageRows, Job
+from tessera.worker.image_rows import ImageRows, Job, VisionSource
 from tessera.worker.metrics import WorkerMetrics
-from tessera.worker.precomputed import PrecomputedRows
-from tessera.worker.vision_source import VisionSource
 
 F = TypeVar("F", bound=asyncio.Future)  # type: ignore[type-arg]
 
-# How long a piece waits before it asks for room again when nothing of its own request is under way.
+# How long an input waits before it asks for room again when no other of its request is under way.
 _PAUSE_SECONDS = 0.01
 
 
-class Submission(Generic[F]):
-    """Collects futures and errors in order; what is unfinished of them stays within a window.
+class InputWindow(Generic[F]):
+    """Begins a request's inputs in order, and bounds the size of those that are not finished.
 
-    A request is refused as a whole or not at all: once its first piece is in, the others wait for room for as
-    long as the request has time.
+    A request is refused as a whole or not at all: once its first input is in the queue, the others wait for
+    room, for as long as the request has time.
     """
 
     def __init__(self) -> None:
-        self.pieces: list[F | TesseraError] = []
+        self.begun: list[F | TesseraError] = []
         self._unfinished: dict[F, int] = {}
         self._size = 0
-        self._begun = False
+        self._admitted = False
 
     async def add(self, begin: Callable[[], F], size: int, *, window: int) -> None:
-        """Begin a piece of that size; raises ``Overloaded`` when the first one is refused."""
+        """Begin an input of that size; raises ``Overloaded`` when the first one is refused."""
         while self._unfinished and self._size + size > window:
             await self._one()
         while True:
             try:
-                piece = begin()
+                begun = begin()
                 break
             except Overloaded:
-                if not self._begun:
+                if not self._admitted:
                     raise
             await (self._one() if self._unfinished else asyncio.sleep(_PAUSE_SECONDS))
-        self._begun = True
-        self.pieces.append(piece)
-        self._unfinished[piece] = size
+        self._admitted = True
+        self.begun.append(begun)
+        self._unfinished[begun] = size
         self._size += size
 
     def fail(self, error: TesseraError) -> None:
-        self.pieces.append(error)
+        self.begun.append(error)
 
     async def finish(self) -> None:
         """Wait for all of them; their errors stay in them."""
         if self._unfinished:
             await asyncio.wait(self._unfinished)
 
-    def abandon(self) -> None:
-        """Cancel whatever is not done."""
-        for piece in self.pieces:
-            if not isinstance(piece, TesseraError) and not piece.cancel() and not piece.cancelled():
-                # Nobody will read the outcome, which asyncio would complain about.
-                piece.exception()
+    def cancel(self) -> None:
+        """Cancel what is not done."""
+        for one in self.begun:
+            if not isinstance(one, TesseraError) and not one.cancel() and not one.cancelled():
+                # asyncio complains of an error that is not retrieved.
+                one.exception()
 
     async def _one(self) -> None:
         done, _ = await asyncio.wait(self._unfinished, return_when=asyncio.FIRST_COMPLETED)
-        self._size -= sum(self._unfinished.pop(piece) for piece in done)
+        self._size -= sum(self._unfinished.pop(one) for one in done)
 
 
 Vector = tuple[npt.NDArray[np.float32], float]
@@ -115,8 +113,7 @@ class EmbedService:
         self._info = info
         self._in_flight = 0
         self._callers = Callers()
-        precomputed = PrecomputedRows("embed", hidden=model.hidden, dtype=info.dtype, metrics=metrics)
-        self._images = ImageRows(model, cache, vision, precomputed, info.dtype)
+        self._images = ImageRows(model, cache, vision, info.dtype, metrics)
 
         def launch(inputs: Sequence[PackedInput]) -> Launched[list[Vector]]:
             return engine.launch(pack(inputs)).map(TextVectors.rows)
@@ -161,7 +158,7 @@ class EmbedService:
         self._in_flight += tokens
         try:
             async with asyncio.timeout(request.timeout_ms / 1e3):
-                return await self._embed(Job(request, time.monotonic() + request.timeout_ms / 1e3))
+                return await self._embed(request)
         except TimeoutError as error:
             self._metrics.items.labels("embed", DeadlineExceeded.code).inc(len(request.items))
             raise DeadlineExceeded("the request was not answered in time") from error
@@ -184,38 +181,45 @@ class EmbedService:
         return max(self._batcher.running_seconds, self._images.running_seconds)
 
     async def drain(self, timeout: float) -> None:
-        """Nobody reads this worker's memory."""
+        """Return at once: peers read nothing of this worker's memory."""
 
     async def close(self) -> None:
         await self._batcher.close()
         await self._images.close()
 
-    async def _embed(self, job: Job) -> wire.EmbedReply:
+    async def _embed(self, request: wire.EmbedRequest) -> wire.EmbedReply:
+        job = Job(
+            request_id=request.request_id,
+            deadline=time.monotonic() + request.timeout_ms / 1e3,
+            client=request.client,
+            priority=request.priority,
+        )
         # Text goes into the queue at once, in order and without a task for each: requests with many short
         # inputs are the ones where that cost shows.
-        submission: Submission[_Pending] = Submission()
+        window: InputWindow[_Pending] = InputWindow()
         try:
-            for item in job.request.items:
+            for item in request.items:
                 try:
                     tokens = self._tokens(item)
                 except TesseraError as error:
-                    submission.fail(error)
+                    window.fail(error)
                     continue
                 begin = partial(self._begin, job, item, tokens)
-                await submission.add(begin, len(tokens), window=self._window)
-            await submission.finish()
+                await window.add(begin, len(tokens), window=self._window)
+            await window.finish()
         except BaseException:
-            submission.abandon()
+            window.cancel()
             raise
-        return self._reply(submission.pieces)
+        return self._reply(window.begun)
 
     def _begin(self, job: Job, item: wire.Item, tokens: npt.NDArray[np.int32]) -> _Pending:
-        client, priority = job.request.client, job.request.priority
         if item.images:
             # Asked before the images cost anything, and not again when their rows are there.
-            self._batcher.check(len(tokens), client)
+            self._batcher.check(len(tokens), job.client)
             return asyncio.ensure_future(self._embed_with_images(job, item, tokens))
-        return self._batcher.submit(PackedInput(tokens=tokens), len(tokens), client=client, priority=priority)
+        return self._batcher.submit(
+            PackedInput(tokens=tokens), len(tokens), client=job.client, priority=job.priority
+        )
 
     def _reply(self, settled: Sequence[_Pending | TesseraError]) -> wire.EmbedReply:
         vectors = np.zeros((len(settled), self._model.hidden), np.float32)
@@ -278,8 +282,8 @@ class EmbedService:
         outcome = await self._batcher.submit(
             PackedInput(tokens=tokens, vision=rows, vision_index=index),
             len(tokens),
-            client=job.request.client,
-            priority=job.request.priority,
+            client=job.client,
+            priority=job.priority,
             admitted=True,
         )
         timings = wire.Timings(queue_ms=outcome.queue_ms, embed_ms=outcome.run_ms)

@@ -1,10 +1,11 @@
-"""The vision rows of images: from the cache, from a flight under way, or from a ``VisionSource``."""
+"""The vision rows of images: from the cache, from a ``VisionSource``, or from the client itself."""
 
 from __future__ import annotations
 
 import asyncio
-import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from blake3 import blake3
@@ -12,11 +13,23 @@ from opentelemetry.trace import Span
 
 from tessera import tracing, wire
 from tessera.cache import EmbeddingCache, SingleFlight
+from tessera.dtypes import FLOATS
 from tessera.engine.streams import HostCopies
-from tessera.errors import DeadlineExceeded, EngineFailed, InvalidInput, MediaNotCached, TesseraError
+from tessera.errors import (
+    DeadlineExceeded,
+    EngineFailed,
+    HandOffError,
+    InvalidInput,
+    LeaseExpired,
+    MediaNotCached,
+    TesseraError,
+)
 from tessera.models.base import Model
-from tessera.worker.precomputed import PrecomputedRows
-from tessera.worker.vision_source import EncodedImage, VisionSource
+from tessera.transport.base import PeerSlab, Transport
+from tessera.transport.kinds.inline import INLINE, InlineTransport
+from tessera.transport.kinds.shm import ShmTransport
+from tessera.transport.slab.geometry import check_shape, unknown_slab
+from tessera.worker.metrics import WorkerMetrics
 
 
 class CacheFill:
@@ -47,12 +60,56 @@ class CacheFill:
         self._cache.put(key, await self._copies.copy(rows))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A request and its deadline by the monotonic clock."""
+    """What the images and texts of one request have in common.
 
-    request: wire.EmbedRequest
+    ``deadline`` is a reading of the monotonic clock in seconds; ``client`` and ``priority`` are as in
+    ``wire.EmbedRequest``.
+    """
+
+    request_id: str
     deadline: float
+    client: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """Rows ``[tiles * tokens_per_tile, hidden]`` that nothing writes to any more, and the time they took.
+
+    ``span`` is the one that they were made in, if it is kept; ``rounding`` is the engine's.
+    """
+
+    rows: torch.Tensor
+    timings: wire.Timings
+    span: Span | None = None
+    rounding: str = ""
+
+
+class VisionSource(Protocol):
+    """Encodes one image that is not in the cache."""
+
+    @property
+    def tiles(self) -> int:
+        """Tiles that this process itself takes at a time; 0 when others encode for it."""
+        ...
+
+    @property
+    def running_seconds(self) -> float:
+        """How long an engine of this process has been busy with one batch."""
+        ...
+
+    @property
+    def roundings(self) -> Sequence[str]:
+        """How the engines round that an image may come to now, or came to last if there is none."""
+        ...
+
+    async def encode(self, image: wire.Image, job: Job) -> EncodedImage:
+        """The image's rows; raises ``DeadlineExceeded`` and what the engine and the hand-off raise."""
+        ...
+
+    async def close(self) -> None: ...
 
 
 class ImageRows:
@@ -66,14 +123,14 @@ class ImageRows:
         model: Model,
         cache: EmbeddingCache,
         vision: VisionSource | None,
-        precomputed: PrecomputedRows,
         dtype: str,
+        metrics: WorkerMetrics,
     ) -> None:
         self._model = model
         self._cache = cache
         self._fill = CacheFill(cache)
         self._vision = vision
-        self._precomputed = precomputed
+        self._precomputed = PrecomputedRows("embed", hidden=model.hidden, dtype=dtype, metrics=metrics)
         self._flights: SingleFlight[EncodedImage] = SingleFlight()
         self._dtype = dtype
         self._salts: dict[str, bytes] = {}
@@ -149,13 +206,7 @@ class ImageRows:
 
     async def _encode(self, job: Job, image: wire.Image) -> EncodedImage:
         assert self._vision is not None
-        encoded = await self._vision.encode(
-            image,
-            request_id=job.request.request_id,
-            timeout=job.deadline - time.monotonic(),
-            client=job.request.client,
-            priority=job.request.priority,
-        )
+        encoded = await self._vision.encode(image, job)
         self._checked(encoded, image)
         self._fill.put(self._key(image, encoded.rounding), encoded.rows)
         return replace(encoded, span=tracing.here())
@@ -174,3 +225,67 @@ class ImageRows:
                 f"the vision stage gave rows {tuple(encoded.rows.shape)}, not {expected}", param=image.param
             )
         return encoded
+
+
+class PrecomputedRows:
+    """Vision rows that a client computed itself, read from the frontend by the handle that came along.
+
+    Maps one slab of one slot at a time, and keeps none of them mapped.
+    """
+
+    def __init__(self, reader: str, *, hidden: int, dtype: str, metrics: WorkerMetrics) -> None:
+        self._hidden = hidden
+        self._dtype = FLOATS[dtype].torch
+        self._metrics = metrics
+        self._transports: dict[str, Transport] = {
+            ShmTransport.kind: ShmTransport(reader),
+            InlineTransport.kind: InlineTransport(reader),
+        }
+
+    async def fetch(self, embeddings: wire.Embeddings) -> torch.Tensor:
+        """``[rows, hidden]`` on the CPU in the worker's own dtype.
+
+        Raises ``InvalidInput`` for rows of another width, ``HandOffError`` for a handle that fits no memory,
+        ``TransportUnavailable`` when the memory cannot be mapped, ``LeaseExpired`` when the frontend took it
+        back while it was copied.
+        """
+        handle = embeddings.handle
+        transport = self._transports.get(handle.kind)
+        if transport is None:
+            raise HandOffError(f"rows of kind {handle.kind!r} are not taken from a frontend")
+        check_shape(handle)
+        if handle.shape[1] != self._hidden:
+            raise InvalidInput(
+                f"rows of {handle.shape[1]} values are not {self._hidden} wide", param=embeddings.param
+            )
+        try:
+            rows = await self._copied(transport, handle, embeddings.slab)
+        except HandOffError as error:
+            self._metrics.transfers.labels(handle.kind, error.code).inc()
+            raise
+        self._metrics.transfers.labels(handle.kind, "ok").inc()
+        self._metrics.transfer_bytes.labels(handle.kind).inc(rows.nbytes)
+        return rows.to(self._dtype)
+
+    async def _copied(
+        self, transport: Transport, handle: wire.Handle, slab: wire.SlabInfo | None
+    ) -> torch.Tensor:
+        source: PeerSlab
+        if slab is not None:
+            if (slab.kind, slab.slab, slab.producer) != (handle.kind, handle.slab, handle.producer):
+                raise HandOffError("the handle names another slab than the one it came with")
+            source = transport.connect(slab)
+        elif handle.kind == InlineTransport.kind:
+            source = INLINE
+        else:
+            raise unknown_slab(handle)
+        try:
+            rows = await source.fetch(handle, lambda shape, dtype: torch.empty(shape, dtype=dtype))
+            if not await source.release(handle):
+                raise LeaseExpired("the rows were taken back while they were copied")
+            return rows
+        except BaseException:
+            source.abandon(handle)
+            raise
+        finally:
+            source.close()

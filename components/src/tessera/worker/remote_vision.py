@@ -9,7 +9,6 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,8 +18,8 @@ from tessera.errors import DeadlineExceeded, HandOffError, ProtocolError, Tesser
 from tessera.logs import count
 from tessera.rpc import DRAIN_PATIENCE_SECONDS, Check, Client, Peers, RetryBudget
 from tessera.transport.inbox import Inbox
+from tessera.worker.image_rows import EncodedImage, Job
 from tessera.worker.metrics import WorkerMetrics
-from tessera.worker.vision_source import EncodedImage
 
 if TYPE_CHECKING:
     import torch
@@ -37,17 +36,6 @@ _HAND_OFF_RETRIES = 4
 # what is left runs out by itself.
 _MOST_FORGETTING = 256
 _FORGET_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """What stays the same over an image's attempts; ``deadline`` is of the monotonic clock."""
-
-    image: wire.Image
-    request_id: str
-    deadline: float
-    client: str
-    priority: int
 
 
 class RemoteVision:
@@ -95,18 +83,14 @@ class RemoteVision:
             self._roundings = found
         return self._roundings
 
-    async def encode(
-        self, image: wire.Image, *, request_id: str, timeout: float, client: str = "", priority: int = 0
-    ) -> EncodedImage:
-        deadline = time.monotonic() + timeout
-        order = _Order(image, request_id, deadline, client, priority)
+    async def encode(self, image: wire.Image, job: Job) -> EncodedImage:
         self._budget.called()
         tried: set[int] = set()
         unavailable = hand_off = 0
         while True:
-            instance = await self._choose(tried, deadline)
+            instance = await self._choose(tried, job.deadline)
             try:
-                encoded = await self._encode_at(instance, order)
+                encoded = await self._encode_at(instance, image, job)
             except Unavailable as error:
                 self._metrics.encode_calls.labels("unavailable").inc()
                 self._peers.suspect(instance)
@@ -162,19 +146,18 @@ class RemoteVision:
         self._metrics.encode_calls.labels("no_retry").inc()
         return False
 
-    async def _encode_at(self, instance: int, order: _Order) -> EncodedImage:
-        image = order.image
+    async def _encode_at(self, instance: int, image: wire.Image, job: Job) -> EncodedImage:
         info = self._peers.ready[instance]
         producer = f"{instance:x}"
         self._connect(producer, info)
-        left = order.deadline - time.monotonic()
+        left = job.deadline - time.monotonic()
         request = wire.EncodeRequest(
-            request_id=order.request_id,
+            request_id=job.request_id,
             image=image,
             timeout_ms=max(1, int(left * 1e3)),
             reader=self._inbox.reader_info(producer),
-            priority=order.priority,
-            client=order.client,
+            priority=job.priority,
+            client=job.client,
             call=f"{self._inbox.config.reader}-{next(self._calls)}",
         )
         self._tiles[instance] += image.tiles
@@ -190,7 +173,7 @@ class RemoteVision:
                 del self._tiles[instance]
         if not isinstance(reply, wire.EncodeReply):
             raise ProtocolError(f"encode worker {instance:x} answered {type(reply).__name__}")
-        rows, timings = await self._fetch(reply, order.deadline)
+        rows, timings = await self._fetch(reply, job.deadline)
         return EncodedImage(rows, timings, rounding=info.rounding)
 
     def _forget(self, instance: int, call: str) -> None:

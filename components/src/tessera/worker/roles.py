@@ -28,11 +28,11 @@ from tessera.worker.decoding import Decoder, ProcessDecoder, ThreadDecoder
 from tessera.worker.decoding.messages import Limits
 from tessera.worker.embed import EmbedService
 from tessera.worker.encode import EncodeService
+from tessera.worker.image_rows import VisionSource
 from tessera.worker.memory import RUNTIME_BYTES, MemoryAccount
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.remote_vision import RemoteVision
-from tessera.worker.vision_source import LocalVision, VisionSource
-from tessera.worker.vision_stage import VisionStage
+from tessera.worker.vision_stage import LocalVision, VisionStage
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""From image bytes to vision rows in memory of the caller's choice: decode, tile, batch, encode."""
+"""From image bytes to vision rows in memory that the caller gives: decode, tile, batch, encode."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+
+import torch
 
 from tessera import tracing, wire
 from tessera.batching import Batcher, Events, Outcome
 from tessera.engine.base import VisionEngine
 from tessera.engine.config import EngineConfig
-from tessera.errors import EngineDead, InvalidInput, Overloaded
+from tessera.engine.placement import Placement
+from tessera.errors import DeadlineExceeded, EngineDead, InvalidInput, Overloaded
 from tessera.fair_share import Budget
 from tessera.launched import Launched
 from tessera.models.base import Model, UInt8Array
 from tessera.worker.decoding import Decoder
+from tessera.worker.image_rows import EncodedImage, Job
 from tessera.worker.metrics import WorkerMetrics
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +177,44 @@ class VisionStage:
                 param=image.param,
             )
         return tiles
+
+
+class LocalVision:
+    """A ``VisionSource`` in this process: the rows stay where the vision engine wrote them."""
+
+    def __init__(self, stage: VisionStage, hidden: int, placement: Placement, rounding: str = "") -> None:
+        self._stage = stage
+        self._hidden = hidden
+        self._placement = placement
+        self.roundings = (rounding,)
+
+    @property
+    def tiles(self) -> int:
+        return self._stage.capacity
+
+    @property
+    def running_seconds(self) -> float:
+        return self._stage.running_seconds
+
+    async def encode(self, image: wire.Image, job: Job) -> EncodedImage:
+        try:
+            async with asyncio.timeout(job.deadline - time.monotonic()):
+                with self._stage.admit(image, job.client):
+                    tiles, preprocess_ms = await self._stage.preprocess(image)
+                    out = torch.empty(
+                        self._stage.rows(tiles),
+                        self._hidden,
+                        dtype=self._placement.torch_dtype,
+                        device=self._placement.device,
+                    )
+                    outcome = await self._stage.encode(tiles, out, client=job.client, priority=job.priority)
+        except TimeoutError as error:
+            raise DeadlineExceeded("the image was not encoded in time", param=image.param) from error
+        return EncodedImage(
+            out,
+            wire.Timings(queue_ms=outcome.queue_ms, preprocess_ms=preprocess_ms, encode_ms=outcome.run_ms),
+            rounding=self.roundings[0],
+        )
+
+    async def close(self) -> None:
+        await self._stage.close()
