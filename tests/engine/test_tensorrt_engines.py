@@ -23,20 +23,15 @@ from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stag
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
-from tessera.engine.tensorrt import loaded as tensorrt_context
-from tessera.engine.tensorrt import (
-    text as tensorrt_text,
-)
-from tessera.engine.tensorrt import (
-    vision as tensorrt_vision,
-)
-from tessera.engine.tensorrt import vision as vision_runs
+from tessera.engine.tensorrt import loaded as tensorrt_loaded
+from tessera.engine.tensorrt import text as tensorrt_text
+from tessera.engine.tensorrt import vision as tensorrt_vision
 from tessera.engine.tensorrt.build import describe, optimization_profile
 from tessera.engine.tensorrt.loaded import LoadedEngine
-from tessera.engine.tensorrt.log import logging_of
-from tessera.engine.tensorrt.runs import Sizes, check_text_profiles, check_vision_profiles
-from tessera.engine.tensorrt.text import TextRuns
-from tessera.engine.tensorrt.vision import VisionRuns
+from tessera.engine.tensorrt.module import logging_of
+from tessera.engine.tensorrt.runs import Sizes
+from tessera.engine.tensorrt.text import TextRuns, check_text_profiles
+from tessera.engine.tensorrt.vision import VisionRuns, check_vision_profiles
 from tessera.errors import ConfigError, EngineFailed, EngineMismatch
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
@@ -61,8 +56,8 @@ PACKED_PROFILES = (
 @pytest.fixture(autouse=True)
 def host_alignment(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch aligns host memory to 64 bytes; device memory always to more than TensorRT wants."""
-    monkeypatch.setattr(tensorrt_context, "ALIGNMENT", 64)
-    monkeypatch.setattr(vision_runs, "ALIGNMENT", 64)
+    monkeypatch.setattr(tensorrt_loaded, "ALIGNMENT", 64)
+    monkeypatch.setattr(tensorrt_vision, "ALIGNMENT", 64)
 
 
 @pytest.fixture(scope="module")

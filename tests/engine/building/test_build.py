@@ -16,7 +16,7 @@ from tessera.cli.engine import main
 from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import Layout, Stage
 from tessera.engine.tensorrt.build import TimingCache
-from tessera.engine.tensorrt.log import logging_of
+from tessera.engine.tensorrt.module import logging_of
 from tessera.models import open_model
 from tests.families import dual_encoder
 

@@ -10,7 +10,7 @@ import torch
 
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.tensorrt.build import describe
-from tessera.engine.tensorrt.log import logging_of
+from tessera.engine.tensorrt.module import logging_of
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint

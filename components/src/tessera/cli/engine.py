@@ -129,7 +129,7 @@ def _add_export(commands: Subparsers) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     # Here, so that the other commands need no torch.
-    from tessera.engine.aoti.build import stages_of
+    from tessera.engine.compiled.export import stages_of
     from tessera.engine.compiled.spec import envelope_of
     from tessera.tools.triton_export.onnx_file import write_onnx
     from tessera.tools.triton_export.repository import TritonRepository

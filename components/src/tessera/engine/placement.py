@@ -9,6 +9,8 @@ import torch
 from tessera.engine.config import EngineConfig
 from tessera.errors import ConfigError
 
+CPU = "cpu"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
@@ -45,3 +47,11 @@ def place(config: EngineConfig) -> Placement:
     if dtype == "auto":
         dtype = "bfloat16" if device.startswith("cuda") else "float32"
     return Placement(device=device, dtype=dtype)
+
+
+def capability(device: str) -> str:
+    """``cpu``, or the compute capability of a CUDA device, such as 9.0."""
+    if not device.startswith("cuda"):
+        return CPU
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"{major}.{minor}"

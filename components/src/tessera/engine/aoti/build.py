@@ -6,7 +6,6 @@ three times as long to build, and the process that loaded it peaked 275 MiB high
 
 from __future__ import annotations
 
-import logging
 import shutil
 import warnings
 from contextlib import suppress
@@ -18,19 +17,17 @@ import torch
 from torch.export import ExportedProgram
 
 from tessera.engine.aoti import kernels
-from tessera.engine.aoti.machine import CPU, FLAGS, PRODUCTS, capability, cpu_flags, versions
+from tessera.engine.aoti.package import FLAGS, PACKAGE, PRODUCTS, cpu_flags, versions
 from tessera.engine.compiled.build import Built, Progress
-from tessera.engine.compiled.export import example_inputs, export_stage
+from tessera.engine.compiled.export import example_inputs, export_stage, stages_of
 from tessera.engine.compiled.manifest import Binding, Manifest
 from tessera.engine.compiled.spec import BuildSpec, Envelope, Range, envelope_of
+from tessera.engine.placement import CPU, capability
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.base import Model
 from tessera.models.layers import exported_products
-from tessera.models.stages import StageFamily, StageModule, StageTensor
+from tessera.models.stages import StageModule, StageTensor
 
-log = logging.getLogger(__name__)
-
-PACKAGE = "engine.pt2"
 _STANDARD_LIBRARY = "libstdc++.so.6"
 _OPTIONS = {
     # By its own name: where only libstdc++.a lies beside g++, the program would get a copy of its own, whose
@@ -110,13 +107,6 @@ class AotiFlavour:
 
 
 AOTI = AotiFlavour()
-
-
-def stages_of(model: Model) -> StageFamily:
-    """Raises ``ConfigError`` for a family that cannot be taken apart."""
-    if not isinstance(model, StageFamily):
-        raise ConfigError(f"model family {model.family} offers no stages to compile or export")
-    return model
 
 
 def _device(spec: BuildSpec) -> str:

@@ -1,21 +1,36 @@
-"""An engine directory that holds a compiled stage; the weights come out of the checkpoint."""
+"""An engine directory that holds a compiled stage, for this machine; its weights come out of the checkpoint.
+
+AOTInductor's programs run on machines like the one that compiled them.
+"""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
+from threading import Lock
+from zipfile import ZipFile
 
 import torch
 
 from tessera.engine.aoti import kernels
-from tessera.engine.aoti.build import PACKAGE, stages_of
-from tessera.engine.aoti.machine import CPU, FLAGS, capability, require_cpu_flags, versions
-from tessera.engine.aoti.program import AotiProgram
+from tessera.engine.compiled.export import stages_of
 from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import Stage, envelope_of
 from tessera.engine.config import EngineConfig
-from tessera.engine.placement import Placement
+from tessera.engine.placement import CPU, Placement, capability
 from tessera.errors import ConfigError, EngineMismatch
 from tessera.models.base import Model
+
+PACKAGE = "engine.pt2"
+FLAGS = "cpu_flags"
+# Whose products a program calls back into Python for, if it was there when the program was compiled.
+PRODUCTS = "quack-kernels"
+_VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx", "vaes", "vpclmulqdq", "gfni", "popcnt")
+# Two that load at once could not tell whose files are whose.
+_loading = Lock()
 
 
 class AotiPackage:
@@ -82,3 +97,86 @@ def open_package(model: Model, config: EngineConfig, placement: Placement, stage
     if config.quantization != "none":
         raise ConfigError(f"engine aoti has no quantization {config.quantization}; engine torch has")
     return AotiPackage(model, config.path, stage, placement)
+
+
+class AotiProgram:
+    """Positional tensors in, tensors out; what they are stands in the manifest's ``bindings``.
+
+    Runs on the current stream of the calling thread, one call at a time.
+
+    The loader unpacks a package into a directory of its own among the temporary files, and removes it when
+    it is destroyed: a process that is killed, or that ends by ``leave``, would leave it there at every start.
+    So it goes as soon as nothing reads it any more. A library stays mapped without its file; the code of a
+    GPU's kernels is read when they are first launched.
+    """
+
+    def __init__(self, package: Path, weights: Mapping[str, torch.Tensor], device_index: int | None) -> None:
+        """``device_index`` is the GPU's; ``weights`` are used where they lie.
+
+        Raises ``EngineMismatch`` naming a weight that the program wants and ``weights`` does not have.
+        """
+        with ZipFile(package) as archive:
+            library = next(f"/{name}" for name in archive.namelist() if name.endswith(".so"))
+        index = -1 if device_index is None else device_index
+        with _loading:
+            before = _mapped(library)
+            # Run by a single thread: without the events between calls, which a CUDA graph cannot record. Not
+            # by aoti_load_package: only to warn of another CPU, which the manifest refuses, that compiles
+            # programs for each kind of vector instructions, seconds of a start, and brings in setuptools,
+            # which dies where pip was imported before.
+            self._loader = torch._C._aoti.AOTIModelPackageLoader(str(package), "model", True, 1, index)
+            self._unpacked = [path.removesuffix(library) for path in _mapped(library) - before]
+        wanted = self._loader.get_constant_fqns()
+        missing = sorted(set(wanted) - weights.keys())
+        if missing or device_index is None:
+            self._remove_unpacked()
+        if missing:
+            raise EngineMismatch(f"{package}: it wants {missing[0]!r}, which the model does not have")
+        # Kept for as long as the program, which has only their addresses.
+        self._weights = {name: weights[name] for name in wanted}
+        self._loader.load_constants(self._weights, False, True, user_managed=True)
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = self._loader.boxed_run(list(inputs))
+        self._remove_unpacked()
+        return found
+
+    def _remove_unpacked(self) -> None:
+        while self._unpacked:
+            shutil.rmtree(self._unpacked.pop(), ignore_errors=True)
+
+
+def _mapped(name: str) -> set[str]:
+    """Files in this process's memory whose paths end in ``name``."""
+    lines = Path("/proc/self/maps").read_text(errors="surrogateescape").splitlines()
+    return {line.split(maxsplit=5)[5] for line in lines if line.endswith(name)}
+
+
+def versions(device: str) -> dict[str, str]:
+    """The libraries whose insides a compiled program calls, ``PRODUCTS`` only where it is installed."""
+    found = {"torch": str(torch.__version__)}
+    if device.startswith("cuda"):
+        found["cuda"] = str(torch.version.cuda)
+    with suppress(metadata.PackageNotFoundError):
+        found[PRODUCTS] = metadata.version(PRODUCTS)
+    return found
+
+
+def cpu_flags() -> list[str]:
+    """Vector instructions of this CPU as the kernel names them; empty where it does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return []
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    return sorted(flag for flag in flags if flag.startswith(_VECTOR_FLAGS))
+
+
+def require_cpu_flags(built: str, directory: Path) -> None:
+    """Raises ``EngineMismatch`` naming what this CPU lacks: the program would be killed at the first one."""
+    missing = sorted(set(built.split()) - set(cpu_flags()))
+    if missing:
+        raise EngineMismatch(
+            f"{directory}: the engine does not match: it was built for a CPU with {' '.join(missing)},"
+            " which this one lacks. tessera-engine build makes one for this machine"
+        )

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from tessera.engine.aoti.package import open_package
-from tessera.engine.aoti.program import AotiProgram
+from tessera.engine.aoti.package import AotiProgram, open_package
 from tessera.engine.base import Cost, packed_cost
 from tessera.engine.compiled.spec import Layout, Stage
 from tessera.engine.config import EngineConfig

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tessera.engine.aoti.package import open_package
-from tessera.engine.aoti.program import AotiProgram
+from tessera.engine.aoti.package import AotiProgram, open_package
 from tessera.engine.compiled.spec import Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement

@@ -1,4 +1,4 @@
-"""A stage as an exported program: traced once, for every size in its envelope."""
+"""A model's stages, and a stage as an exported program: traced once, for every size in its envelope."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from tessera.engine.compiled.spec import Envelope
-from tessera.errors import EngineBuildFailed
-from tessera.models.stages import StageModule, StageTensor
+from tessera.errors import ConfigError, EngineBuildFailed
+from tessera.models.base import Model
+from tessera.models.stages import StageFamily, StageModule, StageTensor
+
+
+def stages_of(model: Model) -> StageFamily:
+    """Raises ``ConfigError`` for a family that cannot be taken apart."""
+    if not isinstance(model, StageFamily):
+        raise ConfigError(f"model family {model.family} offers no stages to compile or export")
+    return model
 
 
 def export_stage(stage: StageModule, envelope: Envelope, *, device: str) -> ExportedProgram:

@@ -21,10 +21,10 @@ import torch
 from tessera.engine.compiled.build import Built, Progress
 from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile
+from tessera.engine.placement import capability
 from tessera.engine.tensorrt.calibration import read_samples
 from tessera.engine.tensorrt.inspect import engine_information, network_information
-from tessera.engine.tensorrt.log import logging_of, make_monitor
-from tessera.engine.tensorrt.module import PLAN_FILE, load_tensorrt
+from tessera.engine.tensorrt.module import PLAN_FILE, load_tensorrt, logging_of, make_monitor
 from tessera.engine.tensorrt.network import TensorRTGraph
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.base import Model
@@ -170,7 +170,7 @@ class TensorRTFlavour:
 
     def _capabilities(self, trt: Any, spec: BuildSpec) -> tuple[str, ...]:
         """What to build for; raises ``ConfigError`` for what this flavour cannot reach."""
-        here = _this_machine()
+        here = capability("cuda") if torch.cuda.is_available() else None
         wanted = spec.capabilities or ((here,) if here else ())
         if not wanted:
             raise ConfigError(
@@ -187,10 +187,10 @@ class TensorRTFlavour:
         known = {
             f"{name[2:-1]}.{name[-1]}": name for name in trt.ComputeCapability.__members__ if name[:2] == "SM"
         }
-        for capability in wanted:
-            if capability not in known:
+        for target in wanted:
+            if target not in known:
                 raise ConfigError(
-                    f"{self.name} {trt.__version__} cannot build for compute capability {capability!r},"
+                    f"{self.name} {trt.__version__} cannot build for compute capability {target!r},"
                     f" only for {', '.join(known)}"
                 )
         return wanted
@@ -219,20 +219,13 @@ def describe(trt: Any, network: Any, model: Model, spec: BuildSpec) -> tuple[Ten
     return graph, {"calibration": note} if note else {}
 
 
-def _this_machine() -> str | None:
-    if not torch.cuda.is_available():
-        return None
-    major, minor = torch.cuda.get_device_capability()
-    return f"{major}.{minor}"
-
-
 def _target(trt: Any, config: Any, capabilities: tuple[str, ...]) -> None:
     if not hasattr(trt, "ComputeCapability"):
         return
     config.num_compute_capabilities = len(capabilities)
-    for number, capability in enumerate(capabilities):
+    for number, target in enumerate(capabilities):
         config.set_compute_capability(
-            trt.ComputeCapability.__members__[f"SM{capability.replace('.', '')}"], number
+            trt.ComputeCapability.__members__[f"SM{target.replace('.', '')}"], number
         )
 
 

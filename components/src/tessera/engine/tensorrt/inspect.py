@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from tessera.engine.tensorrt.log import logging_of
-from tessera.engine.tensorrt.module import load_tensorrt, to_name
+from tessera.engine.tensorrt.module import load_tensorrt, logging_of, to_name
 from tessera.errors import ConfigError
 
 

@@ -1,4 +1,4 @@
-"""A TensorRT engine from its directory: checked against its manifest, and against what it says of itself."""
+"""A TensorRT engine from its directory, checked against its manifest and its own words, and runs of it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ import torch
 from tessera.engine.compiled.manifest import Binding, Manifest
 from tessera.engine.compiled.spec import Stage
 from tessera.engine.config import EngineConfig
-from tessera.engine.placement import Placement
-from tessera.engine.tensorrt.log import logging_of
-from tessera.engine.tensorrt.module import PLAN_FILE, load_tensorrt, to_name
+from tessera.engine.placement import Placement, capability
+from tessera.engine.streams import Streams
+from tessera.engine.tensorrt.module import PLAN_FILE, load_tensorrt, logging_of, to_name
 from tessera.errors import ConfigError, EngineFailed, EngineMismatch
 from tessera.models.base import Model
 
+log = logging.getLogger(__name__)
+
 # What TensorRT expects of every address.
 ALIGNMENT = 256
+
+_Key = tuple[object, ...]
 
 
 class Context:
@@ -79,9 +83,6 @@ class Context:
             )
         if tensor.data_ptr() % ALIGNMENT:
             raise EngineFailed(f"{binding.name} does not begin on {ALIGNMENT} bytes")
-
-
-log = logging.getLogger(__name__)
 
 
 class LoadedEngine:
@@ -158,7 +159,7 @@ def open_engine(model: Model, config: EngineConfig, placement: Placement, stage:
         )
     manifest.require(
         directory,
-        capability=_capability(placement.device),
+        capability=capability(placement.device),
         versions={manifest.flavour: str(trt.__version__)},
     )
     if config.quantization != "none" and manifest.dtype != "float8":
@@ -210,9 +211,53 @@ def rows_dtype(manifest: Manifest) -> str:
     return "bfloat16" if manifest.dtype == "float8" else manifest.dtype
 
 
-def _capability(device: str) -> str:
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"{major}.{minor}"
+class Replays:
+    """A context for each profile, and one for each recorded graph, since a graph binds its context."""
+
+    def __init__(self, loaded: LoadedEngine, streams: Streams) -> None:
+        self._loaded: LoadedEngine | None = loaded
+        self._streams = streams
+        self._plain: dict[int, Context] = {}
+        self._graphs: dict[_Key, tuple[Context, Callable[[], None]]] = {}
+
+    def run(self, profile: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Put one run on the compute stream; the tensors are as large as its shapes."""
+        recorded = self._graphs.get(_key(profile, tensors))
+        if recorded is not None:
+            recorded[1]()
+            return
+        context = self._plain.get(profile)
+        if context is None:
+            context = self._plain[profile] = self._context(profile)
+        context.bind(tensors)
+        context.run(self._streams.handle)
+
+    def record(self, profile: int, tensors: Mapping[str, torch.Tensor]) -> None:
+        context = self._context(profile)
+        context.bind(tensors)
+        if not context.capturable(self._streams.handle):
+            log.info("profile %d cannot be recorded as a graph and is run as it comes", profile)
+            return
+        replay, _ = self._streams.record(lambda: context.run(self._streams.handle))
+        self._graphs[_key(profile, tensors)] = (context, replay)
+
+    @property
+    def recorded(self) -> int:
+        return len(self._graphs)
+
+    def close(self) -> None:
+        self._graphs.clear()
+        self._plain.clear()
+        self._loaded = None
+
+    def _context(self, profile: int) -> Context:
+        assert self._loaded is not None
+        return self._loaded.context(profile, self._streams.handle)
+
+
+def _key(profile: int, tensors: Mapping[str, torch.Tensor]) -> _Key:
+    """Shapes and addresses: a graph has both built in."""
+    return (profile, *((name, tensors[name].data_ptr(), tensors[name].shape) for name in sorted(tensors)))
 
 
 class _RuntimeSettings:

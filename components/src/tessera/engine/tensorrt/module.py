@@ -1,12 +1,18 @@
-"""The one place that imports TensorRT, whichever flavour of it, or TensorRT-LLM; and its names of types."""
+"""The one place that imports TensorRT, in either flavour, or TensorRT-LLM; its types and its messages."""
 
 from __future__ import annotations
 
 import functools
+import logging
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from tessera.errors import ConfigError
+
+log = logging.getLogger("tessera.engine.tensorrt")
+
+_KEPT = 5
 
 _MODULES = {
     # The bindings can be installed without the package that gives them their short name.
@@ -85,3 +91,69 @@ def to_name(trt: Any, dtype: Any) -> str:
         if getattr(trt.DataType, member) == dtype:
             return name
     return str(dtype)
+
+
+class Messages:
+    """The latest errors of this process: where a call returns nothing, they are the only explanation."""
+
+    def __init__(self) -> None:
+        self._errors: list[str] = []
+
+    def clear(self) -> None:
+        self._errors = []
+
+    def error(self, text: str) -> None:
+        self._errors = [*self._errors, text][-_KEPT:]
+
+    def __str__(self) -> str:
+        return " | ".join(self._errors) or "TensorRT gave no reason"
+
+
+@functools.cache
+def logging_of(trt: Any) -> tuple[Any, Messages]:
+    """The logger to make TensorRT's objects with, and what it keeps.
+
+    One for each flavour: TensorRT goes on using the first that it was given.
+    """
+    messages = Messages()
+    severity = trt.ILogger.Severity
+    levels = {
+        severity.INTERNAL_ERROR: logging.ERROR,
+        severity.ERROR: logging.ERROR,
+        severity.WARNING: logging.WARNING,
+    }
+
+    class Logger(trt.ILogger):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            level = levels.get(severity, logging.DEBUG)
+            if level >= logging.ERROR:
+                messages.error(message.strip())
+            log.log(level, "%s", message)
+
+    return Logger(), messages
+
+
+def make_monitor(trt: Any, tell: Callable[[str], None], stop: Callable[[], bool]) -> Any:
+    """A progress monitor that tells the outer phases of a build and their steps, and ends it on ``stop``."""
+
+    class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self._steps: dict[str, int] = {}
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+            if not parent_phase:
+                self._steps[phase_name] = num_steps
+
+        def step_complete(self, phase_name: str, step: int) -> bool:
+            if phase_name in self._steps:
+                tell(f"{phase_name}: step {step + 1} of {self._steps[phase_name]}")
+            return not stop()
+
+        def phase_finish(self, phase_name: str) -> None:
+            self._steps.pop(phase_name, None)
+
+    return Monitor()

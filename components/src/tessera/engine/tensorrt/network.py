@@ -30,17 +30,25 @@ _TORCH = {
     torch.int64: "int64",
     torch.bool: "bool",
 }
+FLOAT8_MAX = 448.0
 BY_NAME = {name: dtype for dtype, name in _TORCH.items()}
 
 
-class TensorRTLayers:
-    """Adds layers to an ``INetworkDefinition``, named after the part of the network that they belong to."""
+class TensorRTGraph:
+    """Fills an ``INetworkDefinition``; implements ``Graph``.
 
-    def __init__(self, trt: Any, network: Any) -> None:
+    Layers are named after the part of the network that they belong to.
+    """
+
+    def __init__(self, trt: Any, network: Any, *, decomposable: bool) -> None:
         self._trt = trt
         self._network = network
+        self._decomposable = decomposable
         self._part = "network"
         self.weights: dict[str, torch.Tensor] = {}
+        self.inputs: dict[str, tuple[int | Axis, ...]] = {}
+        self.bindings: list[Binding] = []
+        self.attentions: list[Any] = []
 
     @contextmanager
     def within(self, name: str) -> Iterator[None]:
@@ -146,20 +154,6 @@ class TensorRTLayers:
         if found != dtype or rank < 0:
             raise EngineBuildFailed(f"{layer.name}: its output is {found}, expected was {dtype}")
         return Node(tensor, dtype, rank)
-
-
-FLOAT8_MAX = 448.0
-
-
-class TensorRTGraph(TensorRTLayers):
-    """Fills an ``INetworkDefinition``; implements ``Graph``."""
-
-    def __init__(self, trt: Any, network: Any, *, decomposable: bool) -> None:
-        super().__init__(trt, network)
-        self._decomposable = decomposable
-        self.inputs: dict[str, tuple[int | Axis, ...]] = {}
-        self.bindings: list[Binding] = []
-        self.attentions: list[Any] = []
 
     # What goes in and out
 

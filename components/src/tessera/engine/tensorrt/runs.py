@@ -1,4 +1,4 @@
-"""How a batch is cut into runs that some profile of the engine takes; on the host, without torch."""
+"""The runs of a text batch: how it is cut to an engine's profiles, and the int32 inputs of each."""
 
 from __future__ import annotations
 
@@ -6,9 +6,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from tessera.engine.compiled.manifest import Manifest
+import numpy as np
+import numpy.typing as npt
+
+from tessera.engine.batch import TextBatch
 from tessera.engine.compiled.spec import Layout, Profile
-from tessera.errors import EngineFailed, EngineMismatch
+from tessera.errors import EngineFailed
+
+Int32Array = npt.NDArray[np.int32]
 
 # What sequences are rounded up to a multiple of.
 _LEAST_TOKENS = 16
@@ -140,23 +145,89 @@ def _volume(profile: Profile, layout: Layout) -> int:
     return profile.tokens.max * (profile.sequences.max if layout is Layout.PADDED else 1)
 
 
-def check_text_profiles(manifest: Manifest, max_tokens: int, where: str) -> None:
-    """Raises ``EngineMismatch`` unless the longest input goes through alone, vision rows and nothing else."""
-    if not any(min(profile.tokens.max, profile.rows.max) >= max_tokens for profile in manifest.profiles):
-        found = "; ".join(f"tokens {profile.tokens}, rows {profile.rows}" for profile in manifest.profiles)
-        raise EngineMismatch(
-            f"{where}: the checkpoint takes inputs of {max_tokens} tokens, all of which may be vision rows,"
-            f" but no profile does; they are {found}"
-        )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInputs:
+    """One run's int32 inputs as the engine takes them, by the names of its bindings.
+
+    ``rows`` are the ranges of the batch's vision rows that come into the run's own, one after another.
+    """
+
+    arrays: dict[str, Int32Array]
+    rows: tuple[tuple[int, int], ...]
 
 
-def check_vision_profiles(manifest: Manifest, where: str) -> int:
-    """The most tiles of one run; raises ``EngineMismatch`` when a smaller number is in no profile."""
-    most = max(profile.tiles.max for profile in manifest.profiles)
-    for count in range(1, most + 1):
-        if not any(count in profile.tiles for profile in manifest.profiles):
-            raise EngineMismatch(
-                f"{where}: no profile takes {count} tiles, but one takes {most}; the profiles are"
-                f" {', '.join(str(profile.tiles) for profile in manifest.profiles)}"
-            )
-    return most
+class BatchInputs:
+    """Makes the inputs of a batch's runs; works out once where each sequence's vision rows are."""
+
+    def __init__(self, batch: TextBatch, layout: Layout) -> None:
+        self._batch = batch
+        self._layout = layout
+        # ``vision_index`` ascends, so that each sequence's rows lie together.
+        self._first_row = np.searchsorted(batch.vision_index, batch.cu_seqlens).astype(np.int32)
+        self._row_map = np.full(len(batch.input_ids), -1, np.int32)
+        self._row_map[batch.vision_index] = np.arange(len(batch.vision_index), dtype=np.int32)
+
+    @property
+    def rows(self) -> list[int]:
+        """Vision rows of each sequence."""
+        return [int(count) for count in np.diff(self._first_row)]
+
+    def of(self, run: Run) -> RunInputs:
+        batch, bounds = self._batch, self._batch.cu_seqlens
+        rows, offset = [], 0
+        pieces = []
+        for member in run.members:
+            start, end = int(self._first_row[member]), int(self._first_row[member + 1])
+            part = slice(int(bounds[member]), int(bounds[member + 1]))
+            places = self._row_map[part]
+            pieces.append((batch.input_ids[part], np.where(places < 0, places, places - start + offset)))
+            if start < end:
+                rows.append((start, end))
+                offset += end - start
+        lengths = [batch.lengths[member] for member in run.members]
+        make = self._packed if self._layout is Layout.PACKED else self._padded
+        return RunInputs(arrays=make(run, pieces, lengths), rows=tuple(_adjacent(rows)))
+
+    def _padded(
+        self, run: Run, pieces: list[tuple[Int32Array, Int32Array]], lengths: list[int]
+    ) -> dict[str, Int32Array]:
+        ids = np.zeros((run.sequences, run.tokens), np.int32)
+        places = np.full((run.sequences, run.tokens), -1, np.int32)
+        for number, (tokens, row) in enumerate(pieces):
+            ids[number, : len(tokens)] = tokens
+            places[number, : len(row)] = row
+        # Sequences that only fill the run up have one token, because attention to nothing is no number.
+        filled = np.ones(run.sequences, np.int32)
+        filled[: len(lengths)] = lengths
+        return {"input_ids": ids, "vision_row": places, "lengths": filled}
+
+    def _packed(
+        self, run: Run, pieces: list[tuple[Int32Array, Int32Array]], lengths: list[int]
+    ) -> dict[str, Int32Array]:
+        total = sum(lengths)
+        ids, places = np.zeros(run.tokens, np.int32), np.full(run.tokens, -1, np.int32)
+        ids[:total] = np.concatenate([tokens for tokens, _ in pieces])
+        places[:total] = np.concatenate([row for _, row in pieces])
+        positions = np.zeros(run.tokens, np.int32)
+        positions[:total] = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
+        bounds = np.full(run.sequences + 1, total, np.int32)
+        bounds[0] = 0
+        np.cumsum(lengths, out=bounds[1 : len(lengths) + 1])
+        return {
+            "input_ids": ids,
+            "vision_row": places,
+            "positions": positions,
+            "query_lengths": bounds,
+            "key_value_lengths": bounds,
+        }
+
+
+def _adjacent(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges that follow one another made one."""
+    found: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if found and found[-1][1] == start:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((start, end))
+    return found

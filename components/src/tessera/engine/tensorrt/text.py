@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import torch
 
 from tessera.engine.base import Cost, packed_cost, padded_cost
 from tessera.engine.batch import PackedInput, TextBatch, TextVectors, pack, zeros
-from tessera.engine.compiled.spec import Layout, Stage
+from tessera.engine.compiled.manifest import Binding, Manifest
+from tessera.engine.compiled.spec import Layout, Profile, Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement
 from tessera.engine.process import settle
 from tessera.engine.streams import CudaStreams, Streams, sendable
-from tessera.engine.tensorrt.layout import BatchLayout, Buffers, Laid
-from tessera.engine.tensorrt.loaded import LoadedEngine, open_engine
-from tessera.engine.tensorrt.replays import Replays
-from tessera.engine.tensorrt.runs import Run, Sizes, check_text_profiles
+from tessera.engine.tensorrt.loaded import LoadedEngine, Replays, open_engine
+from tessera.engine.tensorrt.runs import BatchInputs, Run, RunInputs, Sizes
+from tessera.errors import EngineMismatch
 from tessera.launched import Launched
 from tessera.models.base import Model
 
@@ -34,9 +36,9 @@ class TextRuns:
 
     def launch(self, batch: TextBatch) -> Launched[TextVectors]:
         with torch.inference_mode():
-            layer = BatchLayout(batch, self._layout)
-            runs = self._sizes.cut(batch.lengths, layer.rows)
-            laid = [layer.lay(run) for run in runs]
+            inputs = BatchInputs(batch, self._layout)
+            runs = self._sizes.cut(batch.lengths, inputs.rows)
+            inputs_of = [inputs.of(run) for run in runs]
             with self._streams.copying():
                 images, rows = self._images(batch)
             count = len(batch.lengths)
@@ -45,8 +47,8 @@ class TextRuns:
             keep: list[object] = [images, rows, vectors, norms]
             done = 0
             with self._streams.computing():
-                for run, inputs in zip(runs, laid, strict=True):
-                    keep += self._fill(inputs, rows)
+                for run, own in zip(runs, inputs_of, strict=True):
+                    keep += self._fill(own, rows)
                     self._replays.run(run.profile, self._tensors(run))
                     members = len(run.members)
                     for host, name in ((vectors, "vectors"), (norms, "norms")):
@@ -70,7 +72,7 @@ class TextRuns:
                 batch = pack([PackedInput(tokens=np.zeros(length, np.int32)) for length in own])
                 with self._streams.computing():
                     # Something valid to attend to; what comes out does not matter.
-                    keep = self._fill(BatchLayout(batch, self._layout).lay(run), None)
+                    keep = self._fill(BatchInputs(batch, self._layout).of(run), None)
                     self._replays.record(run.profile, self._tensors(run))
                 self._streams.settle()
                 keep.clear()
@@ -99,16 +101,16 @@ class TextRuns:
         } | ends
         return {name: buffers.view(name, shape) for name, shape in shapes.items()}
 
-    def _fill(self, laid: Laid, rows: torch.Tensor | None) -> list[torch.Tensor]:
+    def _fill(self, inputs: RunInputs, rows: torch.Tensor | None) -> list[torch.Tensor]:
         """Copy a run's inputs to their places behind the run before; returns what the copies read."""
         staged = []
-        for name, array in laid.arrays.items():
+        for name, array in inputs.arrays.items():
             source = self._streams.staging(array.shape, torch.int32)
             np.copyto(source.numpy(), array)
             self._buffers.view(name, array.shape).copy_(source, non_blocking=True)
             staged.append(source)
         offset = 0
-        for start, end in laid.rows:
+        for start, end in inputs.rows:
             assert rows is not None
             self._buffers["vision_rows"][offset : offset + end - start].copy_(rows[start:end])
             offset += end - start
@@ -128,6 +130,51 @@ class TextRuns:
             rows[start : start + len(source)].copy_(source, non_blocking=True)
             start += len(source)
         return sources, rows
+
+
+class Buffers:
+    """Memory for each input and output, as large as any profile needs; it never moves.
+
+    ``view`` gives the beginning of a buffer in another shape; rows can be had by indexing.
+    """
+
+    def __init__(self, manifest: Manifest, device: str) -> None:
+        self._tensors: dict[str, torch.Tensor] = {}
+        for binding in manifest.bindings:
+            shapes = [_largest(binding, profile, manifest.layout) for profile in manifest.profiles]
+            dtype = getattr(torch, binding.dtype)
+            self._tensors[binding.name] = torch.zeros(max(shapes, key=prod), dtype=dtype, device=device)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return self._tensors[name]
+
+    def view(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        return self._tensors[name].view(-1)[: prod(shape)].view(shape)
+
+
+def _largest(binding: Binding, profile: Profile, layout: Layout) -> tuple[int, ...]:
+    """The binding's largest shape in a profile."""
+    axes = {
+        "vision_rows": ("rows",),
+        "lengths": ("sequences",),
+        "query_lengths": ("sequences",),
+        "key_value_lengths": ("sequences",),
+        "vectors": ("sequences",),
+        "norms": ("sequences",),
+    }.get(binding.name, ("sequences", "tokens") if layout is Layout.PADDED else ("tokens",))
+    extra = 1 if binding.name in ("query_lengths", "key_value_lengths") else 0
+    sizes = iter(getattr(profile, axis).max + extra for axis in axes)
+    return tuple(next(sizes) if size == -1 else size for size in binding.shape)
+
+
+def check_text_profiles(manifest: Manifest, max_tokens: int, where: str) -> None:
+    """Raises ``EngineMismatch`` unless the longest input goes through alone, vision rows and nothing else."""
+    if not any(min(profile.tokens.max, profile.rows.max) >= max_tokens for profile in manifest.profiles):
+        found = "; ".join(f"tokens {profile.tokens}, rows {profile.rows}" for profile in manifest.profiles)
+        raise EngineMismatch(
+            f"{where}: the checkpoint takes inputs of {max_tokens} tokens, all of which may be vision rows,"
+            f" but no profile does; they are {found}"
+        )
 
 
 # Tokens up to which a run is short enough for its launches to matter.

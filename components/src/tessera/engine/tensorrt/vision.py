@@ -9,14 +9,14 @@ import numpy.typing as npt
 import torch
 
 from tessera.engine.base import Cost, packed_cost
+from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement
 from tessera.engine.process import settle
 from tessera.engine.streams import CudaStreams, Streams
-from tessera.engine.tensorrt.loaded import ALIGNMENT, LoadedEngine, open_engine
-from tessera.engine.tensorrt.replays import Replays
-from tessera.engine.tensorrt.runs import check_vision_profiles
+from tessera.engine.tensorrt.loaded import ALIGNMENT, LoadedEngine, Replays, open_engine
+from tessera.errors import EngineMismatch
 from tessera.launched import Launched
 from tessera.models.base import Model
 
@@ -104,6 +104,18 @@ def _joined(out: Sequence[torch.Tensor]) -> torch.Tensor | None:
         place += part.numel() * part.element_size()
     rows = sum(map(len, out))
     return first.as_strided((rows, first.shape[1]), (first.shape[1], 1))
+
+
+def check_vision_profiles(manifest: Manifest, where: str) -> int:
+    """The most tiles of one run; raises ``EngineMismatch`` when a smaller number is in no profile."""
+    most = max(profile.tiles.max for profile in manifest.profiles)
+    for count in range(1, most + 1):
+        if not any(count in profile.tiles for profile in manifest.profiles):
+            raise EngineMismatch(
+                f"{where}: no profile takes {count} tiles, but one takes {most}; the profiles are"
+                f" {', '.join(str(profile.tiles) for profile in manifest.profiles)}"
+            )
+    return most
 
 
 # Tiles up to which launching a run takes a part of its time that is worth a copy of its rows.
