@@ -22,13 +22,13 @@ from benchmarks.accuracy import text_cosine, vision_cosine
 from benchmarks.batches import Workload, random_tiles, text_batch, workloads
 from benchmarks.products import Product, seconds, text_products, vision_products
 from benchmarks.table import number, table, write_csv
-from tessera.config import load_stages
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
 from tessera.launched import Launched
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
+from tessera.worker.settings import load_stages
 
 T = TypeVar("T")
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.config import Mode, StageConfig, load_stages
 from tessera.errors import ConfigError
 from tessera.frontend.settings import parse as parse_frontend
+from tessera.worker.settings import Mode, StageSettings, load_stages
 from tessera.worker.settings import parse as parse_worker
 
 ROOT = Path(__file__).parents[1]
@@ -23,18 +23,18 @@ def written(folder: Path, text: str | bytes) -> Path:
 
 
 def test_nothing_given_means_the_defaults() -> None:
-    assert load_stages(None, None) == StageConfig()
+    assert load_stages(None, None) == StageSettings()
 
 
 def test_an_empty_file_means_the_defaults(tmp_path: Path) -> None:
-    assert load_stages(written(tmp_path, "# nothing yet\n"), None) == StageConfig()
+    assert load_stages(written(tmp_path, "# nothing yet\n"), None) == StageSettings()
 
 
 def test_a_file_replaces_only_what_it_names(tmp_path: Path) -> None:
     stages = load_stages(written(tmp_path, "text:\n  max_batch_cost: 64\ntransport: {kind: inline}\n"), None)
     assert stages.text.max_batch_cost == 64
-    assert stages.text.max_queue_cost == StageConfig().text.max_queue_cost
-    assert stages.vision == StageConfig().vision
+    assert stages.text.max_queue_cost == StageSettings().text.max_queue_cost
+    assert stages.vision == StageSettings().vision
     assert stages.transport.kind == "inline"
 
 
@@ -53,6 +53,7 @@ def test_the_override_is_merged_key_by_key(tmp_path: Path) -> None:
         ("text: {max_batch_cost: 0}", ["max_batch_cost"]),
         ("text: {max_batch_cost: 10, max_queue_cost: 5}", ["max_queue_cost"]),
         ("text: {dtype: float8}", ["float8", "bfloat16"]),
+        ("text: {path: 7}", ["str", "$.text.path"]),
         ("text:", ["$.text"]),
         ("preprocess_threads: 0", ["preprocess_threads"]),
         ("threads: -1", ["threads"]),

@@ -180,12 +180,20 @@ def read_flags(settings: type[S], parsed: argparse.Namespace) -> S:
     values: dict[str, Any] = {}
     for field in fields_of(settings):
         if field.part is not None:
-            values[field.name] = read_flags(field.part, parsed)
+            if _has_flags(field.part):
+                values[field.name] = read_flags(field.part, parsed)
         elif field.setting.flag:
             given = getattr(parsed, field.setting.flag.removeprefix("--").replace("-", "_"))
             if given is not None:
                 values[field.name] = _value(field, given)
     return settings(**values)
+
+
+def _has_flags(settings: type[msgspec.Struct]) -> bool:
+    return any(
+        field.setting.flag or (field.part is not None and _has_flags(field.part))
+        for field in fields_of(settings)
+    )
 
 
 def _argument(field: Field) -> dict[str, Any]:
@@ -222,8 +230,10 @@ def convert(kind: type[T], value: object, source: str) -> T:
 
 
 def _decode(kind: type, value: object) -> object:
-    if kind is Path and isinstance(value, str):
-        return Path(value)
+    if kind is Path:
+        if isinstance(value, str):
+            return Path(value)
+        raise ValueError(f"Expected `str`, got `{type(value).__name__}`")
     raise NotImplementedError(f"cannot read a {kind.__name__}")
 
 

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from tessera.atomic_directory import atomic_directory
-from tessera.config import load_stages
 from tessera.engine.compiled.build import build_engine, flavour
 from tessera.engine.compiled.manifest import MANIFEST_FILE, Manifest
 from tessera.engine.compiled.spec import DTYPES, BuildSpec, Layout, Profile, Range, Stage
 from tessera.errors import ConfigError, TesseraError
 from tessera.models import open_model
 from tessera.settings import convert
+from tessera.worker.settings import load_stages
 
 if TYPE_CHECKING:
     Subparsers = argparse._SubParsersAction[argparse.ArgumentParser]

@@ -13,7 +13,6 @@ import torch
 import uvloop
 
 from tessera import tracing, wire
-from tessera.config import WorkerConfig
 from tessera.errors import DiscoveryLost, EngineDead, TesseraError
 from tessera.logs import LogFormat, log_as, log_settings
 from tessera.process_exit import leave, when_told
@@ -24,7 +23,7 @@ from tessera.worker.dynamo_model import model_addresses, model_servers
 from tessera.worker.memory import give_back_when_idle
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.roles import COMPONENT, Builder, Service
-from tessera.worker.settings import parse
+from tessera.worker.settings import WorkerSettings, parse
 
 log = logging.getLogger("tessera.worker")
 
@@ -39,7 +38,7 @@ _LAST_WORDS_SECONDS = 2.0
 _FORGOTTEN_SECONDS = 5.0
 
 
-async def serve(config: WorkerConfig) -> None:
+async def serve(settings: WorkerSettings) -> None:
     """Run one worker until SIGTERM or SIGINT.
 
     Raises ``EngineDead`` when its engine cannot go on, ``DiscoveryLost`` when no caller can find it any more.
@@ -53,15 +52,15 @@ async def serve(config: WorkerConfig) -> None:
     started = time.monotonic()
     stop = asyncio.Event()
     when_told(stop.set)
-    tracing.start(config.mode.value, config.traces)
-    runtime = Runtime(config.rpc)
+    tracing.start(settings.mode.value, settings.traces)
+    runtime = Runtime(settings.rpc)
     metrics = WorkerMetrics()
-    metrics.describe(config.mode.value, config.served_model_name)
-    address = runtime.address(COMPONENT[config.mode])
-    for served in (address, *model_addresses(config)):
+    metrics.describe(settings.mode.value, settings.served_model_name)
+    address = runtime.address(COMPONENT[settings.mode])
+    for served in (address, *model_addresses(settings)):
         runtime.endpoint(served)
     name = f"{runtime.endpoint(address).connection_id():x}"
-    builder = Builder(config=config, runtime=runtime, metrics=metrics, name=name, died=died, stop=stop)
+    builder = Builder(settings=settings, runtime=runtime, metrics=metrics, name=name, died=died, stop=stop)
     try:
         service = await run_until(stop.wait(), builder.build())
     except Left:
@@ -78,7 +77,7 @@ async def serve(config: WorkerConfig) -> None:
     server = Server(runtime, address, answer)
     server.expose_metrics(metrics.render)
     # Discovery may keep a worker waiting; a signal must not wait with it.
-    servers = [server, *model_servers(runtime, config, service, server)]
+    servers = [server, *model_servers(runtime, settings, service, server)]
 
     async def stop_serving(timeout: float) -> None:
         await asyncio.gather(*(each.stop(timeout=timeout) for each in servers))
@@ -93,12 +92,12 @@ async def serve(config: WorkerConfig) -> None:
         log.info(
             "ready after %.1f s: %s worker %s serves %s at %s",
             time.monotonic() - started,
-            config.mode,
+            settings.mode,
             name,
-            config.served_model_name,
+            settings.served_model_name,
             address,
         )
-    watch = asyncio.create_task(_watch(service, config, died))
+    watch = asyncio.create_task(_watch(service, settings, died))
     giving_back = asyncio.create_task(give_back_when_idle())
     reason = await ending
     watch.cancel()
@@ -107,12 +106,12 @@ async def serve(config: WorkerConfig) -> None:
         log.critical("leaving: %s", reason)
         await stop_serving(_LAST_WORDS_SECONDS)
         raise reason
-    patience = config.drain_seconds if reason is None else min(config.drain_seconds, _FORGOTTEN_SECONDS)
+    patience = settings.drain_seconds if reason is None else min(settings.drain_seconds, _FORGOTTEN_SECONDS)
     log.info("draining")
     await stop_serving(patience)
     if reason is not None:
         with suppress(Left):
-            await run_until(stop.wait(), until_back(config.rpc.discovery_backend))
+            await run_until(stop.wait(), until_back(settings.rpc.discovery_backend))
     await service.drain(patience)
     await service.close()
     runtime.shutdown()
@@ -142,9 +141,9 @@ async def _ending(
     return lost.result()
 
 
-async def _watch(service: Service, config: WorkerConfig, died: Callable[[EngineDead], None]) -> None:
+async def _watch(service: Service, settings: WorkerSettings, died: Callable[[EngineDead], None]) -> None:
     """A device that hangs raises nothing: it is noticed by the time that a batch takes."""
-    patience = max(config.stages.text.stall_seconds, config.stages.vision.stall_seconds)
+    patience = max(settings.stages.text.stall_seconds, settings.stages.vision.stall_seconds)
     while True:
         await asyncio.sleep(min(1.0, patience / 4))
         busy = service.running_seconds()
@@ -153,15 +152,14 @@ async def _watch(service: Service, config: WorkerConfig, died: Callable[[EngineD
 
 
 def main() -> int:
-    settings = log_settings()
-    set_environment_defaults(json_log=settings.format is LogFormat.JSON)
-    # The name of the role follows once it is known.
-    log_as("worker", settings)
+    # Before the rest, whose errors are logged, too; the name of the role follows once it is known.
+    log_as("worker", early := log_settings())
+    set_environment_defaults(json_log=early.format is LogFormat.JSON)
     try:
-        config = parse()
-        log_as(config.mode.value, settings)
-        torch.set_num_threads(config.stages.threads or torch.get_num_threads())
-        uvloop.run(serve(config))
+        settings = parse()
+        log_as(settings.mode.value, settings.log)
+        torch.set_num_threads(settings.stages.threads or torch.get_num_threads())
+        uvloop.run(serve(settings))
     except EngineDead as error:
         log.error("%s", error)
         tracing.stop(_LAST_WORDS_SECONDS)

@@ -14,7 +14,6 @@ import torch
 
 from tessera import wire
 from tessera.cache import EmbeddingCache
-from tessera.config import Mode, WorkerConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine, rounding
 from tessera.engine.placement import Placement, place
 from tessera.errors import EngineDead
@@ -32,6 +31,7 @@ from tessera.worker.image_rows import VisionSource
 from tessera.worker.memory import RUNTIME_BYTES, MemoryAccount
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.remote_vision import RemoteVision
+from tessera.worker.settings import Mode, WorkerSettings
 from tessera.worker.vision_stage import LocalVision, VisionStage
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class Builder:
     ``died`` is told when an engine can run nothing any more; ``stop`` is set when the worker is to drain.
     """
 
-    config: WorkerConfig
+    settings: WorkerSettings
     runtime: Runtime
     metrics: WorkerMetrics
     name: str
@@ -75,48 +75,49 @@ class Builder:
     stop: asyncio.Event
 
     async def build(self) -> Service:
-        model = await _timed("opened the checkpoint", lambda: open_model(self.config.model_path))
+        model = await _timed("opened the checkpoint", lambda: open_model(self.settings.model_path))
         await _timed("fingerprinted it", lambda: model.fingerprint)
         log.info("memory:\n%s", self._account(model).check())
-        if self.config.mode is Mode.ENCODE:
+        if self.settings.mode is Mode.ENCODE:
             return await self._encode(model)
         return await self._embed(model)
 
     def _account(self, model: Model) -> MemoryAccount:
         """Everything of a size that the configuration decides."""
-        config, account = self.config, MemoryAccount()
+        settings, account = self.settings, MemoryAccount()
         account.add("interpreter and libraries", "cpu", RUNTIME_BYTES)
-        if config.mode is not Mode.EMBED:
-            at = place(config.stages.vision)
-            tiles = max(config.stages.vision.max_batch_cost, model.max_tiles)
+        if settings.mode is not Mode.EMBED:
+            at = place(settings.stages.vision)
+            tiles = max(settings.stages.vision.max_batch_cost, model.max_tiles)
             account.add("vision weights", at.device, model.vision_nbytes(at.dtype))
             batch = model.vision_activation_nbytes(at.dtype, tiles)
             account.add(f"vision batch of {tiles} tiles", at.device, _batches(at, batch))
-        if config.mode is Mode.ENCODE:
+        if settings.mode is Mode.ENCODE:
             slab = self._slab_rows(model, at) * model.hidden * at.torch_dtype.itemsize
             account.add("slab", at.device, slab)
             if at.is_cuda:
                 account.add("pinned copy of the slab", "cpu", slab)
         else:
-            at = place(config.stages.text)
-            tokens = max(config.stages.text.max_batch_cost, model.max_tokens)
+            at = place(settings.stages.text)
+            tokens = max(settings.stages.text.max_batch_cost, model.max_tokens)
             account.add("text weights", at.device, model.text_nbytes(at.dtype))
             batch = model.text_activation_nbytes(at.dtype, tokens)
             account.add(f"text batch of {tokens} tokens", at.device, _batches(at, batch))
-            account.add("cache of vision rows", "cpu", config.cache_bytes)
-        if config.mode is Mode.EMBED and config.images:
-            account.add("staging for NIXL", "cpu", config.stages.transport.staging_mb << 20)
+            account.add("cache of vision rows", "cpu", settings.cache_bytes)
+        if settings.mode is Mode.EMBED and settings.images:
+            account.add("staging for NIXL", "cpu", settings.stages.transport.staging_mb << 20)
         return account
 
     def _slab_rows(self, model: Model, placement: Placement) -> int:
         row_bytes = model.hidden * placement.torch_dtype.itemsize
         # However small it is set, the largest image must fit.
         return max(
-            (self.config.stages.transport.slab_mb << 20) // row_bytes, model.max_tiles * model.tokens_per_tile
+            (self.settings.stages.transport.slab_mb << 20) // row_bytes,
+            model.max_tiles * model.tokens_per_tile,
         )
 
     async def _encode(self, model: Model) -> EncodeService:
-        config, transport = self.config.stages.vision, self.config.stages.transport
+        config, transport = self.settings.stages.vision, self.settings.stages.transport
         placement = place(config)
         stage = await self._vision_stage(model, placement)
         outbox = Outbox(
@@ -138,7 +139,7 @@ class Builder:
         return EncodeService(stage, outbox, self.metrics, self._info(model, placement, outbox.infos()))
 
     async def _embed(self, model: Model) -> EmbedService:
-        config = self.config.stages.text
+        config = self.settings.stages.text
         placement = place(config)
         engine = await _timed("loaded the text engine", lambda: make_text_engine(model, config, placement))
         await _timed("warmed the text engine", engine.warm)
@@ -147,7 +148,7 @@ class Builder:
             model,
             engine,
             config,
-            EmbeddingCache(self.config.cache_bytes),
+            EmbeddingCache(self.settings.cache_bytes),
             await self._vision_source(model, placement, info),
             self.metrics,
             info,
@@ -157,35 +158,35 @@ class Builder:
     async def _vision_source(
         self, model: Model, placement: Placement, own: wire.WorkerInfo
     ) -> VisionSource | None:
-        if self.config.mode is Mode.AGG:
-            config = self.config.stages.vision
+        if self.settings.mode is Mode.AGG:
+            config = self.settings.stages.vision
             vision_placement = place(config)
             stage = await self._vision_stage(model, vision_placement)
             return LocalVision(stage, model.hidden, vision_placement, rounding(config))
-        if not self.config.images:
+        if not self.settings.images:
             return None
 
         def check(info: wire.WorkerInfo) -> str | None:
             theirs, ours = (info.fingerprint, info.dtype), (own.fingerprint, own.dtype)
             return None if theirs == ours else f"it serves {theirs}, this worker {ours}"
 
-        transport = self.config.stages.transport
+        transport = self.settings.stages.transport
         nixl = NixlOptions(staging_bytes=transport.staging_mb << 20, interfaces=transport.nixl_interfaces)
         inbox = Inbox(InboxConfig(reader=self.name, transport=transport.kind, nixl=nixl))
         self.metrics.watch_registrations(lambda: inbox.nixl_registrations)
         self.metrics.watch_peers(lambda: inbox.peers)
         return RemoteVision(
-            await Client.connect(self.runtime, self.config.encode_endpoint),
+            await Client.connect(self.runtime, self.settings.encode_endpoint),
             check,
             inbox,
             self.metrics,
             device=torch.device(placement.device),
-            wait_seconds=self.config.encode_wait_seconds,
+            wait_seconds=self.settings.encode_wait_seconds,
             stop=self.stop,
         )
 
     async def _vision_stage(self, model: Model, placement: Placement) -> VisionStage:
-        stages = self.config.stages
+        stages = self.settings.stages
         engine = await _timed(
             "loaded the vision engine", lambda: make_vision_engine(model, stages.vision, placement)
         )
@@ -202,17 +203,17 @@ class Builder:
         )
 
     def _decoder(self, model: Model) -> Decoder:
-        stages = self.config.stages
+        stages = self.settings.stages
         if stages.preprocess == "threads":
-            return ThreadDecoder(model, max_pixels=self.config.max_image_pixels)
+            return ThreadDecoder(model, max_pixels=self.settings.max_image_pixels)
         limits = Limits(
             seconds=stages.preprocess_seconds,
             memory_bytes=stages.preprocess_mb << 20,
             tile_bytes=model.max_tiles * math.prod(model.tile_shape),
-            max_pixels=self.config.max_image_pixels,
+            max_pixels=self.settings.max_image_pixels,
         )
         return ProcessDecoder(
-            self.config.model_path,
+            self.settings.model_path,
             limits,
             count=stages.preprocess_threads,
             lost=lambda why: self.metrics.decoder_losses.labels(why).inc(),
@@ -222,19 +223,19 @@ class Builder:
         self, model: Model, placement: Placement, slabs: tuple[wire.SlabInfo, ...] = ()
     ) -> wire.WorkerInfo:
         return wire.WorkerInfo(
-            role=self.config.mode.value,
-            model=self.config.served_model_name,
+            role=self.settings.mode.value,
+            model=self.settings.served_model_name,
             fingerprint=model.fingerprint,
             dtype=placement.dtype,
             rounding=self._rounding(),
             hidden=model.hidden,
-            images=self.config.mode is not Mode.EMBED or self.config.images,
+            images=self.settings.mode is not Mode.EMBED or self.settings.images,
             host=host_id(),
             slabs=slabs,
         )
 
     def _rounding(self) -> str:
-        stages, mode = self.config.stages, self.config.mode
+        stages, mode = self.settings.stages, self.settings.mode
         vision = "" if mode is Mode.EMBED else rounding(stages.vision)
         text = "" if mode is Mode.ENCODE else rounding(stages.text)
         return f"{vision}; {text}" if vision or text else ""

@@ -1,92 +1,236 @@
-"""The worker's command line; names follow Dynamo's."""
+"""A worker's settings: its command line, and the YAML file that this names. Flags have Dynamo's names.
+
+The parts stand beside the code that they are for. The order of the fields is the order of ``--help``.
+"""
 
 from __future__ import annotations
 
-import argparse
+import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from tessera.config import Mode, WorkerConfig, load_stages
+import msgspec
+import yaml
+
+from tessera.engine.compiled.spec import BuildSpec
+from tessera.engine.config import EngineConfig
 from tessera.errors import ConfigError
-from tessera.flags import (
-    HelpFormatter,
-    add_model_arguments,
-    add_rpc_arguments,
-    add_trace_arguments,
-    rpc_config,
-    trace_exporters,
+from tessera.logs import LogSettings
+from tessera.rpc.runtime import RpcConfig
+from tessera.settings import (
+    GIB,
+    NOT_NEGATIVE,
+    POSITIVE,
+    ModelPath,
+    ServedModelName,
+    Setting,
+    Traces,
+    convert,
+    exporters,
+    parse_flags,
 )
-from tessera.logs import add_log_arguments
 
 
-def parse(argv: Sequence[str] | None = None) -> WorkerConfig:
+class Mode(StrEnum):
+    """What a worker does: both stages, the vision stage, or the text stage."""
+
+    AGG = "agg"
+    ENCODE = "encode"
+    EMBED = "embed"
+
+
+class TransportSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How vision rows go from encode workers to embed workers."""
+
+    kind: Annotated[
+        str,
+        Setting(
+            help="`auto` for whichever reaches the reader best, or `cuda_ipc`, `shm`, `nixl`, `inline`, with "
+            "commas between"
+        ),
+    ] = "auto"
+    slab_mb: Annotated[int, Setting(help="MiB of rows that an encode worker lends at a time")] = 256
+    staging_mb: Annotated[int, Setting(help="MiB of registered memory that NIXL reads into")] = 64
+    nixl_interfaces: Annotated[
+        str,
+        Setting(help="network interfaces that NIXL listens on, with commas between; empty for all"),
+    ] = "lo"
+    lease_seconds: Annotated[float, Setting(help="that a reader has to copy rows")] = 10.0
+    checksum: Annotated[bool, Setting(help="readers make sure that rows are those that were published")] = (
+        False
+    )
+
+    def __post_init__(self) -> None:
+        if self.slab_mb < 1 or self.staging_mb < 1:
+            raise ValueError("slab_mb and staging_mb must be at least 1")
+        if not 0 < self.lease_seconds < math.inf:
+            raise ValueError("lease_seconds must be positive")
+
+
+class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a file under ``engine_configs`` holds; each role reads the stages it runs."""
+
+    vision: EngineConfig = EngineConfig(max_batch_cost=8, max_queue_cost=512)
+    text: EngineConfig = EngineConfig(max_batch_cost=8192, max_queue_cost=262_144)
+    transport: TransportSettings = TransportSettings()
+    preprocess: Annotated[
+        str,
+        Setting(help="where image files are decoded: in `processes` that may crash, or on `threads`"),
+    ] = "processes"
+    preprocess_threads: Annotated[int, Setting(help="images that are decoded at a time")] = 2
+    preprocess_seconds: Annotated[float, Setting(help="that a process has for one image")] = 10.0
+    preprocess_mb: Annotated[int, Setting(help="MiB that a process may use for one image")] = 2048
+    threads: Annotated[
+        int,
+        Setting(
+            help="CPU threads of a batch, for its pieces side by side or for each operation; 0: torch's "
+            "choice"
+        ),
+    ] = 0
+    build: Annotated[
+        tuple[BuildSpec, ...], Setting(help="engines that `tessera-engine build` makes; no worker reads it")
+    ] = ()
+
+    def __post_init__(self) -> None:
+        if self.preprocess_threads < 1 or self.threads < 0:
+            raise ValueError("preprocess_threads must be at least 1, and threads at least 0")
+        if self.preprocess not in ("processes", "threads"):
+            raise ValueError(f"preprocess {self.preprocess!r} is neither processes nor threads")
+        if not 0 < self.preprocess_seconds < math.inf or self.preprocess_mb < 64:
+            raise ValueError("preprocess_seconds must be positive and preprocess_mb at least 64")
+
+
+_PIXELS_AND_DRAIN = "--max-image-pixels must be positive and --drain-seconds not negative"
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker process."""
+
+    model_path: ModelPath
+    served_model_name: ServedModelName = ""
+    mode: Annotated[
+        Mode,
+        Setting(flag="--disaggregation-mode", help="which stages it runs: both, vision or text"),
+    ] = Mode.AGG
+    modality: Annotated[
+        Literal["multimodal", "text"],
+        Setting(flag="--modality", help="text makes an embed worker that never asks for vision rows"),
+    ] = "multimodal"
+    encode_endpoint: Annotated[
+        str,
+        Setting(flag="--encode-endpoint", help="dyn://namespace.component.endpoint of the encode workers"),
+    ] = ""
+    cache_bytes: Annotated[
+        int,
+        Setting(
+            flag="--multimodal-embedding-cache-capacity-gb",
+            unit=GIB,
+            check=replace(NOT_NEGATIVE, text="{flag} must be a number that is not negative"),
+            help="CPU cache of vision rows, GiB; 0 turns it off",
+        ),
+    ] = 1 << 30
+    extra_engine_args: Annotated[
+        Path | None, Setting(flag="--extra-engine-args", help="YAML file, see engine_configs/")
+    ] = None
+    override_engine_args: Annotated[
+        str, Setting(flag="--override-engine-args", help="JSON object merged over the YAML file")
+    ] = ""
+    max_image_pixels: Annotated[
+        int,
+        Setting(
+            flag="--max-image-pixels", check=replace(POSITIVE, text=_PIXELS_AND_DRAIN), help="of one image"
+        ),
+    ] = 100_000_000
+    drain_seconds: Annotated[
+        float,
+        Setting(
+            flag="--drain-seconds",
+            check=replace(NOT_NEGATIVE, text=_PIXELS_AND_DRAIN),
+            help="how long SIGTERM waits for what is in flight",
+        ),
+    ] = 30.0
+    encode_wait_seconds: Annotated[
+        float,
+        Setting(
+            flag="--encode-wait-seconds",
+            check=replace(NOT_NEGATIVE, text="{flag} must not be negative"),
+            help="how long after the last encode worker went away images wait for another",
+        ),
+    ] = 30.0
+    dynamo_model: Annotated[
+        bool,
+        Setting(
+            flag="--dynamo-model",
+            help="serve text and data URLs to an unmodified dynamo.frontend as well; it asks for no API keys",
+        ),
+    ] = False
+    want_traces: Traces = None
+    rpc: Annotated[RpcConfig, Setting(group="Dynamo")] = RpcConfig()
+    log: Annotated[LogSettings, Setting(group="log")] = LogSettings()
+    stages: StageSettings = StageSettings()
+    """What the YAML file and the changes to it say."""
+    traces: tuple[str, ...] = ()
+    """The exporters of traces, by name."""
+
+    @property
+    def images(self) -> bool:
+        """Whether an embed worker asks for vision rows."""
+        return self.modality == "multimodal"
+
+
+def parse(argv: Sequence[str] | None = None) -> WorkerSettings:
     """Raises ``ConfigError`` for values that argparse cannot judge; exits with status 2 for the rest."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tessera.worker", description="One Tessera worker.", formatter_class=HelpFormatter
+    given = parse_flags(
+        WorkerSettings, argv, prog="python -m tessera.worker", description="One Tessera worker."
     )
-    add_model_arguments(parser)
-    parser.add_argument(
-        "--disaggregation-mode",
-        choices=[mode.value for mode in Mode],
-        default=Mode.AGG.value,
-        help="which stages it runs: both, vision or text",
-    )
-    parser.add_argument(
-        "--modality",
-        choices=("multimodal", "text"),
-        default="multimodal",
-        help="text makes an embed worker that never asks for vision rows",
-    )
-    parser.add_argument("--encode-endpoint", help="dyn://namespace.component.endpoint of the encode workers")
-    parser.add_argument(
-        "--multimodal-embedding-cache-capacity-gb",
-        type=float,
-        default=1.0,
-        help="CPU cache of vision rows, GiB; 0 turns it off",
-    )
-    parser.add_argument("--extra-engine-args", type=Path, help="YAML file, see engine_configs/")
-    parser.add_argument("--override-engine-args", help="JSON object merged over the YAML file")
-    parser.add_argument("--max-image-pixels", type=int, default=100_000_000, help="of one image")
-    parser.add_argument(
-        "--drain-seconds", type=float, default=30.0, help="how long SIGTERM waits for what is in flight"
-    )
-    parser.add_argument(
-        "--encode-wait-seconds",
-        type=float,
-        default=30.0,
-        help="how long after the last encode worker went away images wait for another",
-    )
-    parser.add_argument(
-        "--dynamo-model",
-        action="store_true",
-        help="serve text and data URLs to an unmodified dynamo.frontend as well; it asks for no API keys",
-    )
-    add_trace_arguments(parser)
-    add_rpc_arguments(parser)
-    add_log_arguments(parser)
-    parsed = parser.parse_args(argv)
-    if not 0 <= parsed.multimodal_embedding_cache_capacity_gb < math.inf:
-        raise ConfigError("--multimodal-embedding-cache-capacity-gb must be a number that is not negative")
-    if parsed.max_image_pixels < 1 or not 0 <= parsed.drain_seconds < math.inf:
-        raise ConfigError("--max-image-pixels must be positive and --drain-seconds not negative")
-    if not 0 <= parsed.encode_wait_seconds < math.inf:
-        raise ConfigError("--encode-wait-seconds must not be negative")
-    if parsed.dynamo_model and parsed.disaggregation_mode == Mode.ENCODE.value:
+    if given.dynamo_model and given.mode is Mode.ENCODE:
         raise ConfigError("--dynamo-model is for workers that embed")
-    rpc = rpc_config(parsed)
-    return WorkerConfig(
-        model_path=parsed.model_path,
-        served_model_name=parsed.served_model_name or parsed.model_path.resolve().name,
-        mode=Mode(parsed.disaggregation_mode),
-        rpc=rpc,
-        stages=load_stages(parsed.extra_engine_args, parsed.override_engine_args),
-        encode_endpoint=parsed.encode_endpoint or f"dyn://{rpc.namespace}.encode.generate",
-        images=parsed.modality == "multimodal",
-        cache_bytes=int(parsed.multimodal_embedding_cache_capacity_gb * (1 << 30)),
-        max_image_pixels=parsed.max_image_pixels,
-        drain_seconds=parsed.drain_seconds,
-        encode_wait_seconds=parsed.encode_wait_seconds,
-        dynamo_model=parsed.dynamo_model,
-        traces=trace_exporters(parsed),
+    return msgspec.structs.replace(
+        given,
+        served_model_name=given.served_model_name or given.model_path.resolve().name,
+        encode_endpoint=given.encode_endpoint or f"dyn://{given.rpc.namespace}.encode.generate",
+        stages=load_stages(given.extra_engine_args, given.override_engine_args),
+        traces=exporters(given.want_traces),
     )
+
+
+def load_stages(path: Path | None, override: str | None = None) -> StageSettings:
+    """The YAML file's values, with the JSON object ``override`` merged over them key by key."""
+    values: dict[str, Any] = {}
+    source = "engine config"
+    defaults = msgspec.to_builtins(StageSettings())
+    if path is not None:
+        source = str(path)
+        try:
+            parsed = yaml.safe_load(path.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{source}: {error.strerror}") from error
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{source}: not valid YAML: {error}") from error
+        values = _mapping({} if parsed is None else parsed, source)
+    if override:
+        try:
+            changes = json.loads(override)
+        except ValueError as error:
+            raise ConfigError(f"--override-engine-args: not valid JSON: {error}") from error
+        values = _merge(values, _mapping(changes, "--override-engine-args"))
+        source += " with --override-engine-args"
+    return convert(StageSettings, _merge(defaults, values), source)
+
+
+def _mapping(value: object, source: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{source}: must hold a mapping, not {type(value).__name__}")
+    return value
+
+
+def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        old = merged.get(key)
+        merged[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    return merged
