@@ -1,8 +1,8 @@
 """Rows that a process without a slab, a GPU or torch hands to one reader on its own host.
 
-Each loan is a slab of one slot, of kind ``shm``: the reader maps it, copies the rows, looks whether the lease
-was still good, and acknowledges, as it does with an encode worker's. The lender ends the lease when the call
-that carried the handle is over, however it ended, so that nothing has to be swept up.
+Each loan is a slab of one slot, of kind ``shm``. The reader maps it, copies the rows, checks that the lease
+was still good, and acknowledges, as it does with an encode worker's slab. The lender ends the lease when the
+call that carried the handle is over, however it ended: there is no sweep.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ import numpy.typing as npt
 import orjson
 
 from tessera import wire
+from tessera.dtypes import bfloat16_bits, from_bfloat16_bits
 from tessera.errors import EngineFailed, InvalidInput, TesseraError
 from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, EncodingFormat
 from tessera.frontend.http.errors import error_object
@@ -111,9 +112,7 @@ def convert(vectors: Vectors, dtype: EmbedDtype) -> Values:
         case EmbedDtype.FLOAT16:
             return vectors.astype("<f2")
         case EmbedDtype.BFLOAT16:
-            bits = vectors.view("<u4")
-            rounded: Values = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
-            return rounded.astype("<u2")
+            return bfloat16_bits(vectors)
         case EmbedDtype.INT8 | EmbedDtype.UINT8:
             scale = 127.0 / np.maximum(np.abs(vectors).max(axis=1, keepdims=True), _EPSILON)
             whole: Values = np.rint(vectors * scale).astype(np.int16)
@@ -126,7 +125,7 @@ def convert(vectors: Vectors, dtype: EmbedDtype) -> Values:
 def numbers(values: Values, dtype: EmbedDtype) -> Values:
     """Converted values as an array that JSON can hold."""
     if dtype is EmbedDtype.BFLOAT16:
-        return (values.astype("<u4") << 16).view("<f4")
+        return from_bfloat16_bits(values)
     return values
 
 

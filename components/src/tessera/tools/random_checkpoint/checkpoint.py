@@ -15,6 +15,7 @@ from typing import Any
 
 from tessera.atomic_directory import atomic_directory
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from tessera.dtypes import FLOATS
 from tessera.errors import TesseraError
 from tessera.models.llama_nemotron_vl.config_reader import CONFIG_FILE, PROCESSOR_FILE, read_config
 from tessera.tools.random_checkpoint.spec import (
@@ -68,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument(
         "--dtype",
-        choices=("float32", "bfloat16", "float16"),
+        choices=tuple(FLOATS),
         help="default: float32 for tiny, bfloat16 for full",
     )
     options = parser.parse_args(arguments)

@@ -1,6 +1,6 @@
-"""GPU memory that another process can open by a 64-byte handle.
+"""GPU memory that another process can open by a 64-byte handle, and the few CUDA calls that hand-offs need.
 
-It comes from the CUDA driver and not from torch. torch's allocator may carve a tensor out of a segment
+The memory comes from the CUDA driver and not from torch. torch's allocator may take a tensor from a segment
 that cannot be shared, and its own sharing keeps a reference count for every reader in a named file that
 a killed process leaves behind; a slab with many readers that come and go needs neither.
 """
@@ -18,6 +18,9 @@ from tessera.tasks import Poll
 
 _LAZY_PEER_ACCESS: Final = 1
 HANDLE_BYTES: Final = 64
+
+# Not all of it is typed.
+_cuda: Any = torch.cuda
 
 
 class _Handle(ctypes.Structure):
@@ -94,10 +97,6 @@ class DeviceMemory:
         except Exception:
             # The driver ends before Python does when the interpreter shuts down, and frees all.
             return
-
-
-# Not all of it is typed.
-_cuda: Any = torch.cuda
 
 
 async def finished(device: torch.device) -> None:

@@ -150,7 +150,7 @@ class HostMemory:
         return HostAddress(pid=os.getpid(), fd=self._fd, rows=self.has_rows)
 
     def lease_tensor(self) -> torch.Tensor:
-        """The producer's lease table as int64 ``[units]``, for those who need its address."""
+        """The producer's lease table as int64 ``[units]``; NIXL registers its address."""
         import torch
 
         return torch.frombuffer(self._map, dtype=torch.int64, count=self.geometry.units, offset=mmap.PAGESIZE)

@@ -1,4 +1,4 @@
-"""Rows as tensors: the types that may cross, copies that leave the event loop room, checksums."""
+"""Vision rows as tensors: their types' names, checks, copies and checksums."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from blake3 import blake3
 from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError
 from tessera.wire import Handle
+
+CHUNK_BYTES: Final = 2 << 20
+"""What ``copy_rows`` moves before it lets other work of the loop run."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -32,11 +35,8 @@ def check_destination(handle: Handle, into: torch.Tensor) -> None:
         raise HandOffError("the destination is not contiguous")
 
 
-CHUNK_BYTES: Final = 2 << 20
-
-
 async def copy_rows(source: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy contiguous ``[rows, hidden]``; other work of the loop runs between the pieces."""
+    """Copy contiguous ``[rows, hidden]`` in pieces, between which other work of the event loop runs."""
     rows = max(1, CHUNK_BYTES // (source.shape[1] * source.element_size()))
     for first in range(0, source.shape[0], rows):
         if first:

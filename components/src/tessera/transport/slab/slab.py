@@ -1,9 +1,8 @@
 """The slab: memory allocated once, in which every result of the vision engine lives until it is read.
 
-A slot is acquired, filled by the engine, and either freed or leased. A leased slot comes back when its
-reader has acknowledged the lease or when the lease has run out, whichever the sweep sees first. The
-sweep runs on a timer, and only while something is leased: often while somebody waits for space, seldom
-otherwise.
+A slot is acquired, filled by the engine, and either freed or leased. A sweep takes a leased slot back when
+its reader has acknowledged the lease, or when the lease has run out. It runs on a timer, and only while
+something is leased: every 2 ms while a caller waits for space, every 100 ms otherwise.
 """
 
 from __future__ import annotations
@@ -22,6 +21,10 @@ from tessera.transport.slab.device_memory import DeviceMemory, finished, index_o
 from tessera.transport.slab.geometry import Geometry
 from tessera.transport.slab.memory import HostMemory, fence
 from tessera.transport.slab.space import Space
+
+# Seconds between two sweeps while something is leased: with and without a caller that waits for space.
+_SWEEP_WAITING: Final = 0.002
+_SWEEP_IDLE: Final = 0.1
 
 
 class Slot:
@@ -78,10 +81,6 @@ class Slot:
             raise HandOffError(f"a slot that is {self._state} cannot be published")
         self._state = "leased"
         self._slab.start_lease(self)
-
-
-_HURRIED: Final = 0.002
-_CALM: Final = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +171,7 @@ class Slab:
         unit = self._space.try_take(units)
         if unit is None:
             self.sweep()
-            self._arm(_HURRIED)
+            self._arm(_SWEEP_WAITING)
             unit = await self._space.take(units, timeout=timeout)
         self._held += 1
         lease = self._next_lease
@@ -194,7 +193,7 @@ class Slab:
         self._held -= 1
         self._leased[slot.lease] = slot
         self._published += 1
-        self._arm(_HURRIED if self._space.waiting else _CALM)
+        self._arm(_SWEEP_WAITING if self._space.waiting else _SWEEP_IDLE)
 
     def take_back(self, slot: Slot) -> None:
         """Called by a slot that was never published."""
@@ -239,7 +238,7 @@ class Slab:
             if self._leased:
                 if asyncio.get_running_loop().time() >= deadline:
                     return False
-                await asyncio.sleep(_HURRIED)
+                await asyncio.sleep(_SWEEP_WAITING)
         return True
 
     def stats(self) -> SlabStats:
@@ -292,4 +291,4 @@ class Slab:
     def _tick(self) -> None:
         self._timer = None
         self.sweep()
-        self._arm(_HURRIED if self._space.waiting else _CALM)
+        self._arm(_SWEEP_WAITING if self._space.waiting else _SWEEP_IDLE)

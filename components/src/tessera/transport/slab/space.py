@@ -1,4 +1,4 @@
-"""A fixed space that callers wait for in the order in which they came."""
+"""Ranges of a fixed space, handed out first come first served."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ class RangeAllocator:
             raise ValueError(f"an allocator needs at least one unit, not {size}")
         self.size = size
         self.used = 0
-        # Both sorted by start and never touching each other: a gap shorter than a request is the only
-        # reason why a free range is skipped.
+        # Starts and lengths of the gaps, sorted by start. Gaps never touch, so a free range is only skipped
+        # because it is too short.
         self._starts = [0]
         self._lengths = [size]
 
@@ -161,7 +161,7 @@ class Space:
     def _leave(self, entry: tuple[int, asyncio.Future[int]]) -> None:
         if entry in self._waiters:
             self._waiters.remove(entry)
-            # Whoever stood behind a request that was too large may fit now.
+            # A smaller request behind this one may fit now.
             self._serve()
 
     def _serve(self) -> None:
