@@ -187,5 +187,5 @@ class HostStreams:
     def launched(self, finish: Callable[[], T], *, keep: object) -> Launched[T]:
         return Launched(finish)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         return None

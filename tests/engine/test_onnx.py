@@ -11,7 +11,7 @@ import onnxruntime
 import pytest
 import torch
 
-from tessera.engine.compiled.spec import Profile, Range, envelope_of
+from tessera.engine.compiled.spec import Profile, Range, axis_ranges
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.spec import CheckpointSpec
@@ -20,7 +20,7 @@ from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_b
 
 pytestmark = pytest.mark.compiles
 
-ENVELOPE = envelope_of(
+RANGES = axis_ranges(
     [
         Profile(
             tiles=Range(1, 3, 32), sequences=Range(1, 4, 16), tokens=Range(1, 32, 512), rows=Range(1, 8, 512)
@@ -43,7 +43,7 @@ class OnnxStage:
     def __init__(self, model: LlamaNemotronVL, name: str, folder: Path) -> None:
         self.stage = model.load_stage(name, layout="padded", dtype="float32", device="cpu")
         self.path = folder / f"{name}.onnx"
-        self.written = write_onnx(self.stage, ENVELOPE, self.path)
+        self.written = write_onnx(self.stage, RANGES, self.path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         self.session = onnxruntime.InferenceSession(self.path, options, providers=["CPUExecutionProvider"])
@@ -61,7 +61,7 @@ def stages(model: LlamaNemotronVL, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.fixture(scope="module")
 def batches(model: LlamaNemotronVL) -> list[Batch]:
-    """From the smallest to the largest of the envelope, with images, with text, and with both."""
+    """From the smallest to the largest of the ranges, with images, with text, and with both."""
     return [
         text_batch(model, [1]),
         text_batch(model, [7, 1, 33]),
@@ -158,7 +158,7 @@ def test_large_weights_lie_beside_the_model(
 ) -> None:
     monkeypatch.setattr("tessera.tools.triton_export.onnx_file._LARGEST_INLINE", 1000)
     stage = model.load_stage("embed", layout="padded", dtype="float32", device="cpu")
-    path, data = write_onnx(stage, ENVELOPE, tmp_path / "embed.onnx")
+    path, data = write_onnx(stage, RANGES, tmp_path / "embed.onnx")
     assert path.stat().st_size < 20_000 < data.stat().st_size
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     ids = np.array([[3, 4]], np.int32)

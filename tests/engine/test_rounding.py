@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.engine.compiled.manifest import Manifest, describe_files
+from tessera.engine.compiled.manifest import Manifest, file_entries
 from tessera.engine.compiled.spec import Layout, Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import rounding
@@ -29,7 +29,7 @@ def built(folder: Path, dtype: str, content: bytes) -> EngineConfig:
         versions={},
         profiles=(),
         bindings=(),
-        files=describe_files(folder),
+        files=file_entries(folder),
         build_seconds=1.0,
         built_at="",
     ).write(folder)

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from tessera.engine.batch import PackedInput, TextBatch, TextVectors, pack
-from tessera.engine.compiled.manifest import Binding, Manifest, describe_files
+from tessera.engine.compiled.manifest import Binding, Manifest, file_entries
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
@@ -26,7 +26,7 @@ from tessera.engine.placement import Placement, place
 from tessera.engine.tensorrt import loaded as tensorrt_loaded
 from tessera.engine.tensorrt import text as tensorrt_text
 from tessera.engine.tensorrt import vision as tensorrt_vision
-from tessera.engine.tensorrt.build import describe, optimization_profile
+from tessera.engine.tensorrt.build import fill_network, optimization_profile
 from tessera.engine.tensorrt.loaded import LoadedEngine
 from tessera.engine.tensorrt.module import logging_of
 from tessera.engine.tensorrt.runs import Sizes
@@ -80,7 +80,7 @@ class Loaded:
         spec = BuildSpec(
             stage=stage, flavour="tensorrt_rtx", dtype="float32", layout=layout, profiles=profiles
         )
-        graph, _ = describe(trt, definition, model, spec)
+        graph, _ = fill_network(trt, definition, model, spec)
         self.kept = (builder, graph)
         ranges = [
             {name: made.get_shape(name) for name in graph.inputs}
@@ -350,7 +350,7 @@ def test_a_text_engine_warms_up_and_serves(
     held = Loaded(model, Stage.TEXT, layout, (*PROFILES, long))
     monkeypatch.setattr(tensorrt_text, "open_engine", lambda *_: held.loaded)
     monkeypatch.setattr(tensorrt_text, "CudaStreams", lambda _: HostStreams())
-    monkeypatch.setattr(tensorrt_text, "settle", lambda: None)
+    monkeypatch.setattr(tensorrt_text, "tune_interpreter", lambda: None)
     engine = make_text_engine(model, config(Path("engine")), HERE)
     assert engine.cost(3, 12, 10) == (30 if layout is Layout.PADDED else 12)
     assert engine.depth == 2
@@ -373,7 +373,7 @@ def test_a_vision_engine_warms_up_and_serves(
 ) -> None:
     monkeypatch.setattr(tensorrt_vision, "open_engine", lambda *_: vision.loaded)
     monkeypatch.setattr(tensorrt_vision, "CudaStreams", lambda _: HostStreams())
-    monkeypatch.setattr(tensorrt_vision, "settle", lambda: None)
+    monkeypatch.setattr(tensorrt_vision, "tune_interpreter", lambda: None)
     engine = make_vision_engine(model, config(Path("engine")), HERE)
     assert (engine.cost(3, 12, 10), engine.depth) == (12, 2)
     engine.warm()
@@ -388,7 +388,7 @@ def test_a_vision_engine_warms_up_and_serves(
 def directory(model: LlamaNemotronVL, tmp_path: Path) -> Path:
     (tmp_path / "engine.plan").write_bytes(b"plan")
     spec = BuildSpec(stage=Stage.VISION, flavour="tensorrt_rtx", profiles=PROFILES)
-    msgspec.structs.replace(manifest(model, spec), files=describe_files(tmp_path)).write(tmp_path)
+    msgspec.structs.replace(manifest(model, spec), files=file_entries(tmp_path)).write(tmp_path)
     return tmp_path
 
 

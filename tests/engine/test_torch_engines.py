@@ -34,7 +34,7 @@ def test_text_in_company_equals_text_alone(model: Model) -> None:
     assert together.vectors.shape == (5, model.hidden) and together.vectors.dtype == np.float32
     assert together.norms.shape == (5,) and together.norms.dtype == np.float32
     np.testing.assert_allclose(np.linalg.norm(together.vectors, axis=1), 1.0, atol=1e-5)
-    for entry, (vector, norm) in zip(inputs, together.rows(), strict=True):
+    for entry, (vector, norm) in zip(inputs, together.by_sequence(), strict=True):
         alone = engine.launch(pack([entry])).result()
         np.testing.assert_allclose(alone.vectors[0], vector, atol=1e-5)
         np.testing.assert_allclose(alone.norms[0], norm, rtol=1e-5)
@@ -56,7 +56,7 @@ def test_a_batch_in_pieces_equals_its_inputs_alone(model: Model) -> None:
         )
     together = engine.launch(pack(inputs)).result()
     assert together.vectors.shape == (24, model.hidden)
-    for entry, (vector, norm) in zip(inputs, together.rows(), strict=True):
+    for entry, (vector, norm) in zip(inputs, together.by_sequence(), strict=True):
         alone = engine.launch(pack([entry])).result()
         np.testing.assert_allclose(alone.vectors[0], vector, atol=1e-5)
         np.testing.assert_allclose(alone.norms[0], norm, rtol=1e-5)

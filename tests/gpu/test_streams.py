@@ -50,4 +50,4 @@ def test_a_recorded_run_reads_what_lies_there_now(streams: CudaStreams) -> None:
             launched = streams.launched(lambda: None, keep=())
         launched.result()
         assert bool((target == value + 1).all())
-    streams.settle()
+    streams.synchronize()

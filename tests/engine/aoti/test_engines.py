@@ -19,7 +19,7 @@ import torch
 from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
 from tessera.cli.engine import main
-from tessera.engine.aoti.build import AotiFlavour, calls_products, require_shared_library
+from tessera.engine.aoti.build import AotiFlavour, calls_gemms, require_shared_library
 from tessera.engine.batch import PackedInput, pack
 from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import BuildSpec, Layout, Stage
@@ -238,8 +238,8 @@ class _Gated(torch.nn.Module):
 
 def test_a_program_that_calls_products_is_known() -> None:
     inputs = (torch.ones(3, 5), torch.ones(8, 5))
-    assert calls_products(torch.export.export(_Gated(), inputs))
-    assert not calls_products(torch.export.export(torch.nn.Linear(5, 8), inputs[:1]))
+    assert calls_gemms(torch.export.export(_Gated(), inputs))
+    assert not calls_gemms(torch.export.export(torch.nn.Linear(5, 8), inputs[:1]))
 
 
 def test_a_program_with_a_library_of_its_own_is_refused(engines: Path, tmp_path: Path) -> None:

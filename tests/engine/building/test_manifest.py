@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tessera.cli.engine import main
-from tessera.engine.compiled.manifest import Binding, Manifest, describe_files
+from tessera.engine.compiled.manifest import Binding, Manifest, file_entries
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.errors import ConfigError, EngineMismatch
 
@@ -31,7 +31,7 @@ def directory(tmp_path: Path) -> Path:
         versions={"tensorrt_rtx": "1.7.1"},
         profiles=(Profile(tiles=Range(1, 2, 4)),),
         bindings=(Binding(name="tiles", output=False, dtype="uint8", shape=(-1, 3, 512, 512)),),
-        files=describe_files(tmp_path),
+        files=file_entries(tmp_path),
         build_seconds=1.5,
         built_at="2026-01-01T00:00:00+00:00",
     ).write(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
-from tessera.engine.tensorrt.build import describe
+from tessera.engine.tensorrt.build import fill_network
 from tessera.engine.tensorrt.module import logging_of
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
@@ -60,7 +60,7 @@ class Stages:
             layout=self._layout,
             profiles=(Profile(tokens=Range(1, TOKENS, 200)),),
         )
-        graph, _ = describe(trt, definition, self._model, spec)
+        graph, _ = fill_network(trt, definition, self._model, spec)
         self._kept += [builder, definition, graph]
         return Network(trt, definition, graph.weights)
 

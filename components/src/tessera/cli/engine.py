@@ -16,7 +16,7 @@ import msgspec
 from tessera.atomic_directory import atomic_directory
 from tessera.engine.compiled.build import build_engine, flavour
 from tessera.engine.compiled.manifest import MANIFEST_FILE, Manifest
-from tessera.engine.compiled.spec import DTYPES, BuildSpec, Layout, Profile, Range, Stage
+from tessera.engine.compiled.spec import BUILD_DTYPES, BuildSpec, Layout, Profile, Range, Stage
 from tessera.errors import ConfigError, TesseraError
 from tessera.models import open_model
 from tessera.settings import convert
@@ -35,7 +35,7 @@ def _add_build(commands: Subparsers) -> None:
     parser.add_argument("--timing-cache", type=Path, metavar="FILE", help="read and updated")
     changes = parser.add_argument_group("instead of what the config says")
     changes.add_argument("--flavour", help="aoti, tensorrt or tensorrt_rtx")
-    changes.add_argument("--dtype", choices=DTYPES)
+    changes.add_argument("--dtype", choices=BUILD_DTYPES)
     changes.add_argument("--layout", choices=[layout.value for layout in Layout])
     changes.add_argument("--capability", action="append", metavar="8.9", help="may be given several times")
     changes.add_argument(
@@ -130,7 +130,7 @@ def _add_export(commands: Subparsers) -> None:
 def _export(options: argparse.Namespace) -> None:
     # Here, so that the other commands need no torch.
     from tessera.engine.compiled.export import stages_of
-    from tessera.engine.compiled.spec import envelope_of
+    from tessera.engine.compiled.spec import axis_ranges
     from tessera.tools.triton_export.onnx_file import write_onnx
     from tessera.tools.triton_export.repository import TritonRepository
 
@@ -153,7 +153,7 @@ def _export(options: argparse.Namespace) -> None:
         tokens=_up_to(tokens),
         rows=_up_to(rows),
     )
-    envelope = envelope_of([profile])
+    ranges = axis_ranges([profile])
     if options.stage is not None:
         if options.out.exists():
             raise ConfigError(f"{options.out} exists already; name another file or remove it")
@@ -163,12 +163,12 @@ def _export(options: argparse.Namespace) -> None:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{options.out.name}.", dir=options.out.parent) as partial:
             # The model last: it names the file with its weights.
-            for written in reversed(write_onnx(stage, envelope, Path(partial) / options.out.name)):
+            for written in reversed(write_onnx(stage, ranges, Path(partial) / options.out.name)):
                 path = written.rename(options.out.with_name(written.name))
                 print(f"{path}: {path.stat().st_size / (1 << 20):.1f} MiB")
         return
     with atomic_directory(options.out) as folder:
-        repository = TritonRepository(model, stages, folder, envelope, dtype=options.dtype)
+        repository = TritonRepository(model, stages, folder, ranges, dtype=options.dtype)
         if options.triton == "fused":
             repository.write_fused(progress)
         else:

@@ -49,7 +49,7 @@ class TextVectors:
         norms = np.sqrt(np.einsum("ij,ij->i", pooled, pooled))
         return cls(vectors=pooled / np.maximum(norms, _EPSILON)[:, None], norms=norms)
 
-    def rows(self) -> list[tuple[npt.NDArray[np.float32], float]]:
+    def by_sequence(self) -> list[tuple[npt.NDArray[np.float32], float]]:
         """Each sequence's vector with its norm."""
         return list(zip(self.vectors, self.norms.tolist(), strict=True))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tessera.dtypes import DTYPES
 from tessera.engine.config import EngineConfig
 from tessera.errors import ConfigError
 
@@ -21,9 +22,7 @@ class Placement:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        kind = getattr(torch, self.dtype)
-        assert isinstance(kind, torch.dtype)
-        return kind
+        return DTYPES[self.dtype].torch
 
     @property
     def is_cuda(self) -> bool:

@@ -14,7 +14,7 @@ import torch
 _SWITCH_SECONDS = 0.001
 
 
-def settle() -> None:
+def tune_interpreter() -> None:
     """Called when an engine is warm.
 
     What exists by now, torch's modules above all, lives as long as the process: the collector need not

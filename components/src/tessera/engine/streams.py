@@ -45,7 +45,7 @@ class Streams(Protocol):
         """
         ...
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait for everything."""
         ...
 
@@ -80,7 +80,7 @@ class CudaStreams:
     def record(self, compute: Callable[[], T]) -> tuple[Callable[[], None], T]:
         # The first run compiles kernels, builds plans and allocates, which must not happen while recording.
         compute()
-        self.settle()
+        self.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(
             graph, pool=self._pool, stream=self._compute, capture_error_mode="thread_local"
@@ -93,7 +93,7 @@ class CudaStreams:
         event.record(self._compute)
         return Launched.after(event, finish, keep=keep)
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         self._copies.synchronize()
         self._compute.synchronize()
 

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import torch
 from torch.multiprocessing import reductions
 
+from tessera.dtypes import FLOATS
 from tessera.engine.base import Cost, packed_cost
 from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement
@@ -46,7 +47,7 @@ class KnownToTensorRTLLM(Protocol):
 
 
 _CUDA, _CPU = 1, 2
-_DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+_DTYPES = {str(dtype.torch): dtype.torch for dtype in FLOATS.values()}
 # Not typed.
 _rebuild: Any = reductions
 

@@ -116,7 +116,7 @@ class EmbedService:
         self._images = ImageRows(model, cache, vision, info.dtype, metrics)
 
         def launch(inputs: Sequence[PackedInput]) -> Launched[list[Vector]]:
-            return engine.launch(pack(inputs)).map(TextVectors.rows)
+            return engine.launch(pack(inputs)).map(TextVectors.by_sequence)
 
         self._batcher: Batcher[PackedInput, Vector] = Batcher(
             "text",

@@ -17,11 +17,11 @@ import torch
 from torch.export import ExportedProgram
 
 from tessera.engine.aoti import kernels
-from tessera.engine.aoti.package import FLAGS, PACKAGE, PRODUCTS, cpu_flags, versions
+from tessera.engine.aoti.package import FLAGS, GEMM_LIBRARY, PACKAGE, cpu_flags, versions
 from tessera.engine.compiled.build import Built, Progress
 from tessera.engine.compiled.export import example_inputs, export_stage, stages_of
 from tessera.engine.compiled.manifest import Binding, Manifest
-from tessera.engine.compiled.spec import BuildSpec, Envelope, Range, envelope_of
+from tessera.engine.compiled.spec import AxisRanges, BuildSpec, Range, axis_ranges
 from tessera.engine.placement import CPU, capability
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.base import Model
@@ -53,14 +53,14 @@ class AotiFlavour:
         if timing_cache is not None:
             raise ConfigError("flavour aoti keeps no timing cache; leave --timing-cache out")
         _require_compiler(device)
-        envelope = envelope_of(spec.profiles)
+        ranges = axis_ranges(spec.profiles)
         progress(f"loading the {spec.stage} stage on {device}")
         stage = stages_of(model).load_stage(
             spec.stage,
             layout=spec.layout,
             dtype=spec.dtype,
             device=device,
-            max_sequences=envelope["sequences"].max,
+            max_sequences=ranges["sequences"].max,
         )
         if not stage.fused_attention and not spec.decomposable:
             raise EngineBuildFailed(
@@ -68,18 +68,18 @@ class AotiFlavour:
                 " use --layout padded, or allow attention to be taken apart with --decomposable"
             )
         progress("tracing it with torch.export")
-        program = export_stage(stage, envelope, device=device)
+        program = export_stage(stage, ranges, device=device)
         progress(f"compiling {len(program.graph.nodes)} nodes with AOTInductor")
         _compile(program, directory / PACKAGE)
         require_shared_library(directory / PACKAGE)
         libraries = versions(device)
-        if calls_products(program):
+        if calls_gemms(program):
             progress("compiling the products that it calls")
             kernels.collect()
-            _call_products(stage, envelope, device)
+            _compile_gemms(stage, ranges, device)
             kernels.store(directory)
         else:
-            libraries.pop(PRODUCTS, None)
+            libraries.pop(GEMM_LIBRARY, None)
         return Built(
             bindings=tuple(_binding(one, output=False) for one in stage.inputs)
             + tuple(_binding(one, output=True) for one in stage.outputs),
@@ -168,18 +168,18 @@ def require_shared_library(package: Path) -> None:
         )
 
 
-def calls_products(program: ExportedProgram) -> bool:
+def calls_gemms(program: ExportedProgram) -> bool:
     """Whether it calls the operators of ``exported_products``."""
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     return not called.isdisjoint(f"tessera.{name}.default" for name in exported_products.OPERATORS)
 
 
-def _call_products(stage: StageModule, envelope: Envelope, device: str) -> None:
+def _compile_gemms(stage: StageModule, ranges: AxisRanges, device: str) -> None:
     """Has their library compile what the engine's first start would wait for: other sizes, other kernels."""
-    few = {axis: Range(1, 1, sizes.max) for axis, sizes in envelope.items()}
-    most = {axis: Range(1, sizes.max, sizes.max) for axis, sizes in envelope.items()}
+    few = {axis: Range(1, 1, sizes.max) for axis, sizes in ranges.items()}
+    most = {axis: Range(1, sizes.max, sizes.max) for axis, sizes in ranges.items()}
     with torch.inference_mode():
-        for sizes in (few, envelope):
+        for sizes in (few, ranges):
             stage.module(*example_inputs(stage, sizes, device=device))
         # A batch that does not fit here is not served here either.
         with suppress(torch.OutOfMemoryError):

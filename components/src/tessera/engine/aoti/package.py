@@ -18,7 +18,7 @@ import torch
 from tessera.engine.aoti import kernels
 from tessera.engine.compiled.export import stages_of
 from tessera.engine.compiled.manifest import Manifest
-from tessera.engine.compiled.spec import Stage, envelope_of
+from tessera.engine.compiled.spec import Stage, axis_ranges
 from tessera.engine.config import EngineConfig
 from tessera.engine.placement import CPU, Placement, capability
 from tessera.errors import ConfigError, EngineMismatch
@@ -27,7 +27,7 @@ from tessera.models.base import Model
 PACKAGE = "engine.pt2"
 FLAGS = "cpu_flags"
 # Whose products a program calls back into Python for, if it was there when the program was compiled.
-PRODUCTS = "quack-kernels"
+GEMM_LIBRARY = "quack-kernels"
 _VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx", "vaes", "vpclmulqdq", "gfni", "popcnt")
 # Two that load at once could not tell whose files are whose.
 _loading = Lock()
@@ -54,7 +54,7 @@ class AotiPackage:
             require_cpu_flags(manifest.notes.get(FLAGS, ""), directory)
         manifest.verify_files(directory, PACKAGE)
         self.manifest = manifest
-        self.envelope = envelope_of(manifest.profiles)
+        self.ranges = axis_ranges(manifest.profiles)
         self._model = model
         self._directory = directory
         self._placement = placement
@@ -74,7 +74,7 @@ class AotiPackage:
                 layout=self.manifest.layout,
                 dtype=self._placement.dtype,
                 device=self._placement.device,
-                max_sequences=self.envelope["sequences"].max,
+                max_sequences=self.ranges["sequences"].max,
             )
             .module
         )
@@ -82,7 +82,7 @@ class AotiPackage:
 
     def require_room(self, axis: str, size: int, what: str) -> None:
         """Raises ``EngineMismatch`` when the engine was not built for sizes up to ``size``."""
-        most = self.envelope[axis].max
+        most = self.ranges[axis].max
         if size > most:
             raise EngineMismatch(
                 f"{self._directory}: the engine does not match: it was built for up to {most} {axis},"
@@ -153,12 +153,12 @@ def _mapped(name: str) -> set[str]:
 
 
 def versions(device: str) -> dict[str, str]:
-    """The libraries whose insides a compiled program calls, ``PRODUCTS`` only where it is installed."""
+    """The libraries whose insides a compiled program calls, ``GEMM_LIBRARY`` only where it is installed."""
     found = {"torch": str(torch.__version__)}
     if device.startswith("cuda"):
         found["cuda"] = str(torch.version.cuda)
     with suppress(metadata.PackageNotFoundError):
-        found[PRODUCTS] = metadata.version(PRODUCTS)
+        found[GEMM_LIBRARY] = metadata.version(GEMM_LIBRARY)
     return found
 
 

@@ -27,7 +27,7 @@ class AotiTextEngine(TorchTextEngine):
     def _load(self, model: Model, config: EngineConfig, placement: Placement) -> TextModule:
         package = open_package(model, config, placement, Stage.TEXT)
         most = max(config.max_batch_cost, model.max_tokens)
-        sequences = package.envelope["sequences"].max
+        sequences = package.ranges["sequences"].max
         if package.manifest.layout is Layout.PACKED:
             package.require_room("tokens", most, "the larger of max_batch_cost and the longest input")
             package.require_room("rows", most, "the larger of max_batch_cost and the longest input")

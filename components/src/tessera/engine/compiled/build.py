@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from tessera.atomic_directory import atomic_directory
-from tessera.engine.compiled.manifest import Binding, Manifest, describe_files
+from tessera.engine.compiled.manifest import Binding, Manifest, file_entries
 from tessera.engine.compiled.spec import BuildSpec
 from tessera.errors import ConfigError
 from tessera.models.base import Model
@@ -83,7 +83,7 @@ def build_engine(
             versions=built.versions,
             profiles=spec.profiles,
             bindings=built.bindings,
-            files=describe_files(partial),
+            files=file_entries(partial),
             decomposable=spec.decomposable,
             build_seconds=round(time.monotonic() - started, 1),
             built_at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""A model's stages, and a stage as an exported program: traced once, for every size in its envelope."""
+"""A model's stages, and a stage as an exported program: traced once, for every size in its ranges."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import warnings
 import torch
 from torch.export import Dim, ExportedProgram
 
-from tessera.engine.compiled.spec import Envelope
+from tessera.dtypes import DTYPES
+from tessera.engine.compiled.spec import AxisRanges
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.base import Model
-from tessera.models.stages import StageFamily, StageModule, StageTensor
+from tessera.models.stages import StageFamily, StageModule
 
 
 def stages_of(model: Model) -> StageFamily:
@@ -20,11 +21,11 @@ def stages_of(model: Model) -> StageFamily:
     return model
 
 
-def export_stage(stage: StageModule, envelope: Envelope, *, device: str) -> ExportedProgram:
+def export_stage(stage: StageModule, ranges: AxisRanges, *, device: str) -> ExportedProgram:
     """Raises ``EngineBuildFailed`` when tracing fails."""
     # An axis that can only be 1 is no axis to leave open.
     axes = {
-        name: Dim(name, min=1, max=sizes.max) if sizes.max > 1 else None for name, sizes in envelope.items()
+        name: Dim(name, min=1, max=sizes.max) if sizes.max > 1 else None for name, sizes in ranges.items()
     }
     shapes = tuple(
         {number: axes[axis] for number, axis in enumerate(tensor.axes) if isinstance(axis, str)}
@@ -35,30 +36,24 @@ def export_stage(stage: StageModule, envelope: Envelope, *, device: str) -> Expo
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return torch.export.export(
-                stage.module, example_inputs(stage, envelope, device=device), dynamic_shapes=shapes
+                stage.module, example_inputs(stage, ranges, device=device), dynamic_shapes=shapes
             )
     except Exception as error:
         raise EngineBuildFailed(f"torch.export: {type(error).__name__}: {error}") from error
 
 
-def example_inputs(stage: StageModule, envelope: Envelope, *, device: str) -> tuple[torch.Tensor, ...]:
+def example_inputs(stage: StageModule, ranges: AxisRanges, *, device: str) -> tuple[torch.Tensor, ...]:
     """Zeros of the sizes to tune for."""
     return tuple(
         torch.zeros(
-            [_example(axis, envelope) for axis in tensor.axes], dtype=torch_dtype(tensor), device=device
+            [_example(axis, ranges) for axis in tensor.axes], dtype=DTYPES[tensor.dtype].torch, device=device
         )
         for tensor in stage.inputs
     )
 
 
-def torch_dtype(tensor: StageTensor) -> torch.dtype:
-    kind = getattr(torch, tensor.dtype)
-    assert isinstance(kind, torch.dtype)
-    return kind
-
-
-def _example(axis: int | str, envelope: Envelope) -> int:
+def _example(axis: int | str, ranges: AxisRanges) -> int:
     if isinstance(axis, int):
         return axis
     # A size of 1 would be taken for a constant.
-    return min(max(2, envelope[axis].opt), envelope[axis].max)
+    return min(max(2, ranges[axis].opt), ranges[axis].max)

@@ -117,7 +117,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         for name, entry in self.files.items():
             path = directory / name
             try:
-                found = describe_file(path)
+                found = file_entry(path)
             except OSError as error:
                 raise EngineMismatch(f"{path}: {error.strerror}, but the manifest lists it") from error
             if found != entry:
@@ -127,7 +127,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 )
 
 
-def describe_file(path: Path) -> FileEntry:
+def file_entry(path: Path) -> FileEntry:
     digest = blake3()
     nbytes = 0
     with path.open("rb") as file:
@@ -137,10 +137,10 @@ def describe_file(path: Path) -> FileEntry:
     return FileEntry(nbytes=nbytes, blake3=str(digest.hexdigest(length=16)))
 
 
-def describe_files(directory: Path) -> dict[str, FileEntry]:
+def file_entries(directory: Path) -> dict[str, FileEntry]:
     """Every file below ``directory`` but the manifest, by relative path."""
     return {
-        str(path.relative_to(directory)): describe_file(path)
+        str(path.relative_to(directory)): file_entry(path)
         for path in sorted(directory.rglob("*"))
         if path.is_file() and path.name != MANIFEST_FILE
     }

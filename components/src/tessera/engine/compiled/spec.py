@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-DTYPES = ("float32", "bfloat16", "float16", "float8")
+BUILD_DTYPES = ("float32", "bfloat16", "float16", "float8")
 
 
 class Stage(StrEnum):
@@ -86,17 +86,17 @@ class BuildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     calibration: Path | None = None
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(DTYPES)}")
+        if self.dtype not in BUILD_DTYPES:
+            raise ValueError(f"dtype {self.dtype!r} is none of {', '.join(BUILD_DTYPES)}")
         if not self.profiles:
             raise ValueError("profiles must list at least one profile")
 
 
-Envelope = Mapping[str, Range]
+AxisRanges = Mapping[str, Range]
 """What each named axis may be, and the size to tune for."""
 
 
-def envelope_of(profiles: Sequence[Profile]) -> Envelope:
+def axis_ranges(profiles: Sequence[Profile]) -> AxisRanges:
     """From one to the largest size of any profile, tuned for the first one's; smaller sizes cost nothing."""
     return {
         axis: Range(

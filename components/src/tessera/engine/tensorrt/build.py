@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 @contextmanager
-def held_back() -> Iterator[Callable[[], bool]]:
+def deferred_signals() -> Iterator[Callable[[], bool]]:
     """Keep SIGINT and SIGTERM from raising inside the block; tells whether one has come.
 
     For code that calls back into Python and swallows what that raises. When the block ends, whatever it
@@ -131,7 +131,7 @@ class TensorRTFlavour:
         builder = trt.Builder(logger)
         network = builder.create_network(0)
         progress("describing the network")
-        graph, notes = describe(trt, network, model, spec)
+        graph, notes = fill_network(trt, network, model, spec)
         config = builder.create_builder_config()
         config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED
         _target(trt, config, capabilities)
@@ -141,7 +141,10 @@ class TensorRTFlavour:
         if timing_cache is not None and self.name == "tensorrt_rtx":
             progress("tensorrt_rtx times nothing while it builds: the timing cache is not used")
             timing_cache = None
-        with TimingCache(timing_cache, f"{self.name} {trt.__version__}") as cache, held_back() as interrupted:
+        with (
+            TimingCache(timing_cache, f"{self.name} {trt.__version__}") as cache,
+            deferred_signals() as interrupted,
+        ):
             config.progress_monitor = make_monitor(trt, progress, interrupted)
             cache.attach(config, progress)
             plan = builder.build_serialized_network(network, config)
@@ -196,7 +199,9 @@ class TensorRTFlavour:
         return wanted
 
 
-def describe(trt: Any, network: Any, model: Model, spec: BuildSpec) -> tuple[TensorRTGraph, dict[str, str]]:
+def fill_network(
+    trt: Any, network: Any, model: Model, spec: BuildSpec
+) -> tuple[TensorRTGraph, dict[str, str]]:
     """Fill ``network`` with the stage; raises ``ConfigError`` for a family that has no networks."""
     if not isinstance(model, DescribesNetworks):
         raise ConfigError(

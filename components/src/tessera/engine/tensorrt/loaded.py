@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from tessera.dtypes import DTYPES
 from tessera.engine.compiled.manifest import Binding, Manifest
 from tessera.engine.compiled.spec import Stage
 from tessera.engine.config import EngineConfig
@@ -27,12 +28,14 @@ _Key = tuple[object, ...]
 
 
 class Context:
-    """Binds tensors to names and runs; ``describe`` tells TensorRT's latest complaint."""
+    """Binds tensors to names and runs; ``complaint`` tells TensorRT's latest complaint."""
 
-    def __init__(self, context: Any, bindings: Mapping[str, Binding], *, describe: Callable[[], str]) -> None:
+    def __init__(
+        self, context: Any, bindings: Mapping[str, Binding], *, complaint: Callable[[], str]
+    ) -> None:
         self._context = context
         self._bindings = bindings
-        self._describe = describe
+        self._complaint = complaint
 
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Set shapes and addresses of all inputs and outputs; raises ``EngineFailed``.
@@ -47,10 +50,10 @@ class Context:
             if not self._bindings[name].output and not self._context.set_input_shape(name, shape):
                 raise EngineFailed(
                     f"TensorRT refused the shape {list(shape)} of {name}, which is outside the profile:"
-                    f" {self._describe()}"
+                    f" {self._complaint()}"
                 )
             if not self._context.set_tensor_address(name, tensor.data_ptr()):
-                raise EngineFailed(f"TensorRT refused the address of {name}: {self._describe()}")
+                raise EngineFailed(f"TensorRT refused the address of {name}: {self._complaint()}")
         missing = self._context.infer_shapes()
         if missing:
             raise EngineFailed(f"the shapes leave {missing} undetermined")
@@ -64,7 +67,7 @@ class Context:
     def run(self, stream: int) -> None:
         """Put the work on a CUDA stream."""
         if not self._context.execute_async_v3(stream):
-            raise EngineFailed(f"TensorRT did not run: {self._describe()}")
+            raise EngineFailed(f"TensorRT did not run: {self._complaint()}")
 
     def capturable(self, stream: int) -> bool:
         """Whether a graph of what ``run`` does can be recorded; releases that cannot tell are believed."""
@@ -72,7 +75,7 @@ class Context:
         return True if ask is None else bool(ask(stream))
 
     def _check(self, binding: Binding, tensor: torch.Tensor) -> None:
-        expected = getattr(torch, binding.dtype)
+        expected = DTYPES[binding.dtype].torch
         fits = len(binding.shape) == tensor.ndim and all(
             said in (-1, size) for said, size in zip(binding.shape, tensor.shape, strict=True)
         )
@@ -110,7 +113,7 @@ class LoadedEngine:
         made.set_device_memory(self._memory.data_ptr(), self._memory.numel())
         if not made.set_optimization_profile_async(profile, stream):
             raise EngineFailed(f"TensorRT refused profile {profile}: {logging_of(self._trt)[1]}")
-        return Context(made, self._bindings, describe=lambda: str(logging_of(self._trt)[1]))
+        return Context(made, self._bindings, complaint=lambda: str(logging_of(self._trt)[1]))
 
     def keep_compiled(self) -> None:
         """Save what the runtime compiled for this device, if it does such a thing."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from tessera.dtypes import DTYPES, dtype_of
 from tessera.engine.compiled.manifest import Binding
 from tessera.engine.tensorrt.module import to_name, to_tensorrt
 from tessera.errors import EngineBuildFailed
@@ -21,17 +22,7 @@ from tessera.models.graph import Axis, Node
 if TYPE_CHECKING:
     from tessera.models.graph import Graph
 
-_TORCH = {
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float8_e4m3fn: "float8",
-    torch.int32: "int32",
-    torch.int64: "int64",
-    torch.bool: "bool",
-}
 FLOAT8_MAX = 448.0
-BY_NAME = {name: dtype for dtype, name in _TORCH.items()}
 
 
 class TensorRTGraph:
@@ -60,7 +51,7 @@ class TensorRTGraph:
 
     def constant(self, value: torch.Tensor) -> Node:
         value = value.detach().to("cpu").contiguous()
-        dtype = _TORCH[value.dtype]
+        dtype = dtype_of(value.dtype).name
         weights = self._trt.Weights(to_tensorrt(self._trt, dtype), value.data_ptr(), value.numel())
         node = self._out(self._network.add_constant(tuple(value.shape), weights), dtype)
         self.weights[node.handle.name] = value
@@ -130,7 +121,7 @@ class TensorRTGraph:
     def _operand(self, value: Node | float, like: Node) -> Node:
         if isinstance(value, Node):
             return value
-        return self.constant(torch.full([1] * like.rank, value, dtype=BY_NAME[like.dtype]))
+        return self.constant(torch.full([1] * like.rank, value, dtype=DTYPES[like.dtype].torch))
 
     def _same_rank(self, node: Node, rank: int) -> Node:
         while node.rank < rank:
@@ -189,7 +180,9 @@ class TensorRTGraph:
         scale: float | None = None,
     ) -> Node:
         if scale is None:
-            matrix = self.constant(weight.to(BY_NAME[node.dtype]).view(*_ones(node, weight), *weight.shape))
+            matrix = self.constant(
+                weight.to(DTYPES[node.dtype].torch).view(*_ones(node, weight), *weight.shape)
+            )
         else:
             matrix = self._float8_weight(weight, node)
             node = self._float8(node, scale)
@@ -199,7 +192,7 @@ class TensorRTGraph:
         if bias is None:
             return product
         shape = (*[1] * (node.rank - 1), bias.shape[0])
-        return self.add(product, self.constant(bias.to(BY_NAME[node.dtype]).view(shape)))
+        return self.add(product, self.constant(bias.to(DTYPES[node.dtype].torch).view(shape)))
 
     def _float8(self, node: Node, scale: float) -> Node:
         """The rounding to float8 and back that TensorRT turns into float8 products."""
@@ -245,7 +238,7 @@ class TensorRTGraph:
     def layer_norm(self, node: Node, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> Node:
         shape = (*[1] * (node.rank - 1), weight.shape[0])
         scale, shift = (
-            self.constant(value.to(BY_NAME[node.dtype]).view(shape)).handle for value in (weight, bias)
+            self.constant(value.to(DTYPES[node.dtype].torch).view(shape)).handle for value in (weight, bias)
         )
         layer = self._network.add_normalization_v2(node.handle, scale, shift, 1 << (node.rank - 1))
         normed = self._out(layer, node.dtype)

@@ -7,13 +7,14 @@ from math import prod
 import numpy as np
 import torch
 
+from tessera.dtypes import DTYPES
 from tessera.engine.base import Cost, packed_cost, padded_cost
 from tessera.engine.batch import PackedInput, TextBatch, TextVectors, pack, zeros
 from tessera.engine.compiled.manifest import Binding, Manifest
 from tessera.engine.compiled.spec import Layout, Profile, Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement
-from tessera.engine.process import settle
+from tessera.engine.process import tune_interpreter
 from tessera.engine.streams import CudaStreams, Streams, sendable
 from tessera.engine.tensorrt.loaded import LoadedEngine, Replays, open_engine
 from tessera.engine.tensorrt.runs import BatchInputs, Run, RunInputs, Sizes
@@ -74,11 +75,11 @@ class TextRuns:
                     # Something valid to attend to; what comes out does not matter.
                     keep = self._fill(BatchInputs(batch, self._layout).of(run), None)
                     self._replays.record(run.profile, self._tensors(run))
-                self._streams.settle()
+                self._streams.synchronize()
                 keep.clear()
 
     def close(self) -> None:
-        self._streams.settle()
+        self._streams.synchronize()
         self._replays.close()
 
     def _tensors(self, run: Run) -> dict[str, torch.Tensor]:
@@ -142,7 +143,7 @@ class Buffers:
         self._tensors: dict[str, torch.Tensor] = {}
         for binding in manifest.bindings:
             shapes = [_largest(binding, profile, manifest.layout) for profile in manifest.profiles]
-            dtype = getattr(torch, binding.dtype)
+            dtype = DTYPES[binding.dtype].torch
             self._tensors[binding.name] = torch.zeros(max(shapes, key=prod), dtype=dtype, device=device)
 
     def __getitem__(self, name: str) -> torch.Tensor:
@@ -211,7 +212,7 @@ class TensorRTTextEngine:
         self.launch(zeros(8, 8)).result()
         if self._loaded is not None:
             self._loaded.keep_compiled()
-        settle()
+        tune_interpreter()
 
     def launch(self, batch: TextBatch) -> Launched[TextVectors]:
         return self._runs.launch(batch)

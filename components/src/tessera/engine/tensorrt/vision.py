@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from tessera.dtypes import DTYPES
 from tessera.engine.base import Cost, packed_cost
 from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import Stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement
-from tessera.engine.process import settle
+from tessera.engine.process import tune_interpreter
 from tessera.engine.streams import CudaStreams, Streams
 from tessera.engine.tensorrt.loaded import ALIGNMENT, LoadedEngine, Replays, open_engine
 from tessera.errors import EngineMismatch
@@ -35,7 +36,7 @@ class VisionRuns:
         self._graph_tiles = min(graph_tiles, self._most)
         self._fixed = {
             binding.name: torch.zeros(
-                (self._graph_tiles, *binding.shape[1:]), dtype=getattr(torch, binding.dtype), device=device
+                (self._graph_tiles, *binding.shape[1:]), dtype=DTYPES[binding.dtype].torch, device=device
             )
             for binding in loaded.manifest.bindings
         }
@@ -71,7 +72,7 @@ class VisionRuns:
                 self._replays.record(self._profile(count), self._first(count))
 
     def close(self) -> None:
-        self._streams.settle()
+        self._streams.synchronize()
         self._replays.close()
 
     def _through(self, tiles: torch.Tensor, rows: torch.Tensor) -> None:
@@ -151,7 +152,7 @@ class TensorRTVisionEngine:
         self._run(1).result()
         if self._loaded is not None:
             self._loaded.keep_compiled()
-        settle()
+        tune_interpreter()
 
     def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:
         return self._runs.launch(tiles, out)

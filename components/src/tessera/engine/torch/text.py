@@ -11,7 +11,7 @@ from tessera.engine.batch import TextBatch, TextVectors, split, zeros
 from tessera.engine.config import EngineConfig
 from tessera.engine.lanes import Lanes
 from tessera.engine.placement import Placement
-from tessera.engine.process import one_thread, settle
+from tessera.engine.process import one_thread, tune_interpreter
 from tessera.engine.torch.cuda import CudaText
 from tessera.engine.torch.quantization import quantise
 from tessera.launched import Launched
@@ -60,7 +60,7 @@ class TorchTextEngine:
         if self._cuda is None:
             with one_thread():
                 self.launch(zeros(8, 8)).result()
-            settle()
+            tune_interpreter()
             return
         # Short and long sequences run different kernels, and the widest batch comes twice, because two are
         # in flight: what cannot be allocated must fail before the worker says it is ready.
@@ -71,7 +71,7 @@ class TorchTextEngine:
             launched.result()
         self._cuda.record()
         self.launch(zeros(8, 8)).result()
-        settle()
+        tune_interpreter()
 
     def launch(self, batch: TextBatch) -> Launched[TextVectors]:
         if self._cuda is not None:

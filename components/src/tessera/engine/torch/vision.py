@@ -12,7 +12,7 @@ from tessera.engine.base import Cost, packed_cost
 from tessera.engine.config import EngineConfig
 from tessera.engine.lanes import Lanes
 from tessera.engine.placement import Placement
-from tessera.engine.process import one_thread, settle
+from tessera.engine.process import one_thread, tune_interpreter
 from tessera.engine.torch.cuda import CudaVision
 from tessera.engine.torch.quantization import quantise
 from tessera.launched import Launched
@@ -56,7 +56,7 @@ class TorchVisionEngine:
         if self._cuda is None:
             with one_thread():
                 self._run(1).result()
-            settle()
+            tune_interpreter()
             return
         # cuDNN plans its attention for each batch size anew, 0.05 s each: no request should wait for that.
         # The widest comes first and twice, because two batches are in flight: what cannot be allocated
@@ -67,7 +67,7 @@ class TorchVisionEngine:
         for count in range(self._max_tiles - 1, self._cuda.graph_tiles, -1):
             self._run(count).result()
         self._run(1).result()
-        settle()
+        tune_interpreter()
 
     def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:
         if self._cuda is not None:

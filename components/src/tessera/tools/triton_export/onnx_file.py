@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from tessera.engine.compiled.export import export_stage
-from tessera.engine.compiled.spec import Envelope
+from tessera.engine.compiled.spec import AxisRanges
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.stages import StageModule
 
@@ -26,14 +26,14 @@ _LARGEST_INLINE = 1 << 30
 """Weights of more bytes than this go to a file beside the model, since protobuf ends at 2 GiB."""
 
 
-def write_onnx(stage: StageModule, envelope: Envelope, path: Path) -> tuple[Path, ...]:
+def write_onnx(stage: StageModule, ranges: AxisRanges, path: Path) -> tuple[Path, ...]:
     """Write ``path``, and its weights beside it if they are large; what was written.
 
     Axes whose size the batch decides carry their names. Raises ``EngineBuildFailed``, and ``ConfigError``
     where the exporter is not installed.
     """
     require_exporter()
-    program = export_stage(stage, envelope, device="cpu")
+    program = export_stage(stage, ranges, device="cpu")
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -48,7 +48,7 @@ def write_onnx(stage: StageModule, envelope: Envelope, path: Path) -> tuple[Path
                 verbose=False,
             )
         assert converted is not None
-        _name_axes(converted.model.graph, stage, envelope)
+        _name_axes(converted.model.graph, stage, ranges)
         large = sum(one.nbytes for one in stage.module.parameters()) > _LARGEST_INLINE
         converted.save(path, external_data=large)
     except Exception as error:
@@ -67,14 +67,14 @@ def require_exporter() -> None:
         )
 
 
-def _name_axes(graph: Any, stage: StageModule, envelope: Envelope) -> None:
+def _name_axes(graph: Any, stage: StageModule, ranges: AxisRanges) -> None:
     """Call the open axes what they are, in place of the exporter's numbered symbols."""
     import onnx_ir
 
     named: dict[str, str] = {}
     for value, tensor in zip(graph.inputs, stage.inputs, strict=True):
         for size, axis in zip(value.shape, tensor.axes, strict=True):
-            if isinstance(axis, str) and envelope[axis].max > 1:
+            if isinstance(axis, str) and ranges[axis].max > 1:
                 named[str(size)] = axis
     for value in (*graph.inputs, *graph.outputs):
         value.shape = onnx_ir.Shape(

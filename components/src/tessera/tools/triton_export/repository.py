@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.engine.compiled.build import Progress
-from tessera.engine.compiled.spec import Envelope
+from tessera.engine.compiled.spec import AxisRanges
 from tessera.errors import ConfigError
 from tessera.models.base import Model
 from tessera.models.stages import StageFamily, StageModule, StageTensor
@@ -80,7 +80,7 @@ class TritonRepository:
     """Writes models below ``directory``, one ONNX file and one ``config.pbtxt`` each."""
 
     def __init__(
-        self, model: Model, stages: StageFamily, directory: Path, envelope: Envelope, *, dtype: str
+        self, model: Model, stages: StageFamily, directory: Path, ranges: AxisRanges, *, dtype: str
     ) -> None:
         """Raises ``ConfigError`` when no router can handle ``dtype``."""
         if dtype not in ("float32", "float16"):
@@ -89,16 +89,16 @@ class TritonRepository:
         self._model = model
         self._stages = stages
         self._directory = directory
-        self._envelope = envelope
+        self._ranges = ranges
         self._dtype = dtype
 
     def write_fused(self, progress: Progress) -> None:
         progress(f"exporting {FUSED}")
-        self._write(FUSED, self._load("fused"), self._envelope["sequences"].max, batched=True)
+        self._write(FUSED, self._load("fused"), self._ranges["sequences"].max, batched=True)
 
     def write_split(self, progress: Progress, *, image_token_id: int) -> None:
         """``image_token_id`` is the placeholder of a vision row among the tokens."""
-        sequences, tiles = (self._envelope[axis].max for axis in ("sequences", "tiles"))
+        sequences, tiles = (self._ranges[axis].max for axis in ("sequences", "tiles"))
         stages = {}
         for name, stage in SPLIT.items():
             progress(f"exporting {name}")
@@ -126,7 +126,7 @@ class TritonRepository:
     def _write(self, name: str, stage: StageModule, max_batch: int, *, batched: bool) -> None:
         version = self._directory / name / "1"
         version.mkdir(parents=True)
-        write_onnx(stage, self._envelope, version / "model.onnx")
+        write_onnx(stage, self._ranges, version / "model.onnx")
         config = ModelConfig(
             name=name,
             backend="onnxruntime",
@@ -149,7 +149,7 @@ class TritonRepository:
         config = ModelConfig(
             name=ROUTER,
             backend="python",
-            max_batch=self._envelope["sequences"].max,
+            max_batch=self._ranges["sequences"].max,
             inputs=(*ids, tiles),
             outputs=post.outputs,
             optional=frozenset({"attention_mask", "tiles"}),
