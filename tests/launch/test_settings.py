@@ -54,8 +54,7 @@ def test_what_is_empty_has_its_default_and_what_is_given_is_used() -> None:
     settings = LaunchSettings.read(given)
     assert (settings.frontends, settings.dyn_http_host) == (2, "127.0.0.1")
     assert (settings.model_name, settings.ready_timeout_seconds) == ("one", 0.5)
-    assert settings.written()["DYN_DISCOVERY_BACKEND"] == "file"
-    assert "DYN_HTTP_HOST" in settings.written() and "ENGINE_ARGS" not in settings.written()
+    assert settings.of_dynamo()["DYN_DISCOVERY_BACKEND"] == "file"
 
 
 @pytest.mark.parametrize("value", ["two", "-1", "01", "1.5", " 1"])

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 USAGE: Final = """usage: python -m tessera.launch [--root FOLDER] agg|e_p [FLAG...]
-       python -m tessera.launch [--root FOLDER] role frontend|agg|encode|embed [FLAG...]
+       python -m tessera.launch [--root FOLDER] role|task frontend|agg|encode|embed [FLAG...]
 """
 
 
@@ -26,11 +26,14 @@ def main(argv: Sequence[str]) -> int:
             prepared = True
         else:
             break
-    if words and words[0] == "role":
+    if words and words[0] in ("role", "task"):
         from tessera.launch.processes import without_source
-        from tessera.launch.role import become
+        from tessera.launch.role import become, keep
 
-        become(root, words[1:], without_source(os.environ, root))
+        environment = without_source(os.environ, root)
+        if words[0] == "task":
+            return keep(root, words[1:], environment)
+        become(root, words[1:], environment)
     from tessera.launch.service import SCRIPTS, launch
 
     if words and words[0] in SCRIPTS:

@@ -117,6 +117,7 @@ def collect(pid: int) -> int | None:
 class Child:
     """A process that is started again when it ends; ``pid`` is None while it is not there.
 
+    ``status`` is what it ended with last, as a shell says it.
     ``due`` is when it will be started again, of ``time.monotonic``. ``delay`` is how many seconds after its
     end that is.
     """
@@ -129,3 +130,4 @@ class Child:
     started: float = 0.0
     delay: int = 1
     due: float | None = None
+    status: int | None = None

@@ -5,7 +5,6 @@ Without it a card gives its processes turns and never runs kernels of two at onc
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -30,7 +29,9 @@ def wanted(mode: str, workers: int, lists: Sequence[str], environment: Mapping[s
         return False
     if mode == "on":
         return True
-    if shutil.which(COMMAND[0]) is None or not Path("/dev/nvidiactl").exists():
+    from shutil import which
+
+    if which(COMMAND[0]) is None or not Path("/dev/nvidiactl").exists():
         return False
     # CUDA_VISIBLE_DEVICES= hides every card.
     if not environment.get("CUDA_VISIBLE_DEVICES", "all") and not any(lists):

@@ -6,7 +6,10 @@ import argparse
 import http.client
 import json
 import logging
+import os
+import signal
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -87,6 +90,23 @@ class Expected:
         found = [workers(url) for url in self.frontends] + [_serves(url) for url in self.workers]
         log.error("not ready after %.0f s: %s", timeout, found)
         return False
+
+
+class Asking:
+    """Waits until a service is ready, on a thread; sends SIGCHLD to the process when ``done``."""
+
+    def __init__(self, expected: Expected, timeout: float) -> None:
+        self.done = threading.Event()
+        self.hopeless = threading.Event()
+        self.ready = False
+        threading.Thread(target=self._ask, args=(expected, timeout), daemon=True).start()
+
+    def _ask(self, expected: Expected, timeout: float) -> None:
+        try:
+            self.ready = expected.wait(timeout, self.hopeless.is_set)
+        finally:
+            self.done.set()
+            os.kill(os.getpid(), signal.SIGCHLD)
 
 
 def say_ended(pid: int) -> None:

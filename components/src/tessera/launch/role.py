@@ -1,4 +1,4 @@
-"""One process of a deployment over several hosts or containers: what ``deploy/start-role`` becomes."""
+"""One process of a deployment over several hosts or containers, as ``deploy/start-role`` starts it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fcntl import ioctl
 from pathlib import Path
 from typing import Final, NoReturn
 
+from tessera.launch.children import Signals, Told
 from tessera.launch.processes import (
     engine_config,
     frontend_flags,
@@ -20,7 +21,9 @@ from tessera.launch.processes import (
     without_system_port,
     worker_flags,
 )
+from tessera.launch.report import Report
 from tessera.launch.settings import RoleSettings, SettingError
+from tessera.launch.supervisor import Hopeless, Supervisor
 
 ROLES: Final = ("frontend", "agg", "encode", "embed")
 
@@ -38,6 +41,32 @@ def become(root: Path, arguments: Sequence[str], environment: Mapping[str, str])
         sys.stderr.write(f"start-role: {error}\n")
         raise SystemExit(2) from None
     os.execvpe(python, [python, *words], own)
+
+
+def keep(root: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run the process of a role and start it again whenever it ends, until a signal ends both; its status.
+
+    For a task of a Slurm job: workers of one node share its address, so that each has a port of its own.
+    Ends with 2 for what cannot be started.
+    """
+    port = int(environment.get("DYN_SYSTEM_PORT_BASE") or 9090) + int(environment.get("SLURM_LOCALID") or 0)
+    signals = Signals()
+    supervisor = Supervisor(signals, Report("text"), None, hopeless=frozenset({2}))
+    try:
+        python, words, own = command(root, arguments, {**environment, "DYN_SYSTEM_PORT": str(port)})
+        name = f"{arguments[0]} on {environment.get('SLURMD_NODENAME') or socket.gethostname()}"
+        supervisor.start(name, arguments[0], [python, *words], own)
+        supervisor.supervise()
+    except (SettingError, OSError) as error:
+        sys.stderr.write(f"start-role: {error}\n")
+        return 2
+    except Hopeless as error:
+        return error.status
+    except Told:
+        (child,) = supervisor.children
+        runs = child.pid is not None
+        supervisor.stop()
+        return child.status or 0 if runs else 0
 
 
 def command(

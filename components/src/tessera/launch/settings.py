@@ -51,10 +51,13 @@ class Shared:
                 found[field.name] = _parse(name, text, str(field.type))
         return cls(**found)  # type: ignore[arg-type]
 
-    def written(self) -> dict[str, str]:
-        """The variables with the values that are used, without those that are empty."""
-        values = {field.name.upper(): str(getattr(self, field.name)) for field in fields(self)}
-        return {name: value for name, value in values.items() if value}
+    def of_dynamo(self) -> dict[str, str]:
+        """The variables that Dynamo's runtime reads, too, with the values that are used."""
+        return {
+            "DYN_NAMESPACE": self.dyn_namespace,
+            "DYN_DISCOVERY_BACKEND": self.dyn_discovery_backend,
+            "DYN_REQUEST_PLANE": self.dyn_request_plane,
+        }
 
     @property
     def model_name(self) -> str:

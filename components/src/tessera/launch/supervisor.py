@@ -24,6 +24,14 @@ _SETTLED_SECONDS: Final = 60.0
 _ORDER: Final = (("frontend",), ("agg", "embed"), ("encode",))
 
 
+class Hopeless(Exception):
+    """A child ended with a status with which it would end again."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
 @dataclass(frozen=True, slots=True)
 class _Ended:
     child: Child
@@ -32,13 +40,24 @@ class _Ended:
 
 
 class Supervisor:
-    """``children`` are in the order in which they were started first."""
+    """``children`` are in the order in which they were started first.
 
-    def __init__(self, signals: Signals, report: Report, stop_seconds: float) -> None:
+    What has not ended ``stop_seconds`` after it was told to is killed; None: never.
+    """
+
+    def __init__(
+        self,
+        signals: Signals,
+        report: Report,
+        stop_seconds: float | None,
+        *,
+        hopeless: frozenset[int] = frozenset(),
+    ) -> None:
         self.children: list[Child] = []
         self._signals = signals
         self._report = report
         self._stop_seconds = stop_seconds
+        self._hopeless = hopeless
         # Processes beside the service, which are not started again.
         self._others: set[int] = set()
 
@@ -68,7 +87,7 @@ class Supervisor:
     def supervise(self) -> NoReturn:
         """Start every child that ends again, each time a little later if it keeps ending at once.
 
-        No child waits for another one's pause. Raises ``Told``.
+        No child waits for another one's pause. Raises ``Told``, and ``Hopeless`` for such a status.
         """
         while True:
             now = time.monotonic()
@@ -112,12 +131,14 @@ class Supervisor:
         for child in self.children:
             if child.pid is not None and (status := collect(child.pid)) is not None:
                 found.append(_Ended(child, child.pid, status))
-                child.pid = None
+                child.pid, child.status = None, status
         self._others -= {pid for pid in self._others if collect(pid) is not None}
         return found
 
     def _replace(self, ended: _Ended) -> None:
         """Say that a child has ended, and when it will be started again."""
+        if ended.status in self._hopeless:
+            raise Hopeless(ended.status)
         child, now = ended.child, time.monotonic()
         if now - child.started > _SETTLED_SECONDS:
             child.delay = _FIRST_DELAY
@@ -134,21 +155,20 @@ class Supervisor:
         """Ask these children to end, all at once, and wait until they have."""
         for pid in pids:
             _signal(pid, SIGTERM)
-        deadline = time.monotonic() + self._stop_seconds
-        killed = False
+        deadline = None if self._stop_seconds is None else time.monotonic() + self._stop_seconds
         while True:
             # Whichever it is: what has ended is not signalled later on.
             self._ended()
             pids &= self._pids()
             if not pids:
                 return
-            left = deadline - time.monotonic()
-            if left <= 0 and not killed:
-                killed = True
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
                 self._report.warn(f"killing what has not ended after {self._stop_seconds} s")
                 for pid in pids:
                     _signal(pid, SIGKILL)
-            self._signals.wait_for_children(None if killed else left)
+                left = deadline = None
+            self._signals.wait_for_children(left)
 
 
 def _signal(pid: int, number: Number) -> None:
