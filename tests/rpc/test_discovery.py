@@ -53,7 +53,7 @@ async def test_a_runtime_whose_lease_is_gone_says_so(etcd: Etcd) -> None:
     await until(lambda: not peers.ready)
     waiting = asyncio.ensure_future(peers.wait(600))
     await asyncio.sleep(0)
-    peers.give_up()
+    peers.expect_none()
     assert not await asyncio.wait_for(waiting, 10)
     assert not await peers.wait_back(600, 600)
     await peers.close()

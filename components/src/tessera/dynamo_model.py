@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -23,13 +24,16 @@ from tessera.frontend.api.formats import Embedded, check_width, finish
 from tessera.frontend.api.openai import parse_embeddings
 from tessera.frontend.api.request import SUFFIXES, EmbeddingsRequest, EmbedDtype, ImageSource
 from tessera.frontend.http.errors import render
-from tessera.frontend.media import MediaBudget, MediaLoader, MediaPolicy
+from tessera.frontend.media import ImageLimits, MediaBudget, MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer
 from tessera.frontend.serving.pipeline import Pipeline
 from tessera.frontend.settings import Limits
 from tessera.models.base import Model
+from tessera.rpc import ModelServer, Runtime, Server
 from tessera.tasks import Deadline
+
+log = logging.getLogger(__name__)
 
 
 class CarriedMedia(MediaLoader):
@@ -159,3 +163,26 @@ class DynamoModel:
             ],
             "usage": {"prompt_tokens": total, "total_tokens": total},
         }
+
+
+def addresses(runtime: Runtime, name: str) -> tuple[str, ...]:
+    """Where discovery lists the model's names, one at each."""
+    return tuple(runtime.address("embed", f"model{index or ''}") for index in range(len(names_of(name))))
+
+
+def model_servers(
+    runtime: Runtime, server: Server, model: Model, name: str, *, max_image_pixels: int
+) -> Sequence[ModelServer]:
+    """One for each name of the model, not started yet.
+
+    What comes in that way is answered through ``server``, so that it is logged, traced and drained like the
+    rest.
+    """
+    limits = Limits(images=ImageLimits(max_pixels=max_image_pixels))
+    served = DynamoModel(model, name, server.answer, limits)
+    server.expose_metrics(served.render_metrics)
+    log.info("will also be served as models of Dynamo's own: %s", ", ".join(served.names))
+    return [
+        ModelServer(runtime, address, each, served.answer)
+        for address, each in zip(addresses(runtime, name), served.names, strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""A bounded amount of work, divided among those who bring it: clients by a budget, frontends in parts."""
+"""A bounded amount of work, divided: among clients by a budget, among frontends in equal parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Budget:
     """Counts what is in use, in tokens or tiles, against a limit that may change at any time.
 
     A client may hold at most four times what it leaves free (dynamic thresholds: Choudhury and Hahne, 1998):
-    one alone gets four fifths of the limit, two get four ninths each, and whoever comes last finds room in
+    one alone gets four fifths of the limit, two get four ninths each, and the last to come finds room in
     what the others had to leave. Unnamed clients (``""``) are not told apart and share the whole. Owned by
     one event loop.
     """
@@ -78,19 +78,19 @@ class Share:
         return max(room // self.parts, min(room, least))
 
 
-class Callers:
-    """Who has asked what this worker is, lately.
+class FrontendShares:
+    """What each of the frontends that ask may send to this worker; those that asked lately are counted.
 
-    Each frontend refuses what is beyond its workers' room before it reads it. Were each told of all the room,
-    two would let in twice as much, and the worker would refuse half of it once it had been made into tokens.
+    A frontend refuses what is beyond its workers' room before it reads it. If each were told of all the room,
+    two would let in twice as much, and the worker would refuse half of it after it had been tokenised.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._asked: dict[str, float] = {}
 
-    def share(self, caller: str) -> Share:
-        """What the caller gets, counted as one of them; all of it for one without a name."""
+    def of(self, caller: str) -> Share:
+        """The share of the frontend of that name, which has asked now; all for one without a name."""
         if not caller:
             return Share(1)
         now = self._asked[caller] = self._clock()

@@ -146,7 +146,7 @@ async def _leave_when_lost(
     error = await runtime.lost()
     log.critical("leaving as soon as discovery answers: %s", error)
     for listed in peers:
-        listed.give_up()
+        listed.expect_none()
     await until_back(runtime.config.discovery_backend)
     stop()
     return error

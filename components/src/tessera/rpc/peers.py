@@ -61,7 +61,7 @@ class Peers:
         self._asking: dict[int, asyncio.Task[None]] = {}
         self._refused: set[int] = set()
         self._changed = asyncio.Event()
-        self._hopeless = False
+        self._expecting = True
         self._patience = math.inf
         self._hurried = -math.inf
         self._last_ready = asyncio.get_running_loop().time()
@@ -83,9 +83,9 @@ class Peers:
         absent = asyncio.get_running_loop().time() - self._last_ready
         return bool(self._ready) or await self.wait(min(patience - absent, timeout))
 
-    def give_up(self) -> None:
-        """Expect no instance any more: discovery will not tell of one."""
-        self._hopeless = True
+    def expect_none(self) -> None:
+        """Wait for no instance any more: discovery will not list one."""
+        self._expecting = False
         self._changed.set()
 
     def hurry(self, patience: float) -> None:
@@ -98,7 +98,7 @@ class Peers:
         """Wait at most ``timeout`` seconds for an instance; true when there is one."""
         deadline = asyncio.get_running_loop().time() + timeout
         while not self._ready:
-            if self._hopeless:
+            if not self._expecting:
                 return False
             hurry = max(self._last_ready, self._hurried) + self._patience
             left = min(deadline, hurry) - asyncio.get_running_loop().time()

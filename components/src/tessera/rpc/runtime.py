@@ -118,8 +118,8 @@ class Runtime:
         # Nobody serves it; see ``_ended``.
         self._nobody = self.endpoint(self.address(f"nobody-{uuid.uuid4().hex}"))
 
-    def address(self, component: str) -> str:
-        return f"{self.config.namespace}.{component}.generate"
+    def address(self, component: str, endpoint: str = "generate") -> str:
+        return f"{self.config.namespace}.{component}.{endpoint}"
 
     def endpoint(self, address: str) -> Any:
         """The Dynamo endpoint at ``namespace.component.endpoint`` or ``dyn://namespace.component.endpoint``.

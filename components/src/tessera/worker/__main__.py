@@ -19,7 +19,7 @@ from tessera.process_exit import leave, when_told
 from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
 from tessera.tasks import Left, run_until
 from tessera.worker.access_log import AccessLog
-from tessera.worker.dynamo_model import model_addresses, model_servers
+from tessera.worker.embed import EmbedService
 from tessera.worker.memory import give_back_when_idle
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.roles import COMPONENT, Builder, Service
@@ -57,7 +57,13 @@ async def serve(settings: WorkerSettings) -> None:
     metrics = WorkerMetrics()
     metrics.describe(settings.mode.value, settings.served_model_name)
     address = runtime.address(COMPONENT[settings.mode])
-    for served in (address, *model_addresses(settings)):
+    addresses = [address]
+    if settings.dynamo_model:
+        # Imported here: it brings the frontend's package along, which no other worker needs.
+        from tessera import dynamo_model
+
+        addresses += dynamo_model.addresses(runtime, settings.served_model_name)
+    for served in addresses:
         runtime.endpoint(served)
     name = f"{runtime.endpoint(address).connection_id():x}"
     builder = Builder(settings=settings, runtime=runtime, metrics=metrics, name=name, died=died, stop=stop)
@@ -77,7 +83,12 @@ async def serve(settings: WorkerSettings) -> None:
     server = Server(runtime, address, answer)
     server.expose_metrics(metrics.render)
     # Discovery may keep a worker waiting; a signal must not wait with it.
-    servers = [server, *model_servers(runtime, settings, service, server)]
+    servers = [server]
+    if settings.dynamo_model and isinstance(service, EmbedService):
+        pixels = settings.max_image_pixels
+        servers += dynamo_model.model_servers(
+            runtime, server, service.model, settings.served_model_name, max_image_pixels=pixels
+        )
 
     async def stop_serving(timeout: float) -> None:
         await asyncio.gather(*(each.stop(timeout=timeout) for each in servers))

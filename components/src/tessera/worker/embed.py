@@ -26,7 +26,7 @@ from tessera.errors import (
     ProtocolError,
     TesseraError,
 )
-from tessera.fair_share import Callers
+from tessera.fair_share import FrontendShares
 from tessera.launched import Launched
 from tessera.models.base import Model
 from tessera.tasks import run_all
@@ -112,7 +112,7 @@ class EmbedService:
         self._metrics = metrics
         self._info = info
         self._in_flight = 0
-        self._callers = Callers()
+        self._shares = FrontendShares()
         self._images = ImageRows(model, cache, vision, info.dtype, metrics)
 
         def launch(inputs: Sequence[PackedInput]) -> Launched[list[Vector]]:
@@ -146,7 +146,7 @@ class EmbedService:
 
     async def handle(self, request: wire.Request) -> wire.Reply:
         if isinstance(request, wire.Describe):
-            share = self._callers.share(request.caller)
+            share = self._shares.of(request.caller)
             return msgspec.structs.replace(
                 self._info,
                 tokens=share.of(self._batcher.capacity, least=self._batch_cost),

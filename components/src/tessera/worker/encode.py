@@ -4,54 +4,51 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from typing import Final
 
 import msgspec
 
 from tessera import tracing, wire
+from tessera.cache import BoundedLru
 from tessera.errors import DeadlineExceeded, ProtocolError, RequestCancelled, TesseraError
-from tessera.fair_share import Callers
+from tessera.fair_share import FrontendShares
 from tessera.transport.outbox import Outbox
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.vision_stage import VisionStage
 
-_MOST: Final = 4096
+log = logging.getLogger(__name__)
+
+# Calls that are remembered: an older one's lease has run out or been read by now.
+_MOST_CALLS: Final = 4096
+
+# The share of a request's time that it may wait for a slot.
+_SLOT_SHARE: Final = 0.8
 
 
-class Published:
-    """Remembers as many calls as matter: a lease that is older has run out or been read by now.
+class LeaseByCall:
+    """The leases of the last calls, for readers that forget a call. Owned by one event loop.
 
-    Owned by one event loop.
+    A call without a name (``""``) is never found.
     """
 
     def __init__(self) -> None:
-        self._leases: OrderedDict[str, int] = OrderedDict()
-        self._forgotten: OrderedDict[str, None] = OrderedDict()
+        self._leases: BoundedLru[str, int] = BoundedLru(_MOST_CALLS)
+        self._forgotten: BoundedLru[str, bool] = BoundedLru(_MOST_CALLS)
 
     def add(self, call: str, lease: int) -> None:
         if call:
-            self._leases[call] = lease
-            if len(self._leases) > _MOST:
-                self._leases.popitem(last=False)
+            self._leases.put(call, lease)
 
     def forget(self, call: str) -> int | None:
-        """The call's lease, or None when there is none yet; it is not to get one any more."""
-        lease = self._leases.pop(call, None)
+        """The call's lease; None when it has none yet, and then it is not to get one any more."""
+        lease = self._leases.pop(call)
         if lease is None and call:
-            self._forgotten[call] = None
-            if len(self._forgotten) > _MOST:
-                self._forgotten.popitem(last=False)
+            self._forgotten.put(call, True)
         return lease
 
-    def is_forgotten(self, call: str) -> bool:
-        return self._forgotten.pop(call, "") is None
-
-
-log = logging.getLogger(__name__)
-
-# The share of a request's time that it may wait for a slot.
-_SLOT_SHARE = 0.8
+    def was_forgotten(self, call: str) -> bool:
+        """Whether the call was forgotten before it had a lease; asked once for each call."""
+        return self._forgotten.pop(call) is not None
 
 
 class EncodeService:
@@ -64,17 +61,17 @@ class EncodeService:
         self._outbox = outbox
         self._metrics = metrics
         self._info = info
-        self._published = Published()
-        self._callers = Callers()
+        self._leases = LeaseByCall()
+        self._shares = FrontendShares()
 
     async def handle(self, request: wire.Request) -> wire.Reply:
         if isinstance(request, wire.Describe):
-            share = self._callers.share(request.caller)
+            share = self._shares.of(request.caller)
             return msgspec.structs.replace(
                 self._info, tiles=share.of(self._stage.capacity, least=self._stage.max_tiles)
             )
         if isinstance(request, wire.Forget):
-            if (lease := self._published.forget(request.call)) is not None:
+            if (lease := self._leases.forget(request.call)) is not None:
                 self._outbox.release(lease)
             return wire.Forgotten()
         if not isinstance(request, wire.EncodeRequest):
@@ -116,7 +113,7 @@ class EncodeService:
             slot.free()
             raise
         try:
-            if self._published.is_forgotten(request.call):
+            if self._leases.was_forgotten(request.call):
                 raise RequestCancelled("the reader has gone")
             with tracing.span("publish") as span:
                 handle = await self._outbox.publish(slot, request.reader)
@@ -124,7 +121,7 @@ class EncodeService:
         except BaseException:
             slot.free()
             raise
-        self._published.add(request.call, handle.lease)
+        self._leases.add(request.call, handle.lease)
         timings = wire.Timings(
             queue_ms=outcome.queue_ms, preprocess_ms=preprocess_ms, encode_ms=outcome.run_ms
         )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera import wire
+from tessera.cache import BoundedLru
 from tessera.errors import MediaNotCached, RequestCancelled, TesseraError
 from tessera.frontend.api.request import ImageSource, Input
 from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
@@ -34,22 +35,14 @@ class KnownMedia:
     """
 
     def __init__(self, most: int = 4096) -> None:
-        self._most = most
-        self._clients: defaultdict[str, OrderedDict[str, Known]] = defaultdict(OrderedDict)
+        self._clients: defaultdict[str, BoundedLru[str, Known]] = defaultdict(lambda: BoundedLru(most))
 
     def remember(self, client: str, name: str, known: Known) -> None:
-        names = self._clients[client]
-        names[name] = known
-        names.move_to_end(name)
-        if len(names) > self._most:
-            names.popitem(last=False)
+        self._clients[client].put(name, known)
 
     def find(self, client: str, name: str) -> Known | None:
         names = self._clients.get(client)
-        if names is None or name not in names:
-            return None
-        names.move_to_end(name)
-        return names[name]
+        return None if names is None else names.get(name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

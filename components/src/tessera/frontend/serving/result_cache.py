@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from tessera import tracing, wire
-from tessera.cache import SingleFlight
+from tessera.cache import BoundedLru, SingleFlight
 from tessera.errors import DeadlineExceeded, RequestError, TesseraError, Unavailable
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer, Embedder
@@ -84,14 +83,13 @@ class ResultCache:
         self._workers = workers
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._capacity = capacity
         self._hidden = hidden
         self._tokens_per_tile = tokens_per_tile
         self._salt = salt
         self._flight_seconds = flight_seconds
-        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         self._flights: SingleFlight[_Computed] = SingleFlight()
         self._entry_bytes = 4 * hidden + _ENTRY_BYTES
+        self._entries: BoundedLru[bytes, _Entry] = BoundedLru(capacity // self._entry_bytes)
         metrics.watch_result_cache(lambda: self.nbytes)
 
     @property
@@ -107,7 +105,7 @@ class ResultCache:
         keys = [_key(salt, item) for item in items]
         missing: list[int] = []
         for index, key in enumerate(keys):
-            entry = self._get(key)
+            entry = self._entries.get(key)
             if entry is None:
                 missing.append(index)
             else:
@@ -174,19 +172,10 @@ class ResultCache:
             image.tiles * self._tokens_per_tile for image in item.images if isinstance(image, wire.Image)
         )
 
-    def _get(self, key: bytes) -> _Entry | None:
-        entry = self._entries.get(key)
-        if entry is not None:
-            self._entries.move_to_end(key)
-        return entry
-
     def _put(self, key: bytes, entry: _Entry) -> None:
-        if self._entry_bytes > self._capacity or not np.isfinite(entry.vector).all():
-            return
-        # A copy: the row would keep its whole batch alive.
-        self._entries[key] = _Entry(entry.vector.copy(), entry.norm)
-        while self.nbytes > self._capacity:
-            self._entries.popitem(last=False)
+        if np.isfinite(entry.vector).all():
+            # A copy: the row would keep its whole batch alive.
+            self._entries.put(key, _Entry(entry.vector.copy(), entry.norm))
 
 
 class _Batch:
