@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 import msgspec
 import pytest
+from docs.tables import PAGES, ROOT, written
 
 from tessera.errors import ConfigError
 from tessera.settings import MIB, NOT_NEGATIVE, POSITIVE, Setting, fields_of, parse_flags, rows_of
@@ -97,3 +98,10 @@ def test_flags_are_written_once() -> None:
     for settings in (FrontendSettings, WorkerSettings):
         found = flags(settings)
         assert len(found) == len(set(found)) > 15
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_tables_are_what_the_settings_say(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert "<!-- end -->" in text
+    assert written(text) == text, "run python -m docs.tables"

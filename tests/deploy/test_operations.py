@@ -31,7 +31,7 @@ def test_the_example_of_sizing_is_what_the_command_prints(capsys: pytest.Capture
 
 def test_the_limits_are_the_defaults() -> None:
     limits = Limits()
-    assert f"| {limits.max_body_bytes >> 20} MiB | `--max-body-mb`" in PAGE
-    assert f"| {limits.request.inputs}, {limits.request.images} |" in PAGE
-    assert f"| {limits.max_in_flight}, then 429 |" in PAGE
-    assert f"| {limits.timeout_seconds:.0f} s, then 504 |" in PAGE
+    assert f"| `--max-body-mb` | {limits.max_body_bytes >> 20} |" in PAGE
+    assert f"| `--max-inputs`, `--max-images` | {limits.request.inputs}, {limits.request.images} |" in PAGE
+    assert f"| `--max-in-flight` | {limits.max_in_flight} | requests, then 429 |" in PAGE
+    assert f"| `--request-timeout-seconds` | {limits.timeout_seconds:.0f} | to answer it, then 504 |" in PAGE

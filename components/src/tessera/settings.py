@@ -247,7 +247,7 @@ class Row:
 
 
 def rows_of(settings: type[msgspec.Struct], *names: str) -> list[Row]:
-    """What to write about flags, variables and keys: of these names, or all, in the settings' order.
+    """What to write about flags, variables and keys: of these names, or all, in the order of the settings.
 
     Neighbours that mean the same share a row. A key below another one is written with a dot between.
     """
@@ -256,6 +256,8 @@ def rows_of(settings: type[msgspec.Struct], *names: str) -> list[Row]:
         if names and name not in names:
             continue
         text = ". ".join(each for each in (field.setting.help, field.setting.more) if each)
+        if field.choices:
+            text += f" ({', '.join(f'`{choice}`' for choice in field.choices)})"
         row = Row(names=(name,), defaults=(_written(field),), text=text)
         if rows and rows[-1].text == text:
             before = rows.pop()
@@ -269,8 +271,10 @@ def rows_of(settings: type[msgspec.Struct], *names: str) -> list[Row]:
 
 def _named(settings: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, Field]]:
     for field in fields_of(settings):
-        if field.part is not None:
-            yield from _named(field.part, f"{prefix}{field.name}.")
+        if isinstance(field.default, msgspec.Struct) and not field.setting.help:
+            for name, inner in _named(type(field.default), f"{prefix}{field.name}."):
+                # What the whole has for it, where that is not the part's own.
+                yield name, replace(inner, default=getattr(field.default, inner.name, inner.default))
         elif field.setting.help:
             yield field.setting.flag or field.setting.variable or prefix + field.name, field
 
@@ -279,4 +283,8 @@ def _written(field: Field) -> str:
     shown = field.shown
     if isinstance(shown, bool):
         return "on" if shown else "off"
-    return "" if shown is None else f"{shown:g}" if isinstance(shown, float) else str(shown)
+    if shown is None or isinstance(shown, tuple):
+        return ""
+    if isinstance(shown, msgspec.Struct):
+        shown = msgspec.to_builtins(shown)
+    return f"{shown:g}" if isinstance(shown, float) else str(shown)

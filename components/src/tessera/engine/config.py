@@ -3,34 +3,43 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from tessera.settings import Setting
+
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One stage's engine.
+    """One stage's engine. Costs are tokens for the text stage and tiles for the vision stage."""
 
-    ``engine`` names the kind, ``dtype`` float32, bfloat16, float16 or auto (bfloat16 on CUDA, else float32),
-    ``device`` cpu, cuda, cuda:N or auto. ``max_batch_cost`` and ``max_queue_cost`` count tokens for the text
-    stage and tiles for the vision stage. On CUDA, batches of up to ``graph_cost`` are replayed from CUDA
-    graphs: 0 for none, the engine's own choice by default. ``path`` is the directory of a built engine, for
-    the kinds that are built ahead of time. ``quantization`` fp8 runs the products of the inner blocks in FP8,
-    and ``unquantized_blocks`` blocks at each end as before. What waits may take the engine at most
-    ``max_queue_seconds`` to work off, whatever ``max_queue_cost`` allows; an engine that is busy with one
-    batch for longer than ``stall_seconds`` has failed.
-    """
-
-    engine: str = "torch"
-    dtype: str = "auto"
-    device: str = "auto"
-    max_batch_cost: int
-    max_queue_cost: int
-    graph_cost: int | None = None
-    path: Path | None = None
-    quantization: str = "none"
-    unquantized_blocks: int = 1
-    max_queue_seconds: float = 10.0
-    stall_seconds: float = 300.0
+    engine: Annotated[str, Setting(help="the kind: `torch`, `tensorrt`, `aoti`, `tensorrt_llm`")] = "torch"
+    dtype: Annotated[
+        str,
+        Setting(help="`float32`, `bfloat16`, `float16`; `auto` is bfloat16 on CUDA, else float32"),
+    ] = "auto"
+    device: Annotated[str, Setting(help="`cpu`, `cuda`, `cuda:N` or `auto`")] = "auto"
+    max_batch_cost: Annotated[int, Setting(help="tiles or tokens in one engine call")]
+    max_queue_cost: Annotated[int, Setting(help="tiles or tokens that may wait, then 429")]
+    graph_cost: Annotated[
+        int | None,
+        Setting(
+            help="batches of up to this cost are replayed from CUDA graphs; 0 for none, by default the "
+            "engine's choice"
+        ),
+    ] = None
+    path: Annotated[Path | None, Setting(help="directory of an engine that was built ahead of time")] = None
+    quantization: Annotated[
+        str, Setting(help="`fp8` runs the products of the inner blocks in FP8, `none` does not")
+    ] = "none"
+    unquantized_blocks: Annotated[int, Setting(help="blocks at each end that `fp8` leaves as they are")] = 1
+    max_queue_seconds: Annotated[
+        float,
+        Setting(help="that the engine may need for what waits, whatever `max_queue_cost` allows"),
+    ] = 10.0
+    stall_seconds: Annotated[
+        float, Setting(help="an engine that is busy with one batch for longer has failed")
+    ] = 300.0
 
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+
+from tessera.settings import Setting
 
 BUILD_DTYPES = ("float32", "bfloat16", "float16", "float8")
 
@@ -54,36 +57,50 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One shape envelope; a stage reads the axes that it has.
+    """One shape envelope; a stage reads the axes that it has."""
 
-    ``tiles`` in a vision batch; ``sequences`` in a text batch; ``tokens`` of all sequences together when they
-    are packed, of each when they are padded; ``rows`` of vision in a text batch.
-    """
-
-    tiles: Range = Range(1, 8, 32)
-    sequences: Range = Range(1, 8, 64)
-    tokens: Range = Range(1, 2048, 16384)
-    rows: Range = Range(1, 256, 16384)
+    tiles: Annotated[Range, Setting(help="`[min, opt, max]` tiles in a vision batch")] = Range(1, 8, 32)
+    sequences: Annotated[Range, Setting(help="`[min, opt, max]` sequences in a text batch")] = Range(1, 8, 64)
+    tokens: Annotated[
+        Range,
+        Setting(help="`[min, opt, max]` tokens: of all sequences when packed, of each when padded"),
+    ] = Range(1, 2048, 16384)
+    rows: Annotated[Range, Setting(help="`[min, opt, max]` vision rows in a text batch")] = Range(
+        1, 256, 16384
+    )
 
 
 class BuildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One engine to build, as a list entry below ``build`` in an engine config file.
+    """One engine to build, as a list entry below ``build`` in an engine config file."""
 
-    ``dtype`` float8 computes products in float8 and the rest in bfloat16. ``capabilities`` are the CUDA
-    compute capabilities to build for, such as 8.9, or cpu; empty means those of this machine.
-    ``decomposable`` lets attention fall apart into products and a softmax where the flavour has no fused
-    kernel; by default the build fails there. ``calibration`` is a directory of images and .txt files, one
-    input a line, that float8 takes its steps from.
-    """
-
-    stage: Stage
-    flavour: str
-    dtype: str = "bfloat16"
-    layout: Layout = Layout.PACKED
-    capabilities: tuple[str, ...] = ()
-    profiles: tuple[Profile, ...] = (Profile(),)
-    decomposable: bool = False
-    calibration: Path | None = None
+    stage: Annotated[Stage, Setting(help="what the engine runs")]
+    flavour: Annotated[str, Setting(help="`aoti`, `tensorrt` or `tensorrt_rtx`")]
+    dtype: Annotated[
+        str,
+        Setting(
+            help="`float32`, `bfloat16`, `float16`; `float8` computes products in float8, the rest in "
+            "bfloat16"
+        ),
+    ] = "bfloat16"
+    layout: Annotated[Layout, Setting(help="how sequences lie in a text batch")] = Layout.PACKED
+    capabilities: Annotated[
+        tuple[str, ...],
+        Setting(help="CUDA compute capabilities such as `8.9`, or `cpu`; by default this machine's"),
+    ] = ()
+    profiles: Annotated[
+        tuple[Profile, ...], Setting(help="the sizes that it takes; it is tuned for the first one's `opt`")
+    ] = (Profile(),)
+    decomposable: Annotated[
+        bool,
+        Setting(
+            help="attention may fall apart into products and a softmax where the flavour has no fused "
+            "kernel; else the build fails there"
+        ),
+    ] = False
+    calibration: Annotated[
+        Path | None,
+        Setting(help="directory of images and .txt files, one input a line, for the steps of `float8`"),
+    ] = None
 
     def __post_init__(self) -> None:
         if self.dtype not in BUILD_DTYPES:

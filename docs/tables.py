@@ -1,0 +1,83 @@
+"""``python -m docs.tables``: write the tables of settings in the README and in ``docs/``.
+
+A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. After the name there may be flags or keys, to
+write these alone, or the heading of a group of flags; else it is what stands in no group.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import msgspec
+
+from tessera.engine.compiled.spec import BuildSpec, Profile
+from tessera.frontend.settings import FrontendSettings
+from tessera.settings import Row, fields_of, rows_of
+from tessera.worker.settings import StageSettings, TransportSettings, WorkerSettings
+
+ROOT = Path(__file__).parents[1]
+PAGES = ("README.md", "docs/settings.md", "docs/operations.md")
+
+SETTINGS: dict[str, tuple[str, type[msgspec.Struct]]] = {
+    "frontend": ("frontend flag", FrontendSettings),
+    "worker": ("worker flag", WorkerSettings),
+    "process": ("flag", WorkerSettings),
+    "stages": ("key", StageSettings),
+    "transport": ("key", TransportSettings),
+    "build": ("key", BuildSpec),
+    "profile": ("key", Profile),
+}
+TABLE = re.compile(r"^<!-- (\w+)(?: (.+))? -->\n(?:.*\n)*?<!-- end -->$", re.MULTILINE)
+
+
+def written(page: str) -> str:
+    """The page with its tables as they should be."""
+    return TABLE.sub(lambda found: _region(found[0].partition("\n")[0], found[1], found[2] or ""), page)
+
+
+def _region(mark: str, name: str, what: str) -> str:
+    table = _engines() if name == "engines" else _table(*SETTINGS[name], what)
+    return f"{mark}\n{table}<!-- end -->"
+
+
+def _table(head: str, settings: type[msgspec.Struct], what: str) -> str:
+    names = what.split() if what.startswith("--") else []
+    for field in fields_of(settings):
+        if what and field.setting.group == what and field.part is not None:
+            return _lines(head, rows_of(field.part))
+    if what and not names:
+        raise ValueError(f"{settings.__name__} has no group {what!r}")
+    own = [field.setting.flag or field.name for field in fields_of(settings) if field.setting.help]
+    return _lines(head, rows_of(settings, *(names or own)))
+
+
+def _lines(head: str, rows: list[Row]) -> str:
+    lines = [f"| {head} | default | |", "|---|---|---|"]
+    for row in rows:
+        defaults = ", ".join(row.defaults if len(set(row.defaults)) > 1 else row.defaults[:1])
+        lines.append(f"| {', '.join(f'`{name}`' for name in row.names)} | {defaults} | {row.text} |")
+    return "".join(f"{line}\n" for line in lines).replace("|  |", "| |")
+
+
+def _engines() -> str:
+    """The keys of both stages in one table, with a column of defaults for each."""
+    rows = {name: row for row in rows_of(StageSettings) for name in row.names}
+    lines = ["| key | `vision` | `text` | |", "|---|---|---|---|"]
+    for name, row in rows.items():
+        if name.startswith("vision."):
+            key = name.removeprefix("vision.")
+            lines.append(f"| `{key}` | {row.defaults[0]} | {rows[f'text.{key}'].defaults[0]} | {row.text} |")
+    return "".join(f"{line}\n" for line in lines).replace("|  |", "| |").replace("|  |", "| |")
+
+
+def main() -> int:
+    for page in PAGES:
+        path = ROOT / page
+        path.write_text(written(path.read_text()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
