@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,8 @@ def main(argv: Sequence[str]) -> int:
         if words[0] == "task":
             return keep(root, words[1:], environment)
         become(root, words[1:], environment)
+    # What comes while modules are imported is found by launch.children.Signals.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     from tessera.launch.service import SCRIPTS, launch
 
     if words and words[0] in SCRIPTS:

@@ -36,9 +36,9 @@ def wanted(mode: str, workers: int, lists: Sequence[str], environment: Mapping[s
     # CUDA_VISIBLE_DEVICES= hides every card.
     if not environment.get("CUDA_VISIBLE_DEVICES", "all") and not any(lists):
         return False
-    return workers > _distinct_cards(lists)
+    return workers > distinct_cards(lists)
 
 
-def _distinct_cards(lists: Sequence[str]) -> int:
+def distinct_cards(lists: Sequence[str]) -> int:
     """Worker N takes entry N of its list, and without a list the first card of all."""
     return len({card for cards in lists for card in (cards or "0").split(",")})

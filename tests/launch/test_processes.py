@@ -1,0 +1,107 @@
+"""What the processes of a service are started with."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tessera.frontend.settings import parse as parse_frontend
+from tessera.launch import mps
+from tessera.launch.processes import Process, agg_workers, e_p_workers, processes
+from tessera.launch.role import command
+from tessera.launch.settings import LaunchSettings, SettingError
+
+ROOT = Path(__file__).parents[2]
+
+
+def after(process: Process, flag: str) -> str:
+    return process.arguments[process.arguments.index(flag) + 1]
+
+
+def test_ports_cards_and_numbers_of_workers() -> None:
+    given = {
+        "FRONTENDS": "2",
+        "ENCODE_WORKERS": "2",
+        "EMBED_WORKERS": "3",
+        "ENCODE_CUDA_VISIBLE_DEVICES": "4",
+        "EMBED_CUDA_VISIBLE_DEVICES": "0,1",
+        "MODEL_PATH": "/models/one",
+    }
+    settings = LaunchSettings.read(given)
+    found = processes(settings, e_p_workers(settings, ROOT, ("--colour", "blue")), {"DYN_SYSTEM_PORT": "7"})
+    frontends, workers = found[:2], found[2:]
+    assert [process.name for process in found] == [
+        *("frontend 0", "frontend 1", "encode worker 0", "encode worker 1"),
+        *("embed worker 0", "embed worker 1", "embed worker 2"),
+    ]
+    assert [after(process, "--port") for process in frontends] == ["8000", "8001"]
+    assert {
+        after(process, "--expect-embed") + after(process, "--expect-encode") for process in frontends
+    } == {"32"}
+    assert all("DYN_SYSTEM_PORT" not in process.environment for process in frontends)
+    assert [worker.environment["DYN_SYSTEM_PORT"] for worker in workers] == [
+        str(8081 + at) for at in range(5)
+    ]
+    assert [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in workers] == ["4", "4", "0", "1", "0"]
+    assert ["--colour" in worker.arguments for worker in workers] == [False, False, True, True, True]
+    assert after(workers[2], "--encode-endpoint") == "dyn://tessera.encode.generate"
+    assert {after(process, "--served-model-name") for process in found} == {"one"}
+    assert Path(after(workers[0], "--extra-engine-args")).is_file()
+
+
+def test_a_frontend_understands_its_flags(tmp_path: Path) -> None:
+    given = {
+        "MODEL_PATH": str(tmp_path),
+        "FRONTEND_PAGE": "off",
+        "FRONTEND_ARGS": "--max-inputs 7  --open-metrics",
+        "ALLOWED_LOCAL_MEDIA_PATH": str(tmp_path),
+    }
+    settings = LaunchSettings.read(given)
+    frontend, worker = processes(settings, agg_workers(settings, ROOT, ()), {})
+    parsed = parse_frontend(frontend.arguments[2:])
+    assert not parsed.page
+    assert worker.environment == {"DYN_SYSTEM_PORT": "8081"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "workers", "lists", "environment", "wanted"),
+    [
+        ("on", 1, [""], {}, True),
+        ("off", 4, ["0"], {}, False),
+        ("on", 4, ["0"], {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}, False),
+        # Nothing of it is installed here.
+        ("auto", 4, ["0"], {"PATH": ""}, False),
+    ],
+)
+def test_when_mps_is_started(
+    mode: str, workers: int, lists: list[str], environment: dict[str, str], wanted: bool
+) -> None:
+    assert mps.wanted(mode, workers, lists, environment) is wanted
+
+
+def test_cards_are_counted_once() -> None:
+    assert mps.distinct_cards(["", ""]) == 1
+    assert mps.distinct_cards(["0,1", "1,2"]) == 3
+
+
+def test_a_mode_of_mps_that_is_none_is_named() -> None:
+    with pytest.raises(SettingError, match="CUDA_MPS=maybe: is none of auto, on, off"):
+        mps.wanted("maybe", 1, [""], {})
+
+
+def test_a_role_is_reached_at_its_host_and_further_flags_come_last(tmp_path: Path) -> None:
+    environment = {"MODEL_PATH": str(tmp_path), "HOST_ADDRESS": "127.0.0.1", "PYTHON": sys.executable}
+    python, words, own = command(ROOT, ["embed", "--colour", "blue"], environment)
+    assert (python, words[:2], words[-2:]) == (
+        sys.executable,
+        ["-m", "tessera.worker"],
+        ["--colour", "blue"],
+    )
+    assert (own["DYN_TCP_RPC_HOST"], own["DYN_SYSTEM_PORT"]) == ("127.0.0.1", "9090")
+    assert words[words.index("--override-engine-args") + 1] == '{"transport": {"nixl_interfaces": "lo"}}'
+    _, words, _ = command(ROOT, ["encode"], environment | {"NIXL_INTERFACES": ""})
+    assert words[words.index("--override-engine-args") + 1] == '{"transport": {"nixl_interfaces": ""}}'
+    _, words, own = command(ROOT, ["frontend"], environment | {"DYN_SYSTEM_PORT": "9"})
+    assert "DYN_SYSTEM_PORT" not in own and words[words.index("--host") + 1] == "0.0.0.0"
