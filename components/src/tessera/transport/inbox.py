@@ -134,7 +134,7 @@ class Inbox:
             self._abandon(handle)
             self._count(handle.kind, failures=1)
             if isinstance(error, TransportUnavailable):
-                self._blame(handle, error)
+                self._note_failure(handle, error)
             raise
         if not good:
             self._count(handle.kind, failures=1)
@@ -241,18 +241,18 @@ class Inbox:
             try:
                 self._open(kind, info)
             except TransportUnavailable as error:
-                self._give_up(producer, kind, error)
+                self._stop_using(producer, kind, error)
                 continue
             peer.connected = kind
             return
 
-    def _blame(self, handle: Handle, error: TransportUnavailable) -> None:
+    def _note_failure(self, handle: Handle, error: TransportUnavailable) -> None:
         # A handle of a slab that has been replaced says nothing about its successor.
         peer = self._peers.get(handle.producer)
         if peer is not None and handle.kind in peer.infos and peer.infos[handle.kind].slab == handle.slab:
-            self._give_up(handle.producer, handle.kind, error)
+            self._stop_using(handle.producer, handle.kind, error)
 
-    def _give_up(self, producer: str, kind: str, error: TransportUnavailable) -> None:
+    def _stop_using(self, producer: str, kind: str, error: TransportUnavailable) -> None:
         peer = self._peers.get(producer)
         if peer is None:
             return
