@@ -1,1 +1,1 @@
-"""Engines: what runs one batch of tiles or of packed sequences."""
+"""Engines: each runs one batch of tiles or of packed sequences at a time."""

@@ -1,7 +1,7 @@
-"""The Engine seam: load and warm, run one batch, close; one protocol for vision, one for text.
+"""What every engine offers: load and warm, run one batch, close; one protocol for vision, one for text.
 
-An engine is driven by one thread. ``launch`` may return before the work is done; ``result`` waits for
-it. A launched batch keeps its inputs alive until then.
+One thread drives an engine. ``launch`` may return before the work is done; the ``result`` of what it returns
+waits for it.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     import torch
 
 Cost = Callable[[int, int, int], int]
-"""(sequences, their sizes' sum, the largest size) → what the batch costs, in tokens or tiles."""
+"""What a batch costs, in tokens or tiles: from its number of entries, their total size, the largest size."""
 
 
 def packed_cost(count: int, total: int, longest: int) -> int:
-    """Nothing is padded: a batch costs the sum of its sizes."""
+    """Cost where nothing is padded: the sum of the sizes."""
     return total
 
 
 def padded_cost(count: int, total: int, longest: int) -> int:
-    """Every sequence is padded to the longest."""
+    """Cost where every sequence is padded to the longest."""
     return count * longest
 
 
 class VisionEngine(Protocol):
-    """uint8 tiles → vision rows, written where the caller wants them."""
+    """Turns uint8 tiles into vision rows and writes them into tensors of the caller."""
 
     @property
     def cost(self) -> Cost: ...
@@ -48,10 +48,10 @@ class VisionEngine(Protocol):
         ...
 
     def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:
-        """Encode images.
+        """Encode images, one entry of ``tiles`` and of ``out`` for each.
 
-        Each of ``tiles`` is ``[n, 3, height, width]`` and the ``out`` beside it is
-        ``[n * tokens_per_tile, hidden]``.
+        An entry of ``tiles`` is ``[n, 3, height, width]``; its rows are written into the entry of ``out``,
+        ``[n * tokens_per_tile, hidden]``, and are complete when the result is there.
         """
         ...
 
@@ -59,7 +59,7 @@ class VisionEngine(Protocol):
 
 
 class TextEngine(Protocol):
-    """Packed sequences → pooled float32 vectors, L2-normalised, with their norms."""
+    """Turns packed sequences into pooled float32 vectors, L2-normalised, with their norms."""
 
     @property
     def cost(self) -> Cost: ...
@@ -70,7 +70,7 @@ class TextEngine(Protocol):
     def warm(self) -> None: ...
 
     def launch(self, batch: TextBatch) -> Launched[TextVectors]:
-        """Rows in the order of the batch."""
+        """Run a batch; the vectors come in its order."""
         ...
 
     def close(self) -> None: ...

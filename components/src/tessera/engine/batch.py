@@ -1,4 +1,4 @@
-"""A batch of the text stage: sequences packed end to end on the host, and the vectors that come of them."""
+"""A batch of the text stage: sequences packed end to end on the host, and the vectors that are its result."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class TextBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextVectors:
-    """What a text batch gives: float32 unit ``vectors`` ``[batch, hidden]`` and what their lengths were.
+    """The result of a text batch: float32 unit ``vectors`` ``[batch, hidden]`` and ``norms`` ``[batch]``.
 
-    ``norms`` is float32 ``[batch]``; a vector times its norm is what the model pooled.
+    A vector times its norm is what the model pooled.
     """
 
     vectors: npt.NDArray[np.float32]
@@ -45,7 +45,7 @@ class TextVectors:
 
     @classmethod
     def of(cls, pooled: npt.NDArray[np.float32]) -> TextVectors:
-        """From pooled float32 ``[batch, hidden]``; a row shorter than 1e-12 is only divided by that."""
+        """Scale pooled float32 ``[batch, hidden]``; a row shorter than 1e-12 is divided by 1e-12."""
         norms = np.sqrt(np.einsum("ij,ij->i", pooled, pooled))
         return cls(vectors=pooled / np.maximum(norms, _EPSILON)[:, None], norms=norms)
 
@@ -64,7 +64,7 @@ class PackedInput:
 
 
 def pack(sequences: Sequence[PackedInput]) -> TextBatch:
-    """One batch of at least one sequence, in their order."""
+    """Pack at least one sequence into a batch, in their order."""
     lengths = np.fromiter((len(sequence.tokens) for sequence in sequences), np.int32, len(sequences))
     bounds = np.zeros(len(sequences) + 1, np.int32)
     np.cumsum(lengths, out=bounds[1:])
@@ -87,19 +87,19 @@ def pack(sequences: Sequence[PackedInput]) -> TextBatch:
 
 
 def zeros(total: int, length: int) -> TextBatch:
-    """``total`` tokens of id 0 in sequences of ``length``, the last one shorter if need be; to warm with."""
+    """A batch to warm up with: ``total`` tokens of id 0, in sequences of ``length`` but the last one."""
     lengths = [length] * (total // length) + [total % length] * (total % length > 0)
     return pack([PackedInput(tokens=np.zeros(length, np.int32)) for length in lengths])
 
 
 def split(batch: TextBatch, count: int) -> list[TextBatch]:
-    """The batch as up to ``count`` with about as many tokens each, in order; no sequence is divided."""
+    """Divide a batch into at most ``count`` of about as many tokens each, in order, at ends of sequences."""
     bounds = batch.cu_seqlens
     wanted = np.arange(count + 1) * (bounds[-1] / count)
     after = np.clip(np.searchsorted(bounds, wanted), 1, len(bounds) - 1)
     nearest = np.where(wanted - bounds[after - 1] < bounds[after] - wanted, after - 1, after)
     cuts = np.unique(nearest).tolist()
-    # Rows come in the order of their positions, so that each piece has a run of them, and whole images.
+    # Vision rows come in the order of their positions, so each piece has consecutive rows of whole images.
     rows = np.searchsorted(batch.vision_index, bounds[cuts])
     ends = np.cumsum([0, *(len(image) for image in batch.vision)])
     images = np.searchsorted(ends, rows)

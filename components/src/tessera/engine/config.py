@@ -1,4 +1,4 @@
-"""What an engine config file says about one stage."""
+"""The settings of one stage's engine, as an engine config file has them."""
 
 from __future__ import annotations
 

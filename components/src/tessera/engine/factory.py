@@ -1,4 +1,4 @@
-"""Engine kinds by name; an engine's own imports happen only when it is chosen."""
+"""Makes engines by the name of their kind; a kind is imported when it is chosen."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def rounding(config: EngineConfig) -> str:
-    """Empty where products are in the number type itself, else the same text for engines that round alike.
+    """What an engine rounds beyond its dtype: empty if nothing, else one text for engines that round alike.
 
-    Kinds of engines are not told apart: they differ by less than the type does from what it rounds. Raises
-    ``ConfigError`` when the directory of a built engine cannot be read.
+    Kinds of engines are not told apart: they differ from one another by less than the dtype's own rounding.
+    Raises ``ConfigError`` when the directory of a built engine cannot be read.
     """
     if config.path is not None:
         manifest = Manifest.read(config.path)
         if manifest.dtype != "float8":
             return ""
-        # Its steps come from what it was calibrated with, of which no other engine need know.
+        # Its scales come from its own calibration, which another float8 engine need not share.
         return f"float8 {' '.join(sorted(entry.blake3 for entry in manifest.files.values()))}"
     if config.quantization == "none":
         return ""

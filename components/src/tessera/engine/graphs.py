@@ -22,7 +22,7 @@ Graph = tuple[Callable[[], None], torch.Tensor]
 
 
 def graph_sizes(most: int) -> list[int]:
-    """From 32 to ``most``, in steps of a quarter, from 1024 on a sixteenth, of the next power of two."""
+    """Sizes from 32 to ``most``, in steps of a quarter of the next power of two, from 1024 on a sixteenth."""
     sizes = [32]
     while sizes[-1] < most:
         above = 1 << sizes[-1].bit_length()
@@ -31,14 +31,15 @@ def graph_sizes(most: int) -> list[int]:
 
 
 class TextGraphs:
-    """Graphs for batches of up to ``max_tokens`` tokens, in sequences of 32 on average, or 16 in all.
+    """Graphs for batches of up to ``max_tokens`` tokens.
 
-    Tokens are padded to the next size; the padding belongs to no sequence, so that nothing reads what is
-    computed for it.
+    A graph for ``size`` tokens has room for ``max(16, size // 32)`` sequences, at most ``max_sequences``.
+    Tokens are padded to the next size; the padding belongs to no sequence, so nothing reads its output.
 
-    ``inputs`` makes the buffers for a number of tokens, one row for each. ``compute`` gives
-    ``[sequences, hidden]`` for the beginnings of them and, last, int32 bounds: cu_seqlens, or only the ends
-    of the sequences if ``ends_only``, for a program that takes them so and expects an aligned address.
+    ``inputs(n)`` allocates the buffers for ``n`` tokens, each with one row for a token. ``compute`` is called
+    with the first rows of each buffer and int32 bounds, and returns ``[sequences, hidden]``. The bounds are
+    cu_seqlens, or with ``ends_only`` the ends of the sequences, for a program that takes those at an aligned
+    address.
     """
 
     def __init__(
@@ -70,7 +71,10 @@ class TextGraphs:
         return tokens <= self._sizes[-1] and sequences <= self._sequences(self._size(tokens))
 
     def replay(self, *inputs: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
-        """``[sequences, hidden]``, overwritten by the next replay; the first input has every token."""
+        """Run the batch; returns ``[sequences, hidden]``, which the next replay overwrites.
+
+        The first of ``inputs`` has a row for every token, the others may have fewer.
+        """
         tokens, bounds = len(inputs[0]), cu_seqlens[1 - self._first :]
         for buffer, value in zip(self._inputs, inputs, strict=True):
             buffer[: len(value)].copy_(value)
@@ -119,7 +123,7 @@ class VisionGraphs:
         return count in self._graphs
 
     def replay(self, tiles: torch.Tensor) -> torch.Tensor:
-        """Rows that the next replay overwrites."""
+        """Run the tiles; returns rows that the next replay overwrites."""
         self._tiles[: len(tiles)].copy_(tiles)
         replay, rows = self._graphs[len(tiles)]
         replay()

@@ -1,4 +1,4 @@
-"""What an engine raises, told apart: a batch that was too large, a batch that failed, an engine that is gone.
+"""Tells an engine's errors apart: a batch that was too large, a batch that failed, a device that is gone.
 
 An illegal access, an assertion on the device or a failed chip leaves a process's CUDA context unusable: every
 later call fails, and only a new process helps. Running out of memory passes.
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 
 def translate(error: Exception) -> Exception:
-    """``EngineDead`` for an error after which the device runs nothing more, ``EngineFailed`` without memory.
+    """``EngineDead`` if the device runs nothing more, ``EngineFailed`` if memory ran out, else ``error``.
 
-    Anything else comes back as it is. What the allocator keeps is given back before a smaller batch is tried.
+    After running out of memory the allocator's cache is freed, so that a smaller batch can be tried.
     """
     if isinstance(error, torch.OutOfMemoryError):
         # The traceback holds the tensors of the batch that was too large.
@@ -52,7 +52,7 @@ def _first_line(error: Exception) -> str:
 
 
 class GuardedVisionEngine:
-    """A ``VisionEngine`` whose errors are told apart."""
+    """A ``VisionEngine`` that raises ``EngineDead`` and ``EngineFailed``, see ``translate``."""
 
     def __init__(self, engine: VisionEngine) -> None:
         self._engine = engine
@@ -69,7 +69,7 @@ class GuardedVisionEngine:
 
 
 class GuardedTextEngine:
-    """A ``TextEngine`` whose errors are told apart."""
+    """A ``TextEngine`` that raises ``EngineDead`` and ``EngineFailed``, see ``translate``."""
 
     def __init__(self, engine: TextEngine) -> None:
         self._engine = engine

@@ -1,4 +1,4 @@
-"""The pieces of one batch side by side on the CPU."""
+"""CPU threads that run the pieces of one batch side by side."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _SETTING = threading.Lock()
 
 
 class Lanes:
-    """A few threads that share those which torch has for an operation; each works off pieces on its own.
+    """A few threads that divide torch's threads among them; each runs whole pieces of a batch on its share.
 
     An operation on several threads takes as long as the slowest of them, and a batch has hundreds. Whenever
     something else has one of their processors, the frontend say, the rest spin or sleep at the end of that
     operation: with half of one of two cores taken an engine lost half of its speed. Lanes wait for each other
-    once, at the end of the batch, and what one of them is late with the others take over.
+    once, at the end of the batch, and when one is late the others take over its pieces.
     """
 
     def __init__(self) -> None:
@@ -59,8 +59,8 @@ class Lanes:
         return max(lanes) * self.count <= _UNEVEN * sum(sizes)
 
     def map(self, work: Callable[[P], R], pieces: Sequence[P], sizes: Sequence[int]) -> list[R]:
-        """The results in order; raises the first error, once nothing is running any more."""
-        # The largest first: one that began last would be waited for alone.
+        """Run ``work`` on each piece; results in order. Raises the first error once all have ended."""
+        # The largest first: if it began last, the batch would wait for it alone.
         order = sorted(range(len(pieces)), key=lambda index: -sizes[index])
         begun = {index: self._pool.submit(work, pieces[index]) for index in order}
         wait(begun.values())

@@ -1,4 +1,4 @@
-"""Where and in which arithmetic a torch engine runs; decided once, when it is made."""
+"""The device and the element type that an engine runs with; decided once, when it is made."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPU = "cpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """``device`` is cpu, cuda or cuda:N, ``dtype`` float32, bfloat16 or float16; neither is auto any more."""
+    """``device`` is cpu, cuda or cuda:N, ``dtype`` float32, bfloat16 or float16; auto has been resolved."""
 
     device: str
     dtype: str

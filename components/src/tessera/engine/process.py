@@ -1,4 +1,4 @@
-"""What a process with a torch engine in it asks of the interpreter."""
+"""Settings of the interpreter and of torch for a process that runs an engine."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _SWITCH_SECONDS = 0.001
 
 
 def tune_interpreter() -> None:
-    """Called when an engine is warm.
+    """Shorten the switch interval and freeze the garbage collector; call it when an engine is warm.
 
-    What exists by now, torch's modules above all, lives as long as the process: the collector need not
-    walk through it again and again, which stops every thread.
+    What exists by then, torch's modules above all, lives as long as the process. The collector need not walk
+    through it again and again, which stops every thread.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
     gc.collect()
@@ -27,7 +27,7 @@ def tune_interpreter() -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """For the warm-up on the CPU, where other workers may be serving.
+    """Run torch on one thread; for the warm-up on the CPU, where other workers may be serving.
 
     Their operations are on all processors and wait for the slowest. With a warm-up on all 16 processors for
     0.1 s beside them answers took up to 133 ms; a process that imports its libraries on one is not felt.

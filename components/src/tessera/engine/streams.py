@@ -1,4 +1,4 @@
-"""Where an engine's work on a device goes: a stream for copies, a stream for the rest, and graphs of it."""
+"""The CUDA streams of an engine: one for copies, one for everything else, and graphs recorded on that."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ class Streams(Protocol):
     def copying(self) -> AbstractContextManager[object]: ...
 
     def computing(self) -> AbstractContextManager[object]:
-        """What is put on the compute stream here comes after the copies so far; the host does not wait."""
+        """Use the compute stream, behind the copies issued so far; the host does not wait."""
         ...
 
     def record(self, compute: Callable[[], T]) -> tuple[Callable[[], None], T]:
-        """What repeats ``compute`` with one launch, and the result, which each replay overwrites."""
+        """Record ``compute``; returns what replays it in one launch, and the result that it overwrites."""
         ...
 
     def launched(self, finish: Callable[[], T], *, keep: object) -> Launched[T]:
-        """What was put on the compute stream so far, as a batch.
+        """A batch of everything on the compute stream so far.
 
         ``keep`` is what it reads and writes; ``finish`` makes its result.
         """
         ...
 
     def synchronize(self) -> None:
-        """Wait for everything."""
+        """Wait for both streams."""
         ...
 
 
@@ -99,7 +99,7 @@ class CudaStreams:
 
 
 def sendable(tensor: torch.Tensor, streams: Streams) -> torch.Tensor:
-    """The tensor, or a copy of it in staging memory if it lies in pageable memory.
+    """Return the tensor itself, or a copy in staging memory if it lies in pageable memory.
 
     A copy from pageable memory would make the host wait for the stream.
     """

@@ -1,11 +1,11 @@
 """Vision rows from TensorRT-LLM's ``MultimodalEncoder``, which batches and runs in processes of its own.
 
-A handle is what torch's own sharing of tensors between processes consists of, as JSON values with bytes in
-base64: a CUDA memory handle, or the name of a file of shared memory. Opening one counts as a reader; letting
-the tensor go lets the producer have its memory back.
+Its rows come as handles to its memory and are copied once into the slots of the slab, and go on from there
+under Tessera's own handles and leases.
 
-Its rows come as handles to its memory and are copied once into the slots of our slab: from there they go on
-under handles and leases of our own, by ``cuda_ipc`` among others.
+A handle has the fields with which torch shares tensors between processes, as JSON values with bytes in
+base64: a CUDA memory handle, or the name of a shared memory file. An opened tensor counts as a reader; the
+producer gets its memory back when the tensor is freed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _rebuild: Any = reductions
 
 
 def open_handle(handle: Mapping[str, Any]) -> torch.Tensor:
-    """``[rows, hidden]``, in the memory of the process that made it; raises ``HandOffError``."""
+    """Open a handle as ``[rows, hidden]`` in the memory of its producer; raises ``HandOffError``."""
     try:
         method = handle["method_key"]
         if method == _CUDA:
@@ -109,7 +109,7 @@ def _open_cpu(handle: Mapping[str, Any]) -> torch.Tensor:
 
 
 def _check_shared(name: bytes, nbytes: int) -> None:
-    """Raises ``ValueError`` unless the file is there and large enough: torch maps it without looking."""
+    """Check that the file is there and large enough, since torch does not; raises ``ValueError``."""
     file = Path("/dev/shm") / os.fsdecode(name).lstrip("/")
     if file.parent != Path("/dev/shm") or not file.is_file():
         raise ValueError(f"there is no shared memory {name!r}")
@@ -125,7 +125,7 @@ class _View:
 
 
 def _view(handle: Mapping[str, Any], offset: int, elements: int) -> _View:
-    """Where the tensor lies in its storage; torch itself would write beyond the end of it and crash."""
+    """Check that the tensor lies inside its storage: torch would write beyond the end and crash."""
     size, stride = tuple(handle["tensor_size"]), tuple(handle["tensor_stride"])
     numbers = (offset, elements, *size, *stride)
     if len(size) != len(stride) or any(type(number) is not int or number < 0 for number in numbers):
@@ -156,7 +156,7 @@ class RequestOutput(Protocol):
 
 
 class MultimodalEncoder(Protocol):
-    """The documented interface, as far as it is used."""
+    """What is used of TensorRT-LLM's class of this name."""
 
     def generate_async(self, inputs: Mapping[str, Any]) -> RequestOutput: ...
 
@@ -220,7 +220,7 @@ class TensorRTLLMVisionEngine:
 
     def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:
         requests = [self._encoder.generate_async(self._model.tensorrt_llm_input(image)) for image in tiles]
-        # TensorRT-LLM may notice only while somebody waits for it: true is true, false may be late.
+        # TensorRT-LLM may notice only while somebody waits for it: True is right, False may be late.
         return Launched(
             lambda: write_rows(requests, out),
             done=lambda: all(request.finished for request in requests),

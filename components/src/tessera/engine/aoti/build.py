@@ -156,7 +156,7 @@ def _compile(program: ExportedProgram, path: Path) -> None:
 
 
 def require_shared_library(package: Path) -> None:
-    """Raises ``EngineBuildFailed`` for a program with a C++ library of its own."""
+    """Check that the program has no copy of the C++ library; raises ``EngineBuildFailed``."""
     with ZipFile(package) as archive:
         programs = [archive.read(name) for name in archive.namelist() if name.endswith(".so")]
     # As the dynamic section names it.
@@ -169,19 +169,19 @@ def require_shared_library(package: Path) -> None:
 
 
 def calls_gemms(program: ExportedProgram) -> bool:
-    """Whether it calls the operators of ``exported_products``."""
+    """Whether the program calls the GEMM operators of ``exported_products``."""
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     return not called.isdisjoint(f"tessera.{name}.default" for name in exported_products.OPERATORS)
 
 
 def _compile_gemms(stage: StageModule, ranges: AxisRanges, device: str) -> None:
-    """Has their library compile what the engine's first start would wait for: other sizes, other kernels."""
+    """Call the GEMMs at several sizes, so that their library compiles what the first start would wait for."""
     few = {axis: Range(1, 1, sizes.max) for axis, sizes in ranges.items()}
     most = {axis: Range(1, sizes.max, sizes.max) for axis, sizes in ranges.items()}
     with torch.inference_mode():
         for sizes in (few, ranges):
             stage.module(*example_inputs(stage, sizes, device=device))
-        # A batch that does not fit here is not served here either.
+        # A batch that does not fit on this device is not served on it either.
         with suppress(torch.OutOfMemoryError):
             stage.module(*example_inputs(stage, most, device=device))
     torch.cuda.synchronize()

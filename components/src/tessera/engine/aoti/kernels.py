@@ -1,8 +1,8 @@
-"""The kernels that quack-kernels compiles when a program first calls it, kept in the engine's directory.
+"""GEMM kernels that quack-kernels compiles when a program first calls it, kept in the engine's directory.
 
 The library keeps them as object files in ``QUACK_CACHE_DIR``, by default below /tmp, named by hashes of its
-own sources and of what each was compiled for. An engine that comes to another machine or into a new container
-would compile them anew, some 10 s for each stage.
+own sources and of what each was compiled for. On another machine or in a new container an engine would
+compile them anew, some 10 s for each stage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KERNELS = "*.o"
 
 @functools.cache
 def _collection() -> TemporaryDirectory[str]:
-    """Where the library keeps what it compiles from now on.
+    """Point the library at a new folder for what it compiles from now on.
 
     One for the whole process, since it compiles nothing twice: a second engine has kernels of the first.
     """
@@ -34,7 +34,7 @@ def _collection() -> TemporaryDirectory[str]:
 
 
 def collect() -> None:
-    """To be called before the products are."""
+    """Begin to collect kernels; call it before the GEMMs run."""
     _collection()
 
 
@@ -44,7 +44,7 @@ def store(directory: Path) -> None:
 
 
 def restore(directory: Path) -> None:
-    """Put an engine's kernels where the library looks for them.
+    """Copy an engine's kernels to where the library looks for them.
 
     Raises ``ConfigError`` naming that place if it cannot be written to.
     """

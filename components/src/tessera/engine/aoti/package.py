@@ -26,18 +26,18 @@ from tessera.models.base import Model
 
 PACKAGE = "engine.pt2"
 FLAGS = "cpu_flags"
-# Whose products a program calls back into Python for, if it was there when the program was compiled.
+# A program calls back into Python for its GEMMs if it was installed when the program was compiled.
 GEMM_LIBRARY = "quack-kernels"
 _VECTOR_FLAGS = ("sse", "ssse", "avx", "fma", "f16c", "bmi", "amx", "vaes", "vpclmulqdq", "gfni", "popcnt")
-# Two that load at once could not tell whose files are whose.
+# Two loads at a time could not tell their unpacked files apart.
 _loading = Lock()
 
 
 class AotiPackage:
-    """What was built, once it is known to be for this model and machine."""
+    """An engine directory that has been checked to be for this model and machine."""
 
     def __init__(self, model: Model, directory: Path, stage: Stage, placement: Placement) -> None:
-        """Raises ``EngineMismatch`` naming both sides where the engine is not for this model and machine."""
+        """Check the manifest; raises ``EngineMismatch`` naming both sides of each difference."""
         manifest = Manifest.read(directory)
         manifest.require(
             directory,
@@ -60,7 +60,7 @@ class AotiPackage:
         self._placement = placement
 
     def load(self) -> AotiProgram:
-        """Raises ``EngineMismatch`` where the engine wants weights that the model does not have."""
+        """Load the program and its weights; raises ``EngineMismatch`` if the model lacks one."""
         kernels.restore(self._directory)
         device = torch.device(self._placement.device)
         index = (device.index or 0) if self._placement.is_cuda else None
@@ -81,7 +81,7 @@ class AotiPackage:
         return {name: value.detach() for name, value in (*module.named_parameters(), *module.named_buffers())}
 
     def require_room(self, axis: str, size: int, what: str) -> None:
-        """Raises ``EngineMismatch`` when the engine was not built for sizes up to ``size``."""
+        """Check that the engine was built for ``size`` on ``axis``; raises ``EngineMismatch``."""
         most = self.ranges[axis].max
         if size > most:
             raise EngineMismatch(
@@ -91,7 +91,7 @@ class AotiPackage:
 
 
 def open_package(model: Model, config: EngineConfig, placement: Placement, stage: Stage) -> AotiPackage:
-    """The engine at the config's ``path``; raises ``ConfigError`` without one, or for FP8."""
+    """Open the engine at ``config.path``; raises ``ConfigError`` without one, or for quantization."""
     if config.path is None:
         raise ConfigError(f"engine 'aoti' needs path: the --out of tessera-engine build --stage {stage}")
     if config.quantization != "none":
@@ -100,18 +100,20 @@ def open_package(model: Model, config: EngineConfig, placement: Placement, stage
 
 
 class AotiProgram:
-    """Positional tensors in, tensors out; what they are stands in the manifest's ``bindings``.
+    """A compiled program in memory.
+
+    It takes and gives tensors by position; the manifest's ``bindings`` say which.
 
     Runs on the current stream of the calling thread, one call at a time.
 
     The loader unpacks a package into a directory of its own among the temporary files, and removes it when
-    it is destroyed: a process that is killed, or that ends by ``leave``, would leave it there at every start.
-    So it goes as soon as nothing reads it any more. A library stays mapped without its file; the code of a
-    GPU's kernels is read when they are first launched.
+    it is destroyed. A process that is killed, or that ends by ``leave``, would leave one there at every
+    start, so it is removed as soon as nothing reads it any more. A library stays mapped without its file; the
+    code of a GPU's kernels is read when they are first launched.
     """
 
     def __init__(self, package: Path, weights: Mapping[str, torch.Tensor], device_index: int | None) -> None:
-        """``device_index`` is the GPU's; ``weights`` are used where they lie.
+        """``device_index`` is the GPU's, None for the CPU; ``weights`` are used in place, not copied.
 
         Raises ``EngineMismatch`` naming a weight that the program wants and ``weights`` does not have.
         """
@@ -153,7 +155,7 @@ def _mapped(name: str) -> set[str]:
 
 
 def versions(device: str) -> dict[str, str]:
-    """The libraries whose insides a compiled program calls, ``GEMM_LIBRARY`` only where it is installed."""
+    """Versions of the libraries that a compiled program depends on; ``GEMM_LIBRARY`` if it is installed."""
     found = {"torch": str(torch.__version__)}
     if device.startswith("cuda"):
         found["cuda"] = str(torch.version.cuda)
@@ -163,7 +165,7 @@ def versions(device: str) -> dict[str, str]:
 
 
 def cpu_flags() -> list[str]:
-    """Vector instructions of this CPU as the kernel names them; empty where it does not say."""
+    """Vector instructions of this CPU by the Linux kernel's names; empty if /proc/cpuinfo has none."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -173,7 +175,10 @@ def cpu_flags() -> list[str]:
 
 
 def require_cpu_flags(built: str, directory: Path) -> None:
-    """Raises ``EngineMismatch`` naming what this CPU lacks: the program would be killed at the first one."""
+    """Check that this CPU has the instructions of a build; raises ``EngineMismatch`` naming what it lacks.
+
+    The program would be killed at the first one.
+    """
     missing = sorted(set(built.split()) - set(cpu_flags()))
     if missing:
         raise EngineMismatch(

@@ -19,7 +19,7 @@ from tessera.models.base import Model, TextModule
 
 
 class AotiTextEngine(TorchTextEngine):
-    """Runs an engine directory of the stage ``text``: padded on the CPU, packed anywhere."""
+    """Runs an engine directory of the stage ``text``: layout padded on the CPU, packed on any device."""
 
     # One package runs one batch at a time.
     _divisible = False
@@ -79,7 +79,7 @@ class PackedModule:
         return found[0] if len(found) == 1 else torch.cat(found)
 
     def _calls(self, lengths: Sequence[int]) -> Iterator[tuple[slice, slice]]:
-        """Which sequences, and which tokens, each call takes."""
+        """The sequences and the tokens of each call."""
         token = 0
         for first in range(0, len(lengths), self.max_sequences):
             part = lengths[first : first + self.max_sequences]
@@ -90,7 +90,7 @@ class PackedModule:
 def mapped(
     input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """At least one vision row, and int32 ``[tokens]``: the row in each token's place, or -1."""
+    """Vision rows, at least one, and int32 ``[tokens]``: the row that replaces each token, or -1."""
     vision_map = torch.full_like(input_ids, -1)
     if not len(vision_index):
         return vision_rows.new_zeros(1, vision_rows.shape[1]), vision_map
@@ -100,9 +100,10 @@ def mapped(
 
 
 def bucketed_cost(count: int, total: int, longest: int) -> int:
-    """Sequences are padded to the longest of those whose lengths have the same power of two below them.
+    """An upper bound of the cost where sequences are padded to the longest of their bucket.
 
-    So none is padded to twice its length, nor beyond the longest.
+    A bucket has the lengths with the same number of bits: none is padded to twice its length, nor beyond the
+    longest.
     """
     return min(count * longest, 2 * total)
 

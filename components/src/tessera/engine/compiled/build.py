@@ -1,4 +1,4 @@
-"""Builders by name, and from a checkpoint and a spec to an engine directory that is complete or not there."""
+"""Builds an engine directory from a checkpoint and a spec: it is complete, or it is not there."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tessera.errors import ConfigError
 from tessera.models.base import Model
 
 Progress = Callable[[str], None]
-"""Told, in a few words, what is being done now."""
+"""Called with a few words on the step that begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """What a flavour reports of the files that it wrote; the rest of the manifest follows from the spec."""
+    """What a flavour reports of the files that it wrote; the spec gives the rest of the manifest."""
 
     bindings: tuple[Binding, ...]
     capabilities: tuple[str, ...]
@@ -40,7 +40,7 @@ class Flavour(Protocol):
         ...
 
     def inspect(self, directory: Path, manifest: Manifest) -> dict[str, Any]:
-        """What can be said of the built engine beyond its manifest, as JSON values.
+        """Describe the built engine beyond its manifest, as JSON values.
 
         Raises ``EngineMismatch`` for files that are not what the manifest says.
         """
@@ -55,7 +55,7 @@ _FLAVOURS = {
 
 
 def flavour(name: str) -> Flavour:
-    """Raises ``ConfigError`` for an unknown flavour."""
+    """The compiler of that name, imported when it is asked for; raises ``ConfigError`` for an unknown one."""
     if name not in _FLAVOURS:
         raise ConfigError(f"flavour {name!r} is none of {', '.join(_FLAVOURS)}")
     module, _, attribute = _FLAVOURS[name].partition(":")

@@ -1,4 +1,4 @@
-"""A model's stages, and a stage as an exported program: traced once, for every size in its ranges."""
+"""A stage as an exported program: traced once, for every size in the ranges of its axes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from tessera.models.stages import StageFamily, StageModule
 
 
 def stages_of(model: Model) -> StageFamily:
-    """Raises ``ConfigError`` for a family that cannot be taken apart."""
+    """The model as a family with stages; raises ``ConfigError`` if it has none."""
     if not isinstance(model, StageFamily):
         raise ConfigError(f"model family {model.family} offers no stages to compile or export")
     return model
 
 
 def export_stage(stage: StageModule, ranges: AxisRanges, *, device: str) -> ExportedProgram:
-    """Raises ``EngineBuildFailed`` when tracing fails."""
-    # An axis that can only be 1 is no axis to leave open.
+    """Trace a stage with ``torch.export``; raises ``EngineBuildFailed`` when that fails."""
+    # An axis that can only be 1 is exported as the constant 1.
     axes = {
         name: Dim(name, min=1, max=sizes.max) if sizes.max > 1 else None for name, sizes in ranges.items()
     }
@@ -43,7 +43,7 @@ def export_stage(stage: StageModule, ranges: AxisRanges, *, device: str) -> Expo
 
 
 def example_inputs(stage: StageModule, ranges: AxisRanges, *, device: str) -> tuple[torch.Tensor, ...]:
-    """Zeros of the sizes to tune for."""
+    """Inputs of zeros, of the sizes to tune for."""
     return tuple(
         torch.zeros(
             [_example(axis, ranges) for axis in tensor.axes], dtype=DTYPES[tensor.dtype].torch, device=device

@@ -1,4 +1,4 @@
-"""What lies beside a built engine and says what it is; an engine that does not match is never loaded."""
+"""The manifest beside a built engine: what it is, and whether it fits; one that does not is never loaded."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ``capability`` must be among ``capabilities``, and each of ``versions`` equal.
         """
         if self.flavour != expected.get("flavour", self.flavour):
-            # The rest follows from that.
+            # Of another flavour the other fields differ as a matter of course.
             expected = {"flavour": expected["flavour"]}
         found = [text for key, value in expected.items() if (text := self._difference(key, value))]
         if found:

@@ -30,7 +30,7 @@ class Stage(StrEnum):
 
 
 class Layout(StrEnum):
-    """How sequences lie in a text batch: end to end, or each padded to one length with a mask."""
+    """How sequences are laid out in a text batch: end to end, or each padded to one length with a mask."""
 
     PACKED = "packed"
     PADDED = "padded"
@@ -57,7 +57,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One shape envelope; a stage reads the axes that it has."""
+    """One set of shapes to build for; a stage reads the axes that it has."""
 
     tiles: Annotated[Range, Setting(help="`[min, opt, max]` tiles in a vision batch")] = Range(1, 8, 32)
     sequences: Annotated[Range, Setting(help="`[min, opt, max]` sequences in a text batch")] = Range(1, 8, 64)
@@ -110,11 +110,11 @@ class BuildSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 AxisRanges = Mapping[str, Range]
-"""What each named axis may be, and the size to tune for."""
+"""The sizes that each named axis may have, and the one to tune for."""
 
 
 def axis_ranges(profiles: Sequence[Profile]) -> AxisRanges:
-    """From one to the largest size of any profile, tuned for the first one's; smaller sizes cost nothing."""
+    """From 1 to the largest size of any profile, tuned for the first profile's; small sizes cost nothing."""
     return {
         axis: Range(
             1,

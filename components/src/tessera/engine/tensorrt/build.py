@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def deferred_signals() -> Iterator[Callable[[], bool]]:
-    """Keep SIGINT and SIGTERM from raising inside the block; tells whether one has come.
+    """Defer SIGINT and SIGTERM to the end of the block; gives a function that tells whether one has come.
 
-    For code that calls back into Python and swallows what that raises. When the block ends, whatever it
-    raises, the first one that came is handled as it would have been.
+    For code that calls back into Python and swallows what that raises. When the block ends, also by an
+    error, the first signal that came is handled as it would have been.
     """
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -63,7 +63,7 @@ _MAGIC = b"tessera timing cache, "
 
 
 class TimingCache:
-    """Holds the file's lock while it is entered; without a path it does nothing.
+    """TensorRT's timing cache in a file, locked while entered; without a path it does nothing.
 
     ``version`` begins the file: a cache of another version is replaced, because TensorRT takes one without a
     word and then finds nothing in it.
@@ -172,7 +172,7 @@ class TensorRTFlavour:
         return {"network": network} | engine_information(self.name, directory / PLAN_FILE)
 
     def _capabilities(self, trt: Any, spec: BuildSpec) -> tuple[str, ...]:
-        """What to build for; raises ``ConfigError`` for what this flavour cannot reach."""
+        """The compute capabilities to build for; raises ``ConfigError`` for one out of reach."""
         here = capability("cuda") if torch.cuda.is_available() else None
         wanted = spec.capabilities or ((here,) if here else ())
         if not wanted:

@@ -1,4 +1,4 @@
-"""Inputs to calibrate float8 with: a directory of images and texts, or random ones if none is given."""
+"""Inputs to calibrate float8 with: a directory of images and texts, or random ones if none is named."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RANDOM_LENGTHS = (16, 64, 256)
 
 
 def read_samples(model: Model, spec: BuildSpec) -> tuple[Samples, str]:
-    """What ``spec.calibration`` holds, and a sentence about it; nothing unless the type is float8."""
+    """Read ``spec.calibration``; returns samples and a note, both empty unless the dtype is float8."""
     if spec.dtype != "float8":
         return Samples(), ""
     if spec.calibration is None:
@@ -57,7 +57,7 @@ def _random(model: Model) -> Samples:
     channels, height, width = model.tile_shape
     tiles = []
     for number in range(_RANDOM_TILES):
-        # From smooth to noisy: blocks of one colour, smaller each time.
+        # From smooth to noisy: blocks of one colour, smaller in each tile.
         block = 64 >> (2 * number) or 1
         coarse = chance.integers(0, 256, (channels, -(-height // block), -(-width // block)), dtype=np.uint8)
         tiles.append(coarse.repeat(block, 1).repeat(block, 2)[:, :height, :width])

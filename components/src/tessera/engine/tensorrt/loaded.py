@@ -1,4 +1,4 @@
-"""A TensorRT engine from its directory, checked against its manifest and its own words, and runs of it."""
+"""A TensorRT engine from its directory, checked against its manifest, and its runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _Key = tuple[object, ...]
 
 
 class Context:
-    """Binds tensors to names and runs; ``complaint`` tells TensorRT's latest complaint."""
+    """Binds tensors to names and runs; ``complaint`` gives TensorRT's latest errors."""
 
     def __init__(
         self, context: Any, bindings: Mapping[str, Binding], *, complaint: Callable[[], str]
@@ -40,7 +40,7 @@ class Context:
     def bind(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Set shapes and addresses of all inputs and outputs; raises ``EngineFailed``.
 
-        TensorRT answers a shape outside the profile with False, and looks at no type at all.
+        TensorRT returns False for a shape outside the profile, and does not check types.
         """
         if set(tensors) != set(self._bindings):
             raise EngineFailed(f"bound were {sorted(tensors)}, the engine has {sorted(self._bindings)}")
@@ -70,7 +70,7 @@ class Context:
             raise EngineFailed(f"TensorRT did not run: {self._complaint()}")
 
     def capturable(self, stream: int) -> bool:
-        """Whether a graph of what ``run`` does can be recorded; releases that cannot tell are believed."""
+        """Whether ``run`` can be recorded as a graph; True for releases that cannot tell."""
         ask = getattr(self._context, "is_stream_capturable", None)
         return True if ask is None else bool(ask(stream))
 
@@ -116,11 +116,11 @@ class LoadedEngine:
         return Context(made, self._bindings, complaint=lambda: str(logging_of(self._trt)[1]))
 
     def keep_compiled(self) -> None:
-        """Save what the runtime compiled for this device, if it does such a thing."""
+        """Save what the runtime compiled for this device, if the flavour has a runtime cache."""
         self._settings.save()
 
     def _check_bindings(self, directory: Path) -> None:
-        """The manifest must say of each tensor what the engine says: a wrong type is never noticed."""
+        """Compare the manifest's tensors with the engine's: TensorRT itself never notices a wrong type."""
         engine, output = self._engine, self._trt.TensorIOMode.OUTPUT
         found = set()
         for number in range(engine.num_io_tensors):
@@ -192,7 +192,7 @@ def open_engine(model: Model, config: EngineConfig, placement: Placement, stage:
 
 
 def _manifest(model: Model, config: EngineConfig, stage: Stage) -> tuple[Path, Manifest]:
-    """The part of the check that needs neither TensorRT nor a GPU."""
+    """Check what can be checked without TensorRT and a GPU."""
     if config.path is None:
         raise ConfigError(
             f"engine {config.engine!r} needs path: the --out of tessera-engine build --stage {stage}"
@@ -259,12 +259,12 @@ class Replays:
 
 
 def _key(profile: int, tensors: Mapping[str, torch.Tensor]) -> _Key:
-    """Shapes and addresses: a graph has both built in."""
+    """The profile with each tensor's address and shape, which a graph has built in."""
     return (profile, *((name, tensors[name].data_ptr(), tensors[name].shape) for name in sorted(tensors)))
 
 
 class _RuntimeSettings:
-    """How contexts are made; TensorRT for RTX compiles kernels at first use and can keep them in a file."""
+    """Makes contexts; TensorRT for RTX compiles kernels at first use, and its cache is kept in a file."""
 
     def __init__(self, trt: Any, engine: Any, directory: Path, device: str) -> None:
         self._engine = engine

@@ -81,12 +81,12 @@ _NAMES = {
 
 
 def to_tensorrt(trt: Any, name: str) -> Any:
-    """The member of ``trt.DataType`` for a type's name here."""
+    """The member of ``trt.DataType`` for an element type by its name in ``tessera.dtypes``."""
     return getattr(trt.DataType, _NAMES[name])
 
 
 def to_name(trt: Any, dtype: Any) -> str:
-    """The name here of a member of ``trt.DataType``; for one without a name TensorRT's own words."""
+    """The name in ``tessera.dtypes`` of a member of ``trt.DataType``, or TensorRT's own name."""
     for name, member in _NAMES.items():
         if getattr(trt.DataType, member) == dtype:
             return name
@@ -94,7 +94,7 @@ def to_name(trt: Any, dtype: Any) -> str:
 
 
 class Messages:
-    """The latest errors of this process: where a call returns nothing, they are the only explanation."""
+    """TensorRT's latest errors: when a call returns nothing, they are the only explanation."""
 
     def __init__(self) -> None:
         self._errors: list[str] = []
@@ -111,7 +111,7 @@ class Messages:
 
 @functools.cache
 def logging_of(trt: Any) -> tuple[Any, Messages]:
-    """The logger to make TensorRT's objects with, and what it keeps.
+    """The logger to make TensorRT's objects with, and the messages that it keeps.
 
     One for each flavour: TensorRT goes on using the first that it was given.
     """
@@ -137,7 +137,7 @@ def logging_of(trt: Any) -> tuple[Any, Messages]:
 
 
 def make_monitor(trt: Any, tell: Callable[[str], None], stop: Callable[[], bool]) -> Any:
-    """A progress monitor that tells the outer phases of a build and their steps, and ends it on ``stop``."""
+    """A progress monitor: calls ``tell`` for each step of the outer phases, ends the build on ``stop``."""
 
     class Monitor(trt.IProgressMonitor):  # type: ignore[misc]
         def __init__(self) -> None:

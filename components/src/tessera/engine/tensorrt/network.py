@@ -1,8 +1,6 @@
 """``tessera.models.graph.Graph`` over TensorRT's network API, strongly typed.
 
-Weights are not copied by TensorRT until the engine is built, so they are held on to here.
-
-TensorRT's shuffle, slice and constant layers carry most of it.
+TensorRT does not copy weights until the engine is built, so the graph keeps them alive.
 """
 
 from __future__ import annotations
@@ -169,7 +167,7 @@ class TensorRTGraph:
         shape = tuple(tensor.shape)
         self.bindings.append(Binding(name=name, output=True, dtype=node.dtype, shape=shape))
 
-    # Products
+    # GEMMs and attention
 
     def linear(
         self,
@@ -195,7 +193,7 @@ class TensorRTGraph:
         return self.add(product, self.constant(bias.to(DTYPES[node.dtype].torch).view(shape)))
 
     def _float8(self, node: Node, scale: float) -> Node:
-        """The rounding to float8 and back that TensorRT turns into float8 products."""
+        """The rounding to float8 and back that TensorRT turns into float8 GEMMs."""
         factor = self.constant(torch.tensor(scale)).handle
         quantised = self._network.add_quantize(node.handle, factor, self._trt.fp8)
         return self._dequantised(self._out(quantised, "float8"), factor, node.dtype)

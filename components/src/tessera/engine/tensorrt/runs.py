@@ -15,9 +15,9 @@ from tessera.errors import EngineFailed
 
 Int32Array = npt.NDArray[np.int32]
 
-# What sequences are rounded up to a multiple of.
+# Numbers of tokens are rounded up to a multiple of this.
 _LEAST_TOKENS = 16
-# What a run of its own is taken to cost, in tokens of padding that it saves; an estimate, not measured.
+# The cost of one more run, in tokens of padding; an estimate, not measured.
 _RUN_TOKENS = 256
 
 
@@ -49,7 +49,7 @@ class Sizes:
         self._coarse = coarse
 
     def cut(self, lengths: Sequence[int], rows: Sequence[int]) -> list[Run]:
-        """Runs for sequences of these lengths with so many vision rows each.
+        """Cut sequences of these lengths, with ``rows`` vision rows each, into runs.
 
         Padded sequences go with others of similar length. As many go together as a profile takes, the longest
         first.
@@ -64,7 +64,7 @@ class Sizes:
         classes = [
             list(members) for _, members in groupby(numbers, key=lambda number: _power(lengths[number]))
         ]
-        # The cheapest way to join neighbouring classes, found from the shortest one on.
+        # The cheapest way to join neighbouring classes, by dynamic programming from the shortest one on.
         cheapest: list[tuple[int, list[list[int]]]] = [(0, [])]
         for start in reversed(range(len(classes))):
             choices = []
@@ -91,7 +91,7 @@ class Sizes:
             left = left[len(best.members) :]
 
     def coarse(self) -> list[tuple[list[int], Run]]:
-        """Every size up to the coarse limit that a profile takes, with lengths that are rounded up to it."""
+        """Every size up to the coarse limit that a profile takes: a run, and lengths that round up to it."""
         most = max(profile.sequences.max for profile in self._profiles)
         found: dict[tuple[int, int, int], tuple[list[int], Run]] = {}
         for tokens in _powers(_LEAST_TOKENS, self._coarse):
@@ -157,7 +157,7 @@ class RunInputs:
 
 
 class BatchInputs:
-    """Makes the inputs of a batch's runs; works out once where each sequence's vision rows are."""
+    """Makes the inputs of a batch's runs; finds each sequence's vision rows once."""
 
     def __init__(self, batch: TextBatch, layout: Layout) -> None:
         self._batch = batch
@@ -196,7 +196,7 @@ class BatchInputs:
         for number, (tokens, row) in enumerate(pieces):
             ids[number, : len(tokens)] = tokens
             places[number, : len(row)] = row
-        # Sequences that only fill the run up have one token, because attention to nothing is no number.
+        # Sequences that only fill the run up have one token: attention over none gives NaN.
         filled = np.ones(run.sequences, np.int32)
         filled[: len(lengths)] = lengths
         return {"input_ids": ids, "vision_row": places, "lengths": filled}
@@ -223,7 +223,7 @@ class BatchInputs:
 
 
 def _adjacent(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges that follow one another made one."""
+    """Join ranges that follow one another."""
     found: list[tuple[int, int]] = []
     for start, end in ranges:
         if found and found[-1][1] == start:

@@ -1,4 +1,4 @@
-"""The text engine that TensorRT built: laid out on the host, run from fixed addresses, put in order."""
+"""The text engine of a TensorRT plan: runs read and write buffers at fixed addresses."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TextRuns:
                     for host, name in ((vectors, "vectors"), (norms, "norms")):
                         host[done : done + members].copy_(self._buffers[name][:members], non_blocking=True)
                     done += members
-                # The runs have the sequences in an order of their own.
+                # The runs take the sequences in another order than the batch.
                 order = np.argsort(np.concatenate([run.members for run in runs]))
                 return self._streams.launched(
                     lambda: TextVectors(vectors=vectors.numpy()[order], norms=norms.numpy()[order]),
@@ -72,7 +72,7 @@ class TextRuns:
                 own = [min(length, max_length) for length in lengths]
                 batch = pack([PackedInput(tokens=np.zeros(length, np.int32)) for length in own])
                 with self._streams.computing():
-                    # Something valid to attend to; what comes out does not matter.
+                    # Valid inputs; the output does not matter.
                     keep = self._fill(BatchInputs(batch, self._layout).of(run), None)
                     self._replays.record(run.profile, self._tensors(run))
                 self._streams.synchronize()
@@ -95,7 +95,7 @@ class TextRuns:
         shapes: dict[str, tuple[int, ...]] = {
             "input_ids": tokens,
             "vision_row": tokens,
-            # Always of one size: it is only read where the map says so.
+            # Always of one size: only the rows that vision_row names are read.
             "vision_rows": (self._profiles[run.profile].rows.max, width),
             "vectors": (run.sequences, width),
             "norms": (run.sequences,),
@@ -103,7 +103,7 @@ class TextRuns:
         return {name: buffers.view(name, shape) for name, shape in shapes.items()}
 
     def _fill(self, inputs: RunInputs, rows: torch.Tensor | None) -> list[torch.Tensor]:
-        """Copy a run's inputs to their places behind the run before; returns what the copies read."""
+        """Copy a run's inputs into the buffers, behind the run before; returns what the copies read."""
         staged = []
         for name, array in inputs.arrays.items():
             source = self._streams.staging(array.shape, torch.int32)
@@ -169,7 +169,7 @@ def _largest(binding: Binding, profile: Profile, layout: Layout) -> tuple[int, .
 
 
 def check_text_profiles(manifest: Manifest, max_tokens: int, where: str) -> None:
-    """Raises ``EngineMismatch`` unless the longest input goes through alone, vision rows and nothing else."""
+    """Check that a profile takes the longest input, all of it vision rows; raises ``EngineMismatch``."""
     if not any(min(profile.tokens.max, profile.rows.max) >= max_tokens for profile in manifest.profiles):
         found = "; ".join(f"tokens {profile.tokens}, rows {profile.rows}" for profile in manifest.profiles)
         raise EngineMismatch(

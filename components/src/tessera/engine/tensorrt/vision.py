@@ -1,4 +1,4 @@
-"""The vision engine that TensorRT built, which writes rows where they are wanted."""
+"""The vision engine of a TensorRT plan; it writes rows into the tensors of the caller where it can."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tessera.models.base import Model
 class VisionRuns:
     """Runs of up to ``graph_tiles`` tiles are replayed from graphs, and their rows copied out of a buffer.
 
-    Wider ones write their rows themselves, if they are wanted in one piece.
+    Wider ones write into ``out`` themselves, if it is one block of memory.
     """
 
     def __init__(self, loaded: LoadedEngine, streams: Streams, device: str, *, graph_tiles: int) -> None:
@@ -89,7 +89,7 @@ class VisionRuns:
         return {name: tensor[:count] for name, tensor in self._fixed.items()}
 
     def _profile(self, count: int) -> int:
-        """The one for the fewest tiles that takes ``count``."""
+        """The smallest profile that takes ``count`` tiles."""
         fitting = [number for number, profile in enumerate(self._profiles) if count in profile.tiles]
         return min(fitting, key=lambda number: self._profiles[number].tiles.max)
 
@@ -108,7 +108,7 @@ def _joined(out: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 
 def check_vision_profiles(manifest: Manifest, where: str) -> int:
-    """The most tiles of one run; raises ``EngineMismatch`` when a smaller number is in no profile."""
+    """The most tiles of one run; raises ``EngineMismatch`` if no profile takes some smaller number."""
     most = max(profile.tiles.max for profile in manifest.profiles)
     for count in range(1, most + 1):
         if not any(count in profile.tiles for profile in manifest.profiles):
@@ -119,7 +119,7 @@ def check_vision_profiles(manifest: Manifest, where: str) -> int:
     return most
 
 
-# Tiles up to which launching a run takes a part of its time that is worth a copy of its rows.
+# Up to this many tiles the launches that a graph saves cost more than the copy of its rows.
 _GRAPH_TILES = 4
 
 

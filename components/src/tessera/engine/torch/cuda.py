@@ -1,4 +1,4 @@
-"""Batches of tokens and of tiles on a CUDA device, without waiting for it anywhere."""
+"""Launches batches of tokens and of tiles on a CUDA device; nothing here waits for the device."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class CudaText:
         self._graphs: TextGraphs | None = None
 
     def record(self) -> None:
-        """Record the graphs, if the module lends itself to it."""
+        """Record the graphs, if the module allows it."""
         if self._graph_tokens:
             with torch.inference_mode(), self._streams.computing():
                 self._graphs = self._recorded()
@@ -71,7 +71,7 @@ class CudaText:
         return self._module(input_ids, positions, cu_seqlens, batch.lengths, rows, vision_index)
 
     def _recorded(self) -> TextGraphs | None:
-        """Graphs of what follows the embedding, whose vision rows lie elsewhere in each batch."""
+        """Graphs of what follows the embedding, since vision rows have other places in each batch."""
         module = self._module
         if not isinstance(module, SplitTextModule):
             return None
@@ -101,7 +101,7 @@ class CudaText:
         return graphs.replay(embedded, positions, cu_seqlens=cu_seqlens)
 
     def _indices(self, batch: TextBatch) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """All index arrays in one copy: pinned, and as views on the device."""
+        """Send all index arrays in one copy; returns the pinned source and views on the device."""
         arrays: tuple[npt.NDArray[np.int32], ...] = (
             batch.input_ids,
             batch.positions,
@@ -120,7 +120,7 @@ class CudaText:
         ]
 
     def _rows(self, batch: TextBatch) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """What the copies read, and the vision rows of the whole batch, ``[rows, hidden]`` on the device."""
+        """Send the vision rows; returns what the copies read, and ``[rows, hidden]`` on the device."""
         images = tuple(sendable(image, self._streams) for image in batch.vision)
         if not images:
             return (), torch.empty(

@@ -1,4 +1,4 @@
-"""Turns a loaded module's products to FP8 where its engine config asks for it."""
+"""Turns the GEMMs of a loaded module to FP8, if its engine config asks for it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _LEAST_CAPABILITY = (8, 9)
 
 @runtime_checkable
 class Quantisable(Protocol):
-    """A module that can hold its products in FP8, but for ``keep`` blocks at each end."""
+    """A module that can run its GEMMs in FP8, but for ``keep`` blocks at each end."""
 
     def quantise(self, *, keep: int) -> None: ...
 
 
 def quantise(module: object, config: EngineConfig, placement: Placement) -> None:
-    """Raises ``ConfigError`` when the module, the device or the type does not lend itself to it."""
+    """Quantise if the config says so; raises ``ConfigError`` if module, device or dtype cannot."""
     if config.quantization == "none":
         return
     if not isinstance(module, Quantisable):

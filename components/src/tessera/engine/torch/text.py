@@ -17,8 +17,8 @@ from tessera.engine.torch.quantization import quantise
 from tessera.launched import Launched
 from tessera.models.base import Model, TextModule
 
-# Of a batch on the CPU for each lane, so that one which is held up can leave some to the others, and what
-# keeps the interpreter's share small.
+# Pieces of a batch on the CPU for each lane, so that a lane that is held up can leave some to the others; and
+# the fewest tokens of a piece, which keep the interpreter's share small.
 _PIECES = 4
 _LEAST_TOKENS = 1024
 
@@ -83,7 +83,7 @@ class TorchTextEngine:
         return Launched.of(TextVectors.of(np.concatenate(self._lanes.map(self._pooled, pieces, sizes))))
 
     def _pieces(self, batch: TextBatch) -> int:
-        """The same number for each lane, as far as the pieces are not too small for that."""
+        """How many pieces: the same number for each lane, unless they would be too small."""
         assert self._lanes is not None
         most = min(_PIECES * self._lanes.count, len(batch.input_ids) // _LEAST_TOKENS)
         return max(1, most - most % self._lanes.count if most > self._lanes.count else most)

@@ -19,7 +19,7 @@ OPSET = 20
 """The first with GELU as one operator, and old enough for every server in use.
 
 Opset 23 would make attention one operator, too, but its kernels are rare: TensorRT fails to build where it
-has none for a shape, and ONNX Runtime has none on CUDA. As products and a softmax each finds its own fusion.
+has none for a shape, and ONNX Runtime has none on CUDA. As GEMMs and a softmax each server can fuse it.
 """
 
 _LARGEST_INLINE = 1 << 30
@@ -27,9 +27,9 @@ _LARGEST_INLINE = 1 << 30
 
 
 def write_onnx(stage: StageModule, ranges: AxisRanges, path: Path) -> tuple[Path, ...]:
-    """Write ``path``, and its weights beside it if they are large; what was written.
+    """Write ``path``, and its weights beside it if they are large; returns the files.
 
-    Axes whose size the batch decides carry their names. Raises ``EngineBuildFailed``, and ``ConfigError``
+    Axes that are open carry their names. Raises ``EngineBuildFailed``, and ``ConfigError``
     where the exporter is not installed.
     """
     require_exporter()
@@ -37,7 +37,7 @@ def write_onnx(stage: StageModule, ranges: AxisRanges, path: Path) -> tuple[Path
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # It reports on operators of packages that nobody asked for.
+            # It reports on operators of packages that are not used.
             logging.getLogger("torch.onnx").setLevel(logging.ERROR)
             converted = torch.onnx.export(
                 program,
@@ -58,7 +58,7 @@ def write_onnx(stage: StageModule, ranges: AxisRanges, path: Path) -> tuple[Path
 
 
 def require_exporter() -> None:
-    """Raises ``ConfigError`` naming the packages that are not there."""
+    """Check that the exporter is installed; raises ``ConfigError`` naming the packages that are missing."""
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(
@@ -68,7 +68,7 @@ def require_exporter() -> None:
 
 
 def _name_axes(graph: Any, stage: StageModule, ranges: AxisRanges) -> None:
-    """Call the open axes what they are, in place of the exporter's numbered symbols."""
+    """Name the open axes, in place of the exporter's numbered symbols."""
     import onnx_ir
 
     named: dict[str, str] = {}

@@ -26,7 +26,7 @@ _DELAY_MICROSECONDS = 3000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """One model; with ``max_batch`` 0 the first axis is an axis like any other.
+    """The ``config.pbtxt`` of one model; with ``max_batch`` 0 the first axis is no batch axis.
 
     ``batched`` lets Triton wait for more requests; ``ragged`` lets these differ in their open axes.
     """
@@ -82,7 +82,7 @@ class TritonRepository:
     def __init__(
         self, model: Model, stages: StageFamily, directory: Path, ranges: AxisRanges, *, dtype: str
     ) -> None:
-        """Raises ``ConfigError`` when no router can handle ``dtype``."""
+        """``ranges`` are the largest sizes; raises ``ConfigError`` if the router cannot handle ``dtype``."""
         if dtype not in ("float32", "float16"):
             raise ConfigError(f"a Triton repository has dtype float32 or float16, not {dtype}")
         require_exporter()
@@ -97,7 +97,7 @@ class TritonRepository:
         self._write(FUSED, self._load("fused"), self._ranges["sequences"].max, batched=True)
 
     def write_split(self, progress: Progress, *, image_token_id: int) -> None:
-        """``image_token_id`` is the placeholder of a vision row among the tokens."""
+        """Write the stages and the router; ``image_token_id`` is the placeholder of a vision row."""
         sequences, tiles = (self._ranges[axis].max for axis in ("sequences", "tiles"))
         stages = {}
         for name, stage in SPLIT.items():
