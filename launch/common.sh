@@ -16,5 +16,9 @@ launch() {
         # It says what is wrong with this interpreter.
         "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || exec "$ROOT/scripts/setup"
     fi
-    exec "$python" -m tessera.launch --root "$ROOT" "$@"
+    # A signal waits until the launcher can hear it: in its first 20 ms Ctrl-C would end it with a traceback.
+    local hold=(env --block-signal="INT,TERM,HUP")
+    # Coreutils before 8.31 cannot.
+    "${hold[@]}" true 2>/dev/null || hold=()
+    exec "${hold[@]}" "$python" -m tessera.launch --root "$ROOT" "$@"
 }
