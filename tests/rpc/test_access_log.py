@@ -53,8 +53,8 @@ def named(request_id: str) -> wire.EmbedRequest:
 async def serve(
     deployment: Deployment, handler: Callable[[wire.Request], Awaitable[wire.Reply]], *, linger: float = 1.0
 ) -> tuple[Server, AccessLog]:
-    access_log = AccessLog(deployment.address, linger=linger)
-    return await deployment.serve(lambda message: access_log.answer(message, handler)), access_log
+    access_log = AccessLog(deployment.address, handler, linger=linger)
+    return await deployment.serve(access_log.answer), access_log
 
 
 async def test_many_calls_of_one_request_are_one_line(deployment: Deployment, lines: Lines) -> None:
@@ -155,7 +155,11 @@ async def test_an_id_that_never_rests_is_written_now_and_then(
     lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_SECONDS", 0.05)
-    made = AccessLog("endpoint", linger=10.0)
+
+    async def handler(message: wire.Request) -> wire.Reply:
+        raise AssertionError
+
+    made = AccessLog("endpoint", handler, linger=10.0)
     message = named("constant")
     first = made.begin(message)
     await asyncio.sleep(0.1)

@@ -23,14 +23,13 @@ class Client:
     twice, which only the caller does.
     """
 
-    def __init__(self, address: str, client: Any, runtime: Runtime) -> None:
+    def __init__(self, address: str, client: Any) -> None:
         self.address = address
         self._client = client
-        self._runtime = runtime
 
     @classmethod
     async def connect(cls, runtime: Runtime, address: str) -> Client:
-        return cls(address, await runtime.endpoint(address).client(), runtime)
+        return cls(address, await runtime.endpoint(address).client())
 
     def instances(self) -> list[int]:
         """Instance ids that discovery lists now."""
@@ -62,7 +61,7 @@ class Client:
         return reply
 
     async def _exchange(self, instance: int, payload: bytes) -> wire.Reply:
-        context = self._runtime.context()
+        context = new_context()
         try:
             stream = await self._client.direct(payload, instance, annotated=False, context=context)
             answers = [answer async for answer in stream]
@@ -84,3 +83,11 @@ class Client:
                 f"instance {instance:x} of {self.address} sent {len(answers)} replies, not one"
             )
         return wire.decode_reply(answers[0])
+
+
+def new_context() -> Any:
+    """A call's context, through which its caller can stop it."""
+    # Not at the top: the module reads the environment, its log level above all, when it is loaded.
+    from dynamo.runtime import Context
+
+    return Context()

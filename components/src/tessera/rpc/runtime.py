@@ -135,12 +135,6 @@ class Runtime:
             self._endpoints[path] = self._runtime.endpoint(path)
         return self._endpoints[path]
 
-    def context(self) -> Any:
-        """A new call's context, through which the caller can stop it."""
-        from dynamo.runtime import Context
-
-        return Context()
-
     def set_ready(self, ready: bool) -> None:
         """What ``/health`` on the runtime's system port answers."""
         self._runtime.set_health_status(ready)

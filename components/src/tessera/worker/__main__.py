@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import uvloop
 
-from tessera import tracing, wire
+from tessera import tracing
 from tessera.errors import DiscoveryLost, EngineDead, TesseraError
 from tessera.logs import LogFormat, log_as, log_settings
 from tessera.process_exit import leave, when_told
@@ -73,14 +73,8 @@ async def serve(settings: WorkerSettings) -> None:
         runtime.shutdown()
         return
 
-    access_log = AccessLog(address)
-
-    async def answer(request: wire.Request) -> wire.Reply:
-        if isinstance(request, wire.Inspect):
-            return metrics.state()
-        return await access_log.answer(request, service.handle)
-
-    server = Server(runtime, address, answer)
+    access_log = AccessLog(address, service.handle)
+    server = Server(runtime, address, access_log.answer)
     server.expose_metrics(metrics.render)
     # Discovery may keep a worker waiting; a signal must not wait with it.
     servers = [server]

@@ -50,25 +50,26 @@ class AccessLog:
     them was answered. Owned by one event loop.
     """
 
-    def __init__(self, address: str, *, linger: float = _LINGER_SECONDS) -> None:
+    def __init__(self, address: str, handler: Handler, *, linger: float = _LINGER_SECONDS) -> None:
         self._address = address
+        self._handler = handler
         self._linger = linger
         self._newest: dict[str, Part] = {}
         self._waiting: set[Part] = set()
 
-    async def answer(self, message: wire.Request, handler: Handler) -> wire.Reply:
-        """What ``handler`` replies to a call; the call's part of the line and its span are recorded.
+    async def answer(self, message: wire.Request) -> wire.Reply:
+        """What the handler replies to a call; the call's part of the line and its span are recorded.
 
         Only calls that ask for work are. An error that is no ``TesseraError`` is written with its traceback
         and raised as an internal one.
         """
         if not isinstance(message, wire.EmbedRequest | wire.EncodeRequest):
-            return await handler(message)
+            return await self._handler(message)
         part = self.begin(message)
         try:
             with serving(part.line), tracing.answering(self._address, message):
                 note(trace_id=tracing.trace_id() or None)
-                reply = await handler(message)
+                reply = await self._handler(message)
         except BaseException as error:
             self.end(part, message, error)
             if isinstance(error, Exception) and not isinstance(error, TesseraError):

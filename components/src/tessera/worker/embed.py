@@ -94,7 +94,7 @@ Vector = tuple[npt.NDArray[np.float32], float]
 
 
 class EmbedService:
-    """Answers ``EmbedRequest`` and ``Describe``; used by the embed and the aggregated role alike."""
+    """Answers ``EmbedRequest``, ``Describe`` and ``Inspect``, in the embed and the aggregated role alike."""
 
     def __init__(
         self,
@@ -152,6 +152,8 @@ class EmbedService:
                 tokens=share.of(self._batcher.capacity, least=self._batch_cost),
                 tiles=share.of(self._images.tiles, least=self._model.max_tiles),
             )
+        if isinstance(request, wire.Inspect):
+            return self._metrics.state()
         if not isinstance(request, wire.EmbedRequest):
             raise ProtocolError(f"an embed worker does not answer {type(request).__name__}")
         tokens = sum(len(item.tokens) // 4 for item in request.items)

@@ -52,7 +52,7 @@ class LeaseByCall:
 
 
 class EncodeService:
-    """Answers ``EncodeRequest``, ``Forget`` and ``Describe``. Knows nothing of tokens, prompts or HTTP."""
+    """Answers ``EncodeRequest``, ``Forget``, ``Describe`` and ``Inspect``; knows no tokens and no HTTP."""
 
     def __init__(
         self, stage: VisionStage, outbox: Outbox, metrics: WorkerMetrics, info: wire.WorkerInfo
@@ -70,6 +70,8 @@ class EncodeService:
             return msgspec.structs.replace(
                 self._info, tiles=share.of(self._stage.capacity, least=self._stage.max_tiles)
             )
+        if isinstance(request, wire.Inspect):
+            return self._metrics.state()
         if isinstance(request, wire.Forget):
             if (lease := self._leases.forget(request.call)) is not None:
                 self._outbox.release(lease)
