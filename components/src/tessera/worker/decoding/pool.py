@@ -207,14 +207,15 @@ class _Process:
 class _ForkServer:
     """The process that forks decoders (``child``); started again when it has gone.
 
-    ``multiprocessing`` has one that is as fast and as small, but weaker. Measured in turn, five times each,
-    on two busy cores with Python 3.11: the first decoder was there after 0.34 to 0.57 s with it and 0.37 to
-    0.56 s here; a killed one was replaced and had decoded 512 x 512 pixels after 21 to 30 ms and 22 to 38 ms
-    (medians of 30); a decoder had 36 MiB of its own in both. But its socket has a name that every decoder
-    knows: a decoder under all limits connected to it, and what it sent was unpickled and run in a process
-    without any limit. Here the socket has no name, and decoders close it. That fork server also starts with
-    the worker's own environment, API keys included, and ``Connection.recv_bytes`` waits for the rest of a
-    message without limit, where a datagram comes whole or not at all.
+    ``multiprocessing`` has one that is as fast and as small, but weaker. Measured in turn, ten times each,
+    with Python 3.11 on two cores that others used too: the first decoder was there after 0.34 to 0.93 s
+    with it and 0.37 to 0.82 s here; a killed one was replaced and had decoded 512 x 512 pixels after 21 to
+    51 ms and 22 to 42 ms (medians of 30); a decoder had 36 to 37 MiB of its own and 35 to 36. But its
+    socket has a name that every decoder knows: a decoder under all limits connected to it, and what it sent
+    was unpickled and run in a process without any limit. Here the socket has no name, and decoders close
+    it. That fork server also starts with the worker's own environment, API keys included, and
+    ``Connection.recv_bytes`` waits for the rest of a message without limit, where a datagram comes whole or
+    not at all.
     """
 
     def __init__(self, model_path: Path, limits: Limits) -> None:
