@@ -14,6 +14,7 @@ import msgspec
 
 from tessera.engine.compiled.spec import BuildSpec, Profile
 from tessera.frontend.settings import FrontendSettings
+from tessera.launch.settings import readme_table
 from tessera.settings import Row, fields_of, rows_of
 from tessera.worker.settings import StageSettings, TransportSettings, WorkerSettings
 
@@ -38,7 +39,10 @@ def written(page: str) -> str:
 
 
 def _region(mark: str, name: str, what: str) -> str:
-    table = _engines() if name == "engines" else _table(*SETTINGS[name], what)
+    if name == "variables":
+        table = readme_table()
+    else:
+        table = _engines() if name == "engines" else _table(*SETTINGS[name], what)
     return f"{mark}\n{table}<!-- end -->"
 
 

@@ -14,15 +14,10 @@ from tessera.launch.settings import (
     LaunchSettings,
     RoleSettings,
     SettingError,
-    readme_table,
     table_help,
 )
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_the_readme_has_the_table() -> None:
-    assert readme_table() in (ROOT / "README.md").read_text()
 
 
 def test_help_leaves_out_what_only_the_other_script_reads() -> None:
