@@ -14,8 +14,7 @@ from blake3 import blake3
 from tessera import wire
 from tessera.errors import TransportUnavailable
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.serving.dispatch import Answer, Dispatcher
-from tessera.frontend.serving.lent_rows import RowLender
+from tessera.frontend.serving.dispatch import Answer, Dispatcher, RowLender
 from tessera.frontend.serving.router import Router
 from tessera.rpc import Client, Peers
 from tessera.tasks import Deadline

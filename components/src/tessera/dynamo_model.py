@@ -20,14 +20,14 @@ from tessera.errors import (
     ProtocolError,
     TesseraError,
 )
-from tessera.frontend.api.formats import Embedded, check_width, finish
-from tessera.frontend.api.openai import parse_embeddings
-from tessera.frontend.api.request import SUFFIXES, EmbeddingsRequest, EmbedDtype, ImageSource
+from tessera.frontend.api.formats import check_width, finish
+from tessera.frontend.api.openai import ROLE_SUFFIXES, parse_embeddings
+from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, ImageSource
 from tessera.frontend.http.errors import render
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer
-from tessera.frontend.serving.pipeline import Pipeline
+from tessera.frontend.serving.pipeline import Pipeline, Result
 from tessera.frontend.settings import Limits
 from tessera.models.base import Model
 from tessera.rpc import ModelServer, Runtime, Server
@@ -90,7 +90,7 @@ _ANNOTATIONS: Final = "nvext"
 
 def names_of(name: str) -> tuple[str, ...]:
     """The model's own name, and those that say which side of a retrieval pair an input is on."""
-    return (name, *(name + suffix for suffix in SUFFIXES))
+    return (name, *(name + suffix for suffix in ROLE_SUFFIXES))
 
 
 class DynamoModel:
@@ -134,8 +134,8 @@ class DynamoModel:
         try:
             deadline = Deadline.after(self._limits.timeout_seconds)
             request = self._read(body)
-            embedded = await self._pipeline.run(request, request_id=request_id, deadline=deadline)
-            return self._write(request, embedded)
+            result = await self._pipeline.run(request, request_id=request_id, deadline=deadline)
+            return self._write(request, result)
         finally:
             self._in_flight -= 1
 
@@ -147,13 +147,13 @@ class DynamoModel:
         if request.dtype is not EmbedDtype.FLOAT32:
             raise InvalidInput("embed_dtype: only float32 can be sent by this way", param="embed_dtype")
         # There is no place in the answer for the error of one input beside the vectors of others.
-        return replace(request, partial=False)
+        return replace(request, allow_partial=False)
 
-    def _write(self, request: EmbeddingsRequest, embedded: Embedded) -> dict[str, Any]:
+    def _write(self, request: EmbeddingsRequest, result: Result) -> dict[str, Any]:
         # Always base64 of little-endian float32: the frontend makes numbers of it for clients that want them.
-        width = check_width(embedded.vectors.shape[1], request.dimensions, request.dtype)
-        rows = finish(embedded.vectors, width=width, normalize=request.normalize)
-        total = embedded.usage.total_tokens
+        width = check_width(result.vectors.shape[1], request.dimensions, request.dtype)
+        rows = finish(result.vectors, width=width, normalize=request.normalize)
+        total = result.usage.total_tokens
         return {
             "object": "list",
             "model": self._name,

@@ -13,9 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.errors import TesseraError
+from tessera.frontend.api.endpoint import read_body
 from tessera.frontend.http.connection import ConnectionLimits
 from tessera.frontend.http.errors import failure_response, render
-from tessera.frontend.http.exchange import read_body
 from tessera.frontend.http.server import HttpServer
 from tests.rpc.conftest import until
 
@@ -36,7 +36,7 @@ class Reading:
                 return Response(await read_body(request, limit=LIMIT, timeout=SECONDS))
             except TesseraError as error:
                 self.errors.append(error)
-                return failure_response(render(error), "/")
+                return failure_response(render(error))
 
         limits = ConnectionLimits(header_seconds=10.0, header_bytes=4096, keep_alive_seconds=5.0)
         self.server = HttpServer(app, host="127.0.0.1", port=0, drain_seconds=1, limits=limits)

@@ -13,15 +13,14 @@ import pytest
 from tessera.errors import EngineFailed, InvalidInput, UnsupportedMedia
 from tessera.frontend.api.formats import (
     ResponseBody,
-    Usage,
     check_width,
     convert,
-    embeddings_body,
     finish,
     numbers,
 )
-from tessera.frontend.api.openai import parse_embeddings
+from tessera.frontend.api.openai import embeddings_body, parse_embeddings
 from tessera.frontend.api.request import EmbedDtype
+from tessera.frontend.serving.pipeline import Usage
 
 HIDDEN = 64
 

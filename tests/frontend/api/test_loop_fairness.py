@@ -7,16 +7,16 @@ import socket
 
 import pytest
 
-from tessera.frontend.http.exchange import Turns
+from tessera.frontend.api.endpoint import LoopFairness
 
 
 async def test_whoever_comes_meanwhile_does_not_wait_for_all_of_it() -> None:
-    turns, happened = Turns(), []
+    fairness, happened = LoopFairness(), []
     here, there = socket.socketpair()
     here.setblocking(False)
 
     async def work(number: int) -> None:
-        async with turns.take():
+        async with fairness.turn():
             happened.append(number)
             if number == 3:
                 there.send(b"x")
@@ -33,16 +33,16 @@ async def test_whoever_comes_meanwhile_does_not_wait_for_all_of_it() -> None:
 
 
 async def test_a_turn_that_fails_or_is_given_up_is_over() -> None:
-    turns = Turns()
+    fairness = LoopFairness()
     with pytest.raises(ValueError, match="broken"):
-        async with turns.take():
+        async with fairness.turn():
             raise ValueError("broken")
 
     async def take() -> None:
-        async with turns.take():
+        async with fairness.turn():
             pass
 
-    async with turns.take():
+    async with fairness.turn():
         waiting = [asyncio.ensure_future(take()) for _ in range(3)]
         await asyncio.sleep(0)
         waiting[0].cancel()

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.openai import EMBEDDINGS_SCHEMA, FIELDS, INERT, parse_embeddings, read_json
+from tessera.frontend.api.openai import EMBEDDINGS_SCHEMA, FIELDS, INERT, parse_embeddings
 from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, RequestLimits
 from tessera.frontend.api.tokenize import parse_tokenize
+from tessera.frontend.api.values import read_json
 from tessera.models.base import Truncate
 
 
@@ -47,7 +48,7 @@ def test_null_counts_as_absent() -> None:
         ({"truncate_prompt_tokens": 77, "truncation_side": "left"}, "truncate", Truncate.START),
         ({"truncate_prompt_tokens": 77, "truncate": "START"}, "truncate", Truncate.START),
         ({"truncation_side": "left"}, "truncate", Truncate.NONE),
-        ({"partial": True}, "partial", True),
+        ({"partial": True}, "allow_partial", True),
         ({"user": "u"}, "user", "u"),
         ({"priority": -5}, "priority", -5),
         ({"rid": "r-1"}, "request_id", "r-1"),

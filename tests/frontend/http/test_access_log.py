@@ -11,7 +11,8 @@ from starlette.types import Message, Scope
 from tessera.frontend.http.access_log import RefusalLines
 from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
 from tessera.frontend.http.auth import Authenticator, read_keys
-from tessera.frontend.http.middleware import Gate
+from tessera.frontend.http.errors import openai_error
+from tessera.frontend.http.middleware import RequestMiddleware
 from tessera.frontend.metrics import FrontendMetrics
 from tests.clock import Clock
 
@@ -40,8 +41,10 @@ async def test_every_refusal_is_answered_and_counted_and_few_are_written(
         raise AssertionError("an unknown key got in")
 
     admission = Admission(Capacity(lambda: 1000, lambda: 10, unknown=1000), max_requests=1000)
-    routes = frozenset(("/v1/embeddings",))
-    gate = Gate(app, keys=keys, limiter=limiter, admission=admission, metrics=metrics, routes=routes)
+    shapes = {"/v1/embeddings": openai_error}
+    gate = RequestMiddleware(
+        app, keys=keys, limiter=limiter, admission=admission, metrics=metrics, error_shapes=shapes
+    )
     statuses: list[int] = []
 
     async def ask(path: str = "/v1/embeddings") -> None:

@@ -40,7 +40,7 @@ class Running:
             try:
                 return Response(str(len(await request.body())))
             except RequestError as error:
-                return failure_response(render(error), "/echo")
+                return failure_response(render(error))
 
         @app.get("/large")
         async def large() -> Response:

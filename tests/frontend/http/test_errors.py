@@ -10,7 +10,7 @@ import pytest
 
 from tessera import errors
 from tessera.errors import TesseraError
-from tessera.frontend.http.errors import MEANINGS, error_object, render, render_status, row_of
+from tessera.frontend.http.errors import MEANINGS, error_object, kind_of, render, render_status
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,7 +63,7 @@ def test_the_readme_lists_the_same_statuses() -> None:
 
 def test_every_error_has_a_listed_status() -> None:
     for kind in classes():
-        assert row_of(kind("x")).status in MEANINGS
+        assert kind_of(kind("x")).status in MEANINGS
 
 
 def test_retry_after_is_whole_seconds_of_at_least_one() -> None:

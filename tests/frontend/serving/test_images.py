@@ -13,7 +13,7 @@ import pytest
 from tessera.errors import MediaFetchError, PayloadTooLarge, RequestCancelled
 from tessera.frontend.api.request import ImageSource, Input
 from tessera.frontend.media import Fetcher, ImageLimits, MediaLoader, MediaPolicy
-from tessera.frontend.serving.images import VisionReader
+from tessera.frontend.serving.images import ImageReader
 from tessera.models import open_model
 from tessera.models.base import Role
 from tessera.tasks import Deadline
@@ -59,10 +59,10 @@ async def web(photos: dict[str, bytes]) -> AsyncIterator[tuple[Web, str]]:
         yield made, f"http://127.0.0.1:{port}"
 
 
-def reader(checkpoint: Path, limits: ImageLimits | None = None, **policy: object) -> VisionReader:
+def reader(checkpoint: Path, limits: ImageLimits | None = None, **policy: object) -> ImageReader:
     chosen = LoopbackPolicy(**policy)  # type: ignore[arg-type]
     loader = MediaLoader(chosen, limits, fetcher=Fetcher(chosen, limits))
-    return VisionReader(open_model(checkpoint), loader)
+    return ImageReader(open_model(checkpoint), loader)
 
 
 async def test_images_are_bounded_together(
@@ -75,9 +75,9 @@ async def test_images_are_bounded_together(
     for source in (f"{url}/a", data, str(tmp_path / "a.jpg")):
         limits = ImageLimits(max_request_bytes=int(2.5 * size))
         reading = reader(checkpoint, limits, allowed_local_path=tmp_path)
-        fits = await reading.read([one(source), one(source)], Deadline.after(20), partial=False)
+        fits = await reading.read([one(source), one(source)], Deadline.after(20), allow_partial=False)
         assert all(isinstance(found, tuple) for found in fits)
-        found = await reading.read([one(source, source, source)], Deadline.after(20), partial=True)
+        found = await reading.read([one(source, source, source)], Deadline.after(20), allow_partial=True)
         assert isinstance(found[0], PayloadTooLarge)
         assert found[0].param is not None and found[0].param.startswith("input[")
 
@@ -90,7 +90,7 @@ async def test_one_failure_ends_what_is_behind_it(checkpoint: Path, web: tuple[W
     found = await reading.read(
         [one(f"{url}/good"), one(f"{url}/slow/a", bad), one(f"{url}/slow/b"), one(f"{url}/slow/c")],
         Deadline.after(60),
-        partial=False,
+        allow_partial=False,
     )
     assert time.monotonic() - began < 20
     assert isinstance(found[0], tuple)
@@ -105,7 +105,9 @@ async def test_partial_results_wait_for_everything(checkpoint: Path, web: tuple[
     _, url = web
     reading = reader(checkpoint, timeout=3.0)
     found = await reading.read(
-        [one("data:;base64,AAAA"), one(f"{url}/slow"), one(f"{url}/good")], Deadline.after(60), partial=True
+        [one("data:;base64,AAAA"), one(f"{url}/slow"), one(f"{url}/good")],
+        Deadline.after(60),
+        allow_partial=True,
     )
     assert isinstance(found[1], MediaFetchError)
     assert isinstance(found[2], tuple)
@@ -117,17 +119,21 @@ async def test_through_a_proxy_and_only_when_asked(
     served, url = web
     monkeypatch.setenv("HTTP_PROXY", url)
     monkeypatch.setenv("ALL_PROXY", url)
-    direct = VisionReader(open_model(checkpoint), MediaLoader(MediaPolicy(timeout=1.0)))
-    (refused,) = await direct.read([one("http://images.invalid/a.jpg")], Deadline.after(20), partial=True)
+    direct = ImageReader(open_model(checkpoint), MediaLoader(MediaPolicy(timeout=1.0)))
+    (refused,) = await direct.read(
+        [one("http://images.invalid/a.jpg")], Deadline.after(20), allow_partial=True
+    )
     assert isinstance(refused, MediaFetchError)
     assert served.asked == []
     policy = MediaPolicy(proxy=url.replace("http://", "http://me:secret@"), timeout=5.0)
-    proxied = VisionReader(open_model(checkpoint), MediaLoader(policy))
-    (found,) = await proxied.read([one("http://images.invalid/a.jpg")], Deadline.after(20), partial=True)
+    proxied = ImageReader(open_model(checkpoint), MediaLoader(policy))
+    (found,) = await proxied.read(
+        [one("http://images.invalid/a.jpg")], Deadline.after(20), allow_partial=True
+    )
     assert isinstance(found, tuple)
     assert served.asked == ["GET http://images.invalid/a.jpg HTTP/1.1"]
     # Names are the proxy's to resolve; what is an address already is not even asked for.
     for host in ("127.0.0.1", "[::1]", "169.254.169.254", "localhost", "2130706433", "0x7f.1", "a.internal"):
-        (refused,) = await proxied.read([one(f"http://{host}/a.jpg")], Deadline.after(20), partial=True)
+        (refused,) = await proxied.read([one(f"http://{host}/a.jpg")], Deadline.after(20), allow_partial=True)
         assert isinstance(refused, MediaFetchError), host
     assert len(served.asked) == 1

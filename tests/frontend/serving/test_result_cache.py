@@ -54,7 +54,7 @@ def item(value: int, *images: bytes, param: str = "input") -> wire.Item:
 class Cached:
     def __init__(self, capacity: int = 1 << 20) -> None:
         self.behind = Counting()
-        self.salt = b"model"
+        self.key_prefix = b"model"
         self.workers = 1
         self.cache = ResultCache(
             self.behind,
@@ -62,7 +62,7 @@ class Cached:
             capacity=capacity,
             hidden=HIDDEN,
             tokens_per_tile=4,
-            salt=lambda: self.salt,
+            key_prefix=lambda: self.key_prefix,
             flight_seconds=30,
             workers=lambda: self.workers,
         )
@@ -95,7 +95,7 @@ async def test_everything_a_vector_depends_on_is_in_the_key() -> None:
     assert len(cached.behind.calls) == len(different)
     hit = await cached.ask(item(1, b"a" * 32, b"b" * 32, param="input[7]"))
     assert hit.cached_tokens == [16]
-    cached.salt = b"another model"
+    cached.key_prefix = b"another model"
     await cached.ask(item(1))
     assert len(cached.behind.calls) == len(different) + 1
 

@@ -15,6 +15,8 @@ from prometheus_client import (
 
 from tessera import __version__
 from tessera.errors import DeadlineExceeded, Overloaded, TesseraError, Unavailable
+from tessera.frontend.http.admission import Admission
+from tessera.rpc import Peers
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 # What the frontend itself does to a request, from one short text to two thousand inputs.
@@ -86,7 +88,7 @@ class FrontendMetrics:
             "tessera_retries_denied", "Retries that the budget did not allow", registry=registry
         )
         self._workers = Gauge("tessera_workers", "Workers that can serve", ["component"], registry=registry)
-        self.workers_expected = Gauge(
+        self._workers_expected = Gauge(
             "tessera_workers_expected", "Workers that were started", ["component"], registry=registry
         )
         # These exist from the start, because a rate misses a series' first count.
@@ -94,7 +96,7 @@ class FrontendMetrics:
         for error in (TesseraError, Overloaded, Unavailable, DeadlineExceeded):
             self.errors.labels(_ROUTE, error.code)
 
-    def describe(self, model: str) -> None:
+    def set_info(self, model: str) -> None:
         """Say once what this process is."""
         info = Gauge(
             "tessera_info", "What this process is", ["role", "model", "version"], registry=self.registry
@@ -104,15 +106,14 @@ class FrontendMetrics:
     def watch_lent_rows(self, nbytes: Callable[[], int]) -> None:
         self._lent_bytes.set_function(nbytes)
 
-    def watch_admission(
-        self, requests: Callable[[], int], tokens: Callable[[], int], tiles: Callable[[], int]
-    ) -> None:
-        self.in_flight.set_function(requests)
-        self._admitted_tokens.set_function(tokens)
-        self._admitted_tiles.set_function(tiles)
+    def watch_admission(self, admission: Admission) -> None:
+        self.in_flight.set_function(lambda: admission.requests)
+        self._admitted_tokens.set_function(lambda: admission.tokens)
+        self._admitted_tiles.set_function(lambda: admission.tiles)
 
-    def watch_workers(self, component: str, read: Callable[[], int]) -> None:
-        self._workers.labels(component).set_function(read)
+    def watch_workers(self, component: str, peers: Peers, *, expected: int) -> None:
+        self._workers.labels(component).set_function(lambda: len(peers.ready))
+        self._workers_expected.labels(component).set(expected)
 
     def watch_result_cache(self, nbytes: Callable[[], int]) -> None:
         self._result_cache_bytes.set_function(nbytes)

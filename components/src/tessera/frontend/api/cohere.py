@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
-import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.content import image_at, read_message
-from tessera.frontend.api.formats import ResponseBody, Result, check_width, convert, finish
-from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, Input, RequestLimits, Scope
-from tessera.frontend.api.schema import PARTS, STRING, WIDTH, Schema, body_of, list_of, object_of, values_of
+from tessera.frontend.api.content import InputBuilder, image_at, read_message
+from tessera.frontend.api.endpoint import Served, Translated
+from tessera.frontend.api.formats import ResponseBody, check_width, convert, finish
+from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, Input, RequestLimits
+from tessera.frontend.api.schema import (
+    NUMBERS,
+    PARTS,
+    STRING,
+    WHOLE,
+    WIDTH,
+    Schema,
+    body_of,
+    list_of,
+    object_of,
+    operation,
+    values_of,
+)
 from tessera.frontend.api.values import (
     INT32,
     Json,
@@ -27,6 +42,9 @@ from tessera.frontend.api.values import (
     request_body,
     string,
 )
+from tessera.frontend.http.errors import Failure
+from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.serving.pipeline import Result
 from tessera.models.base import Role, Truncate
 
 INPUT_TYPES: Final[dict[str, Role | None]] = {
@@ -77,10 +95,10 @@ class CohereRequest:
     texts: tuple[str, ...]
 
 
-def parse_cohere(value: Json, limits: RequestLimits, models: Collection[str]) -> CohereRequest:
+def parse_cohere(value: Json, limits: RequestLimits) -> CohereRequest:
     body = request_body(value, FIELDS)
-    scope = Scope(role=_role(body), limits=limits)
-    inputs, texts = _inputs(body, scope)
+    builder = InputBuilder(role=_role(body), limits=limits)
+    inputs, texts = _inputs(body, builder)
     types = _types(body)
     priority = body.get("priority")
     packed = [TYPES[name] for name in types if TYPES[name] in (EmbedDtype.BINARY, EmbedDtype.UBINARY)]
@@ -101,10 +119,10 @@ def parse_cohere(value: Json, limits: RequestLimits, models: Collection[str]) ->
 
 
 def write_cohere(parsed: CohereRequest, result: Result) -> ResponseBody:
-    vectors, request = result.embedded.vectors, parsed.request
+    vectors, request = result.vectors, parsed.request
     width = check_width(vectors.shape[1], request.dimensions, request.dtype)
     rows = finish(vectors, width=width, normalize=True)
-    usage = result.embedded.usage
+    usage = result.usage
     units: dict[str, Any] = {"input_tokens": usage.text_tokens}
     if images := sum(len(entry.images) for entry in request.inputs):
         units |= {"images": images, "image_tokens": usage.image_tokens}
@@ -121,11 +139,7 @@ def write_cohere(parsed: CohereRequest, result: Result) -> ResponseBody:
     }
     if parsed.texts:
         body["texts"] = parsed.texts
-    return ResponseBody(
-        content=orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY),
-        media_type="application/json",
-        headers={},
-    )
+    return ResponseBody.of_json(body)
 
 
 def _role(body: JsonObject) -> Role | None:
@@ -137,7 +151,7 @@ def _role(body: JsonObject) -> Role | None:
     return INPUT_TYPES[value]
 
 
-def _inputs(body: JsonObject, scope: Scope) -> tuple[tuple[Input, ...], tuple[str, ...]]:
+def _inputs(body: JsonObject, builder: InputBuilder) -> tuple[tuple[Input, ...], tuple[str, ...]]:
     given = [name for name in _CONTENTS if body.get(name) is not None]
     if len(given) != 1:
         raise InvalidInput(
@@ -145,16 +159,16 @@ def _inputs(body: JsonObject, scope: Scope) -> tuple[tuple[Input, ...], tuple[st
             param=given[1] if given else "texts",
         )
     (name,) = given
-    values = non_empty_list(body[name], name, most=scope.limits.inputs)
+    values = non_empty_list(body[name], name, most=builder.limits.inputs)
     paths = [f"{name}[{index}]" for index in range(len(values))]
     if name == "texts":
         texts = tuple(string(value, path) for value, path in zip(values, paths, strict=True))
-        return tuple(scope.fused(text, (), path) for text, path in zip(texts, paths, strict=True)), texts
+        return tuple(builder.build(text, (), path) for text, path in zip(texts, paths, strict=True)), texts
     if name == "images":
         images = [image_at(value, path) for value, path in zip(values, paths, strict=True)]
-        return tuple(scope.fused("", (image,), image.param) for image in images), ()
+        return tuple(builder.build("", (image,), image.param) for image in images), ()
     read = (
-        read_message(value, path, scope, owner=path, bare=True)
+        read_message(value, path, builder, owner=path, bare=True)
         for value, path in zip(values, paths, strict=True)
     )
     return tuple(read), ()
@@ -169,3 +183,42 @@ def _types(body: JsonObject) -> tuple[str, ...]:
         if not isinstance(name, str) or name not in TYPES:
             raise expected(f"embedding_types[{index}]", f"one of {', '.join(TYPES)}", name)
     return tuple(dict.fromkeys(str(name) for name in names))
+
+
+def _translate(body: Json, served: Served) -> Translated:
+    parsed = parse_cohere(body, served.limits)
+    return Translated(request=parsed.request, write=partial(write_cohere, parsed))
+
+
+def write_error(failure: Failure) -> tuple[int, JsonObject]:
+    return failure.status, {"message": failure.error["message"]}
+
+
+_TEXT: Final = {"type": "string"}
+_ANSWER: Final = object_of(
+    ("id", "response_type", "embeddings", "meta"),
+    id=_TEXT,
+    response_type={"const": "embeddings_by_type"},
+    embeddings=object_of((), **{name: list_of(_TEXT if name == "base64" else NUMBERS) for name in TYPES}),
+    texts=list_of(_TEXT),
+    meta=object_of(
+        ("api_version", "billed_units"),
+        api_version=object_of(("version",), version=_TEXT),
+        billed_units=object_of(("input_tokens",), input_tokens=WHOLE, images=WHOLE, image_tokens=WHOLE),
+    ),
+)
+_ERROR: Final = object_of(("message",), message=_TEXT)
+
+
+def _routes(service: Service) -> APIRouter:
+    router = APIRouter(tags=["Cohere"])
+    described = operation(body=SCHEMA, answer=_ANSWER, error=_ERROR)
+
+    @router.post("/v2/embed", openapi_extra=described, summary="Embed texts, images or mixed inputs")
+    async def embed(request: Request) -> Response:
+        return await service.endpoint.embed(request, _translate)
+
+    return router
+
+
+API: Final = ClientApi(routes=_routes, error=write_error)

@@ -1,33 +1,38 @@
-"""What one input may look like: strings, token ids, objects, content parts, conversations.
+"""What one input may look like, and its role: strings, token ids, objects, content parts, conversations.
 
-The texts are joined without a separator and the images keep their order, images before text in the
-prompt: what vLLM's template for this model does with the same parts.
+**Parts.** Texts are joined without a separator and images keep their order, images before text in the prompt:
+vLLM's template for this model does the same. More than one message is refused, as by that template: a flat
+list of several messages is more often a batch that lacks its inner lists than a dialogue.
 
-More than one message is refused, as vLLM's template for this model does: a flat list of several messages
-is more often a batch that lacks its inner lists than a dialogue, and a guess would give wrong vectors.
+**Strings.** A word that is an image data URL is an image; the rest, without the white space that set the
+words apart, is the text. The order of the two does not matter. ``modality: text`` takes a string literally,
+so that text *about* data URLs can be embedded. An ``http`` URL is text unless ``modality`` says that an
+image is there.
 
-A word of the string that is an image data URL is an image; what is left, without the white space that
-set the words apart, is the text. The order of the two does not matter. ``modality: text`` takes a
-string literally, so that text *about* data URLs can be embedded. An ``http`` URL is plain text unless
-``modality`` says that an image is there.
+**Roles.** The first line that applies decides:
+
+==========================================  =========  ==============================================
+what the request says                       role       why
+==========================================  =========  ==============================================
+message role ``query``                      QUERY      the most specific statement there is
+message role ``document``, ``passage``      PASSAGE    likewise
+``input_type`` (or ``task``) of the body    as named   NIM's and Cohere's way to say it
+model name ending in ``-query``/-passage    as named   older NIM clients
+input with an image                         PASSAGE    the checkpoint's own processor always does so
+anything else                               NONE       raw text after BOS: vLLM's plain completion form
+==========================================  =========  ==============================================
+
+Message roles such as ``user`` say nothing about retrieval, so they fall through to the lines below.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.request import (
-    BARE_BASE64,
-    ImageSource,
-    Input,
-    Modality,
-    Scope,
-    check_modality,
-    message_role,
-)
+from tessera.frontend.api.request import BARE_BASE64, ImageSource, Input, Modality, RequestLimits
 from tessera.frontend.api.values import (
     INT32,
     Json,
@@ -40,12 +45,107 @@ from tessera.frontend.api.values import (
 )
 from tessera.models.base import Role
 
+MESSAGE_ROLES: Final[dict[str, Role | None]] = {
+    "query": Role.QUERY,
+    "document": Role.PASSAGE,
+    "passage": Role.PASSAGE,
+    "user": None,
+    "system": None,
+    "developer": None,
+    "assistant": None,
+    "tool": None,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InputBuilder:
+    """Makes inputs under the limits; ``role`` is the one that the body or the model's name asks for."""
+
+    role: Role | None
+    limits: RequestLimits
+
+    def text(self, text: str, param: str) -> str:
+        """The text itself, if it is neither empty nor too long."""
+        if not text:
+            raise InvalidInput(f"{param}: expected text, found an empty string", param=param)
+        if len(text) > self.limits.characters:
+            raise InvalidInput(
+                f"{param}: expected at most {self.limits.characters} characters, found {len(text)}",
+                param=param,
+            )
+        return text
+
+    def build(
+        self, text: str, images: tuple[ImageSource, ...], param: str, *, stated: Role | None = None
+    ) -> Input:
+        """One input out of text, images or both; at least one must be there."""
+        if not images:
+            self.text(text, param)
+        elif len(images) > self.limits.images_per_input:
+            raise InvalidInput(
+                f"{param}: expected at most {self.limits.images_per_input} images in one input, "
+                f"found {len(images)}",
+                param=param,
+            )
+        elif text:
+            self.text(text, param)
+        role = _decide(stated, self.role, images=bool(images))
+        return Input(text=text, images=images, role=role, param=param)
+
+
+def check_modality(found: Input, modality: Modality | None) -> Input:
+    """The input itself, if it is what the client said it is."""
+    if modality is None:
+        return found
+    wants_image = modality is not Modality.TEXT
+    wants_text = modality is not Modality.IMAGE
+    if wants_text and not found.text:
+        raise InvalidInput(
+            f"{found.param}: the text part must be non-empty for modality {modality.value}", param=found.param
+        )
+    if not wants_text and found.text:
+        raise InvalidInput(
+            f"{found.param}: modality image expects an image alone, found text as well", param=found.param
+        )
+    if wants_image != bool(found.images):
+        raise InvalidInput(
+            f"{found.param}: modality {modality.value} expects {'an' if wants_image else 'no'} image, "
+            f"found {len(found.images) or 'none'}",
+            param=found.param,
+        )
+    return found
+
+
+def _decide(stated: Role | None, requested: Role | None, *, images: bool) -> Role:
+    """``stated`` comes from the message, ``requested`` from the body or the model's name."""
+    if stated is not None:
+        return stated
+    if requested is not None:
+        return requested
+    return Role.PASSAGE if images else Role.NONE
+
+
+def message_role(value: Json, param: str) -> Role | None:
+    if not isinstance(value, str) or value not in MESSAGE_ROLES:
+        raise expected(param, f"one of {', '.join(MESSAGE_ROLES)}", value)
+    return MESSAGE_ROLES[value]
+
+
+def named_role(value: Json, param: str, known: dict[str, Role]) -> Role | None:
+    """The role that ``input_type`` or ``task`` names; None when the value is null."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or value not in known:
+        raise expected(param, f"one of {', '.join(known)}", value)
+    return known[value]
+
+
 _URL_KINDS = ("data:", "http://", "https://", "file://")
 _DETAILS = (None, "auto")
 _UUID_CHARACTERS = 256
 
 
-def read_parts(value: list[Json], param: str, scope: Scope) -> tuple[str, tuple[ImageSource, ...]]:
+def read_parts(value: list[Json], param: str, builder: InputBuilder) -> tuple[str, tuple[ImageSource, ...]]:
     """The joined text and the images of a list of parts."""
     if not value:
         raise expected(param, "at least one content part", value)
@@ -59,7 +159,7 @@ def read_parts(value: list[Json], param: str, scope: Scope) -> tuple[str, tuple[
         read = _READERS.get(kind) if isinstance(kind, str) else None
         if read is None:
             raise expected(f"{path}.type", f"one of {', '.join(_READERS)}", kind)
-        found = read(part, path, scope)
+        found = read(part, path, builder)
         if isinstance(found, ImageSource):
             images.append(found)
         else:
@@ -97,12 +197,12 @@ def _source(value: Json, param: str, *, bare: bool) -> ImageSource:
     )
 
 
-def _text(part: JsonObject, param: str, scope: Scope) -> str:
+def _text(part: JsonObject, param: str, builder: InputBuilder) -> str:
     reject_unknown(part, ("type", "text"), param)
-    return scope.text(string(part.get("text"), f"{param}.text"), f"{param}.text")
+    return builder.text(string(part.get("text"), f"{param}.text"), f"{param}.text")
 
 
-def _image_url(part: JsonObject, param: str, scope: Scope) -> ImageSource:
+def _image_url(part: JsonObject, param: str, builder: InputBuilder) -> ImageSource:
     """``{"type": "image_url", "image_url": "..." | {"url": "...", "detail"?: "auto"}, "uuid"?: "..."}``."""
     reject_unknown(part, ("type", "image_url", "detail", "uuid"), param)
     uuid = _uuid(part, param)
@@ -115,17 +215,17 @@ def _image_url(part: JsonObject, param: str, scope: Scope) -> ImageSource:
     return image_at(value, path, uuid=uuid)
 
 
-def _image_base64(part: JsonObject, param: str, scope: Scope) -> ImageSource:
+def _image_base64(part: JsonObject, param: str, builder: InputBuilder) -> ImageSource:
     reject_unknown(part, ("type", "image_base64", "uuid"), param)
     return image_at(part.get("image_base64"), f"{param}.image_base64", uuid=_uuid(part, param), bare=True)
 
 
-def _image(part: JsonObject, param: str, scope: Scope) -> ImageSource:
+def _image(part: JsonObject, param: str, builder: InputBuilder) -> ImageSource:
     reject_unknown(part, ("type", "image", "uuid"), param)
     return image_at(part.get("image"), f"{param}.image", uuid=_uuid(part, param), bare=True)
 
 
-def _image_embeds(part: JsonObject, param: str, scope: Scope) -> ImageSource:
+def _image_embeds(part: JsonObject, param: str, builder: InputBuilder) -> ImageSource:
     """vLLM's part for rows that the client computed; here a safetensors file instead of a pickled tensor."""
     reject_unknown(part, ("type", "image_embeds", "uuid"), param)
     uuid = _uuid(part, param)
@@ -145,7 +245,7 @@ def _uuid(part: JsonObject, param: str) -> str | None:
     return value
 
 
-_Reader = Callable[[JsonObject, str, Scope], str | ImageSource]
+_Reader = Callable[[JsonObject, str, InputBuilder], str | ImageSource]
 _READERS: Final[dict[str, _Reader]] = {
     "text": _text,
     "input_text": _text,
@@ -162,18 +262,18 @@ def is_message(value: Json) -> bool:
     return isinstance(value, dict) and ("role" in value or "content" in value)
 
 
-def read_conversation(value: list[Json], param: str, scope: Scope) -> Input:
+def read_conversation(value: list[Json], param: str, builder: InputBuilder) -> Input:
     if len(value) != 1:
         raise InvalidInput(
             f"{param}: expected a conversation of one message, found {len(value)}; "
             "a batch is a list of conversations, [[message], [message]]",
             param=param,
         )
-    return read_message(value[0], f"{param}[0]", scope, owner=param)
+    return read_message(value[0], f"{param}[0]", builder, owner=param)
 
 
 def read_message(
-    value: Json, param: str, scope: Scope, *, owner: str | None = None, bare: bool = False
+    value: Json, param: str, builder: InputBuilder, *, owner: str | None = None, bare: bool = False
 ) -> Input:
     """One message as one input, which is called ``owner`` in errors that concern it as a whole.
 
@@ -187,11 +287,11 @@ def read_message(
         stated = message_role(value.get("role"), f"{param}.role")
     content, path = value.get("content"), f"{param}.content"
     if isinstance(content, str):
-        return scope.fused(scope.text(content, path), (), owner or param, stated=stated)
+        return builder.build(builder.text(content, path), (), owner or param, stated=stated)
     if not isinstance(content, list):
         raise expected(path, "a string or a list of content parts", content)
-    text, images = read_parts(content, path, scope)
-    return scope.fused(text, images, owner or param, stated=stated)
+    text, images = read_parts(content, path, builder)
+    return builder.build(text, images, owner or param, stated=stated)
 
 
 def split_messages(value: Json, param: str) -> list[tuple[Json, str]]:
@@ -203,15 +303,15 @@ def split_messages(value: Json, param: str) -> list[tuple[Json, str]]:
     return [(conversation, f"{param}[{index}]") for index, conversation in enumerate(value)]
 
 
-def read_object(value: JsonObject, param: str, scope: Scope) -> Input:
+def read_object(value: JsonObject, param: str, builder: InputBuilder) -> Input:
     """``image`` is a URL, a local path, or base64 without a prefix; a null key counts as absent."""
     reject_unknown(value, ("text", "image"), param)
     text, image = value.get("text"), value.get("image")
     if text is None and image is None:
         raise expected(param, "an object with text, image or both", value)
     images = () if image is None else (image_at(image, f"{param}.image", bare=True),)
-    words = "" if text is None else scope.text(string(text, f"{param}.text"), f"{param}.text")
-    return scope.fused(words, images, param)
+    words = "" if text is None else builder.text(string(text, f"{param}.text"), f"{param}.text")
+    return builder.build(words, images, param)
 
 
 _DATA = "data:image/"
@@ -219,14 +319,14 @@ _HEADER_CHARACTERS = 160
 _SPACES = " \n\t\r\f\v"
 
 
-def read_string(value: str, param: str, scope: Scope, modality: Modality | None) -> Input:
+def read_string(value: str, param: str, builder: InputBuilder, modality: Modality | None) -> Input:
     if modality is Modality.TEXT or (modality is None and _DATA not in value):
-        return scope.fused(value, (), param)
+        return builder.build(value, (), param)
     text, urls = _split(value, (_DATA,))
     if modality is not None and not urls:
         text, urls = _split(value, ("http://", "https://"))
     images = tuple(ImageSource(url=url, param=param) for url in urls)
-    return check_modality(scope.fused(text, images, param), modality)
+    return check_modality(builder.build(text, images, param), modality)
 
 
 def _split(value: str, prefixes: tuple[str, ...]) -> tuple[str, list[str]]:
@@ -271,7 +371,7 @@ def _is_url(value: str, at: int, end: int) -> bool:
     return 0 <= comma < end - 1
 
 
-def read_tokens(value: list[Json], param: str, scope: Scope) -> Input:
+def read_tokens(value: list[Json], param: str, builder: InputBuilder) -> Input:
     """Token ids get no prefix and no special tokens, so their role is always NONE.
 
     Ids beyond the vocabulary are found later, where the vocabulary is known.
@@ -283,6 +383,6 @@ def read_tokens(value: list[Json], param: str, scope: Scope) -> Input:
             what = "a token id, an integer of at least 0"
             token = integer(token, f"{param}[{index}]", low=0, high=INT32, what=what)
         tokens.append(token)
-    if len(tokens) > scope.limits.characters:
-        raise expected(param, f"at most {scope.limits.characters} token ids", value)
+    if len(tokens) > builder.limits.characters:
+        raise expected(param, f"at most {builder.limits.characters} token ids", value)
     return Input(text=tuple(tokens), role=Role.NONE, param=param)

@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any, Final
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter
+from starlette.requests import Request
 from starlette.responses import Response
+
+from tessera.frontend.service import ClientApi, Service
 
 _STYLE: Final = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
@@ -32,12 +35,13 @@ _HEADERS: Final = {
 }
 
 
-def routes(app: FastAPI) -> APIRouter:
+def _routes(service: Service) -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
     @router.api_route("/docs", methods=["GET", "HEAD"])
-    async def docs() -> Response:
-        return Response(render(app.openapi()), media_type="text/html; charset=utf-8", headers=_HEADERS)
+    async def docs(request: Request) -> Response:
+        document = request.app.openapi()
+        return Response(render(document), media_type="text/html; charset=utf-8", headers=_HEADERS)
 
     return router
 
@@ -100,3 +104,6 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
     return f"<table><tr>{names}</tr>{cells}</table>"
+
+
+API: Final = ClientApi(routes=_routes)

@@ -1,32 +1,109 @@
-"""One HTTP request that embeds: admission, its body, a wire form's translation, the pipeline, the answer."""
+"""One HTTP request that embeds: its body, a client's form of it, the pipeline, and the answer."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Collection
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 
 from tessera import tracing, wire
-from tessera.errors import ModelNotFound
-from tessera.frontend.api.formats import ResponseBody, Result
-from tessera.frontend.api.openai import read_json
+from tessera.errors import ModelNotFound, PayloadTooLarge, RequestCancelled, RequestTimeout, UnsupportedMedia
+from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.request import EmbeddingsRequest, RequestLimits
-from tessera.frontend.api.tei import parse_tei_tokenize, write_tei_tokens
-from tessera.frontend.api.tokenize import wants_token_texts
-from tessera.frontend.api.values import Json, json_object
+from tessera.frontend.api.values import Json, read_json
 from tessera.frontend.http.admission import RateLimiter, Ticket
 from tessera.frontend.http.auth import Authenticator, client_of
-from tessera.frontend.http.exchange import Turns, read_body, until_disconnect
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.serving.pipeline import Pipeline
+from tessera.frontend.serving.pipeline import Pipeline, Result
 from tessera.frontend.settings import Limits
 from tessera.logs import RequestLine, note
-from tessera.tasks import Deadline
+from tessera.tasks import Deadline, Left, run_until
+
+T = TypeVar("T")
+
+
+async def read_body(request: Request, *, limit: int, timeout: float) -> bytes:
+    """The whole body; ``limit`` in bytes, ``timeout`` in seconds.
+
+    The announced length is refused before a byte is read, and what arrives is counted as well. A compressed
+    body is refused: how large it becomes is known only after it has been decompressed.
+    """
+    coding = request.headers.get("content-encoding", "identity")
+    if coding.strip().lower() not in ("", "identity"):
+        raise UnsupportedMedia("the body must be sent as it is, without a Content-Encoding")
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit:
+        raise _too_large(limit)
+    chunks: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(timeout):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise _too_large(limit)
+                chunks.append(chunk)
+    except TimeoutError as error:
+        raise RequestTimeout(f"the request body did not arrive within {timeout:.0f} s") from error
+    except ClientDisconnect as error:
+        raise RequestCancelled("the client went away while it was sending") from error
+    return b"".join(chunks)
+
+
+def _too_large(limit: int) -> PayloadTooLarge:
+    return PayloadTooLarge(f"the body is larger than the {limit} bytes that a request may have")
+
+
+async def until_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of ``work``; a client that goes away meanwhile cancels it (``RequestCancelled``).
+
+    The body must have been read: what the connection sends next can then only be its end.
+    """
+    try:
+        return await run_until(_disconnected(request), work)
+    except Left:
+        raise RequestCancelled("the client went away") from None
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class LoopFairness:
+    """Lets the event loop look at the network between two pieces of work that block it.
+
+    Reading one request or writing one answer takes a millisecond. When a hundred are ready together, a
+    client that comes then, to be refused or to ask for ``/health``, would wait for all of them. Owned by one
+    event loop.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Nothing may be awaited inside; turns are given in the order in which they were asked for."""
+        await self._lock.acquire()
+        try:
+            yield
+        finally:
+            # In the loop's next round, not in this one.
+            asyncio.get_running_loop().call_soon(self._lock.release)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a client's form of a request is read with: the served model's name, and the limits."""
+
+    model: str
+    limits: RequestLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +114,15 @@ class Translated:
     write: Callable[[Result], ResponseBody]
 
 
-Translate = Callable[[Json, RequestLimits, Collection[str]], Translated]
-"""(parsed body, limits, served names) → what the body asks for; raises ``InvalidInput``."""
+Translate = Callable[[Json, Served], Translated]
+"""From a parsed body to what it asks for; raises ``InvalidInput``."""
 
 
 class Endpoint:
-    """Answers what the gate has let in; the request's ticket is in its state."""
+    """Answers requests that the middleware has admitted; the request's ticket is in its state.
+
+    ``pipeline`` and ``served`` are for routes that do something else than embedding.
+    """
 
     def __init__(
         self,
@@ -52,87 +132,67 @@ class Endpoint:
         limiter: RateLimiter,
         metrics: FrontendMetrics,
     ) -> None:
-        self._pipeline = pipeline
-        self._model = model
+        self.pipeline = pipeline
+        self.served = Served(model=model, limits=limits.request)
         self._limits = limits
         self._limiter = limiter
         self._metrics = metrics
-        self._turns = Turns()
+        self._fairness = LoopFairness()
 
     async def embed(self, http: Request, translate: Translate) -> Response:
         """The answer in the form that ``translate`` knows; errors are raised, for the route's own shape."""
-        deadline = Deadline.after(self._limits.timeout_seconds)
+        deadline = self.deadline()
         raw = await self._body(http)
-        async with self._turns.take():
+        async with self._fairness.turn():
             with tracing.span("parse"):
-                translated = translate(_parsed(http, raw), self._limits.request, (self._model,))
+                translated = translate(_parsed(http, raw), self.served)
         request = translated.request
-        self._check_model(request)
-        request_id = _identify(http, request)
+        self.check_model(request)
+        request_id = identify(http, request)
         note(inputs=len(request.inputs), images=sum(len(entry.images) for entry in request.inputs))
-        key = getattr(http.state, "key_name", Authenticator.ANONYMOUS)
-        work = self._pipeline.run(
+        work = self.pipeline.run(
             request,
             request_id=request_id,
             deadline=deadline,
-            client=client_of(key),
-            charge=partial(self._charge, http, key),
+            client=client(http),
+            charge=partial(self._charge, http),
         )
-        embedded = await until_disconnect(http, work)
+        result = await until_disconnect(http, work)
         note(
-            tokens=embedded.usage.total_tokens,
-            cached_tokens=embedded.usage.cached_tokens,
-            failed_inputs=len(embedded.errors) or None,
-            **embedded.timings.spent(),
+            tokens=result.usage.total_tokens,
+            cached_tokens=result.usage.cached_tokens,
+            failed_inputs=len(result.errors) or None,
+            **result.timings.spent(),
         )
-        result = Result(embedded=embedded, model=self._model, request_id=request_id, created=int(time.time()))
-        async with self._turns.take():
+        async with self._fairness.turn():
             with self._metrics.format_seconds.time(), tracing.span("format"):
                 body = translated.write(result)
         headers = body.headers | {"x-request-id": request_id}
         if http.headers.get("x-tessera-timings") is not None:
-            headers |= _timings(embedded.timings)
+            headers |= _timings(result.timings)
         return Response(body.content, media_type=body.media_type, headers=headers)
 
-    async def tokenize(self, http: Request, translate: Callable[..., EmbeddingsRequest]) -> Response:
-        """The tokens that the same inputs would be embedded as."""
-        deadline = Deadline.after(self._limits.timeout_seconds)
-        body = json_object(_parsed(http, await self._body(http)))
-        if "inputs" in body:
-            # Errors from here on in TEI's shape, too.
-            http.state.answer_as = "/embed"
-            texts, role, special = parse_tei_tokenize(body, self._limits.request)
-            pieces = await until_disconnect(http, self._pipeline.pieces(texts, role))
-            return JSONResponse(write_tei_tokens(pieces, special=special))
-        key = getattr(http.state, "key_name", Authenticator.ANONYMOUS)
-        spelled = wants_token_texts(body)
-        request = translate(body, self._limits.request, (self._model,))
-        _identify(http, request)
-        self._check_model(request)
-        prompts, _ = await until_disconnect(
-            http, self._pipeline.prompts(request, deadline=deadline, client=client_of(key))
-        )
-        tokens = [prompt.tokens.tolist() for prompt in prompts if not isinstance(prompt, Exception)]
-        rows: list[dict[str, Any]] = [{"count": len(ids), "tokens": ids} for ids in tokens]
-        if spelled:
-            for row in rows:
-                row["token_strs"] = [self._pipeline.token_text(token) for token in row["tokens"]]
-        head = {"max_model_len": self._pipeline.max_tokens}
-        if len(rows) == 1:
-            return JSONResponse(head | rows[0])
-        return JSONResponse(
-            head
-            | {
-                "count": sum(len(row["tokens"]) for row in rows),
-                "data": [{"index": index, **row} for index, row in enumerate(rows)],
-            }
-        )
+    def deadline(self) -> Deadline:
+        """For a request that has just come."""
+        return Deadline.after(self._limits.timeout_seconds)
 
-    def _charge(self, http: Request, key: str, tokens: int, tiles: int) -> None:
+    async def json(self, http: Request) -> Json:
+        """The request's parsed body."""
+        return _parsed(http, await self._body(http))
+
+    def check_model(self, request: EmbeddingsRequest) -> None:
+        """Raises ``ModelNotFound`` for a model that is not served here."""
+        model = self.served.model
+        if request.model is not None and request.model != model:
+            raise ModelNotFound(
+                f"the model {request.model!r} is not served here, {model!r} is", param="model"
+            )
+
+    def _charge(self, http: Request, tokens: int, tiles: int) -> None:
         note(tokens=tokens, tiles=tiles)
         ticket: Ticket = http.state.ticket
         ticket.charge(tokens, tiles)
-        self._limiter.charge(key, tokens)
+        self._limiter.charge(_key_name(http), tokens)
 
     async def _body(self, http: Request) -> bytes:
         with tracing.span("read body") as span:
@@ -142,23 +202,27 @@ class Endpoint:
             span.set_attribute("http.request.body.size", len(raw))
         return raw
 
-    def _check_model(self, request: EmbeddingsRequest) -> None:
-        if request.model is not None and request.model != self._model:
-            raise ModelNotFound(
-                f"the model {request.model!r} is not served here, {self._model!r} is", param="model"
-            )
 
-
-def _parsed(http: Request, raw: bytes) -> Json:
-    return read_json(raw, http.headers.get("content-type", ""))
-
-
-def _identify(http: Request, request: EmbeddingsRequest) -> str:
-    """The request's id: its body may give another one than its head."""
+def identify(http: Request, request: EmbeddingsRequest) -> str:
+    """The request's id, which its body may set."""
     line: RequestLine = http.state.line
     if request.request_id is not None:
         line.request_id = request.request_id
     return line.request_id
+
+
+def client(http: Request) -> str:
+    """The name of the API key that the request came with; empty where there are no keys."""
+    return client_of(_key_name(http))
+
+
+def _key_name(http: Request) -> str:
+    name: str = getattr(http.state, "key_name", Authenticator.ANONYMOUS)
+    return name
+
+
+def _parsed(http: Request, raw: bytes) -> Json:
+    return read_json(raw, http.headers.get("content-type", ""))
 
 
 def _timings(timings: wire.Timings) -> dict[str, str]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping
 from typing import Final
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from tessera.frontend.api.schema import WHOLE, Schema, answers, object_of
-from tessera.frontend.metrics import FrontendMetrics
-from tessera.rpc import Peers
+from tessera.frontend.service import ClientApi, Service
 
 _TEXT: Final[Schema] = {"type": "string"}
 _FLAG: Final[Schema] = {"type": "boolean"}
@@ -28,27 +25,23 @@ _NIM: Final = object_of(
 )
 
 
-def routes(
-    metrics: FrontendMetrics,
-    peers: Mapping[str, Peers],
-    expected: Mapping[str, int],
-    draining: asyncio.Event,
-) -> APIRouter:
-    """``peers`` and the numbers that are ``expected`` are by component.
-
-    ``draining`` makes the service not ready, so that balancers look elsewhere.
-    """
+def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Health"])
+    peers = service.workers.by_component
 
     def is_ready() -> bool:
-        return len(peers["embed"].ready) > 0 and not draining.is_set()
+        # A frontend that drains is not ready, so that balancers look elsewhere.
+        return len(peers["embed"].ready) > 0 and not service.draining.is_set()
 
     @router.get(
         "/health", openapi_extra=answers(_HEALTH, 503), summary="Whether a worker that can serve is there"
     )
     async def health() -> Response:
         workers = {component: len(found.ready) for component, found in peers.items()}
-        missing = {component: max(0, expected[component] - count) for component, count in workers.items()}
+        missing = {
+            component: max(0, service.workers.expected[component] - count)
+            for component, count in workers.items()
+        }
         # Aggregated workers encode for themselves; others need an encode worker for images.
         images = any(
             info.role == "agg" or (info.images and workers["encode"] > 0)
@@ -96,6 +89,9 @@ def routes(
 
     @router.get("/metrics", summary="Prometheus metrics")
     async def prometheus() -> Response:
-        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router
+
+
+API: Final = ClientApi(routes=_routes)

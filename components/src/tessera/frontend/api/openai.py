@@ -1,4 +1,4 @@
-"""``/v1/embeddings``: every form of input, every option, and the OpenAPI description of the body.
+"""OpenAI's API: ``/v1/embeddings`` with every form of input, and ``/v1/models``.
 
 Where peers name one thing differently, every name is accepted and two that disagree are an error. Fields
 that other servers know but that mean nothing here are accepted only with the value that changes nothing;
@@ -24,16 +24,25 @@ The parser is stricter in what a schema cannot say, such as fields that contradi
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Final
+import time
+from base64 import b64encode
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
 
-import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
-from tessera.errors import InvalidInput
+from tessera.errors import InvalidInput, ModelNotFound, TesseraError
 from tessera.frontend.api.content import (
+    InputBuilder,
+    check_modality,
     is_message,
+    named_role,
     read_conversation,
     read_message,
     read_object,
@@ -42,30 +51,33 @@ from tessera.frontend.api.content import (
     read_tokens,
     split_messages,
 )
+from tessera.frontend.api.endpoint import Served, Translated
+from tessera.frontend.api.formats import ResponseBody, Values, Vectors, check_width, convert, finish, numbers
 from tessera.frontend.api.request import (
-    INPUT_TYPES,
-    TASKS,
     EmbeddingsRequest,
     EmbedDtype,
     EncodingFormat,
     Input,
     Modality,
     RequestLimits,
-    Scope,
-    check_modality,
-    named_role,
-    split_model,
 )
 from tessera.frontend.api.schema import (
     BOOLEAN,
     CONVERSATION,
     DTYPES,
+    ERROR_OBJECT,
     ITEM,
+    NUMBERS,
+    OPENAI_ERROR,
     STRING,
+    WHOLE,
     WIDTH,
     Schema,
+    answers,
     list_of,
     nullable,
+    object_of,
+    operation,
     values_of,
 )
 from tessera.frontend.api.values import (
@@ -74,8 +86,6 @@ from tessera.frontend.api.values import (
     JsonObject,
     boolean,
     choice,
-    clip,
-    describe,
     expected,
     integer,
     optional_boolean,
@@ -83,7 +93,11 @@ from tessera.frontend.api.values import (
     positive,
     request_body,
     string,
+    summarize,
 )
+from tessera.frontend.http.errors import error_object
+from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.serving.pipeline import Result, Usage
 from tessera.models.base import Role, Truncate
 
 INERT: Final[dict[str, tuple[Json, ...]]] = {
@@ -110,6 +124,21 @@ every host, templates and preprocessing are the model's own, and nothing is ever
 INERT_IN_CONVERSATIONS: Final = {"add_special_tokens": (False, True)}
 """A conversation's prompt already has its special tokens, so other servers default to False there."""
 
+INPUT_TYPES: Final = {
+    "query": Role.QUERY,
+    "search_query": Role.QUERY,
+    "passage": Role.PASSAGE,
+    "document": Role.PASSAGE,
+    "search_document": Role.PASSAGE,
+}
+TASKS: Final = {
+    "query": Role.QUERY,
+    "retrieval.query": Role.QUERY,
+    "document": Role.PASSAGE,
+    "retrieval.passage": Role.PASSAGE,
+}
+ROLE_SUFFIXES: Final = {"-query": Role.QUERY, "-passage": Role.PASSAGE}
+
 _DTYPE_ALIASES: Final = {"float": EmbedDtype.FLOAT32}
 _NORMALIZE: Final = ("normalize", "use_activation", "normalized")
 _DTYPE: Final = ("embed_dtype", "embedding_type", "output_dtype")
@@ -117,7 +146,10 @@ _DIMENSIONS: Final = ("dimensions", "output_dimension")
 _TRUNCATE: Final = ("truncate", "truncation")
 _REQUEST_ID: Final = ("request_id", "rid")
 _VISIBLE: Final = re.compile(r"[\x21-\x7e]{1,128}")
-_INT64 = 2**63 - 1
+_INT64: Final = 2**63 - 1
+
+_Modality = Modality | tuple[Modality, ...] | None
+"""For all inputs, or for each."""
 
 INPUT_FIELDS: Final = ("input", "messages")
 FIELDS: Final = frozenset(
@@ -135,27 +167,8 @@ FIELDS: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What the body asks for beyond its inputs; ``modality`` is one for all inputs or one for each."""
-
-    model: str | None
-    role: Role | None
-    modality: Modality | tuple[Modality, ...] | None
-    encoding_format: EncodingFormat
-    dtype: EmbedDtype
-    dimensions: int | None
-    dimensions_param: str
-    normalize: bool
-    truncate: Truncate
-    max_tokens: int | None
-    partial: bool
-    user: str | None
-    priority: int
-    request_id: str | None
-
-
-def read_options(body: JsonObject) -> Options:
+def _options(body: JsonObject, models: Collection[str]) -> tuple[EmbeddingsRequest, Role | None, _Modality]:
+    """The request without its inputs, the role that the body or the model's name asks for, the modality."""
     _reject_inert(body)
     truncate, max_tokens = _truncation(body)
     normalize, path = _one_of(body, _NORMALIZE)
@@ -163,10 +176,13 @@ def read_options(body: JsonObject) -> Options:
     dimensions, dimensions_path = _one_of(body, _DIMENSIONS)
     encoding = body.get("encoding_format")
     priority = body.get("priority")
-    return Options(
-        model=optional_string(body, "model"),
-        role=_role(body),
-        modality=_modality(body.get("modality")),
+    model, role, modality = optional_string(body, "model"), _role(body), _modality(body.get("modality"))
+    if model is not None:
+        model, named = split_model(model, models)
+        role = role or named
+    request = EmbeddingsRequest(
+        inputs=(),
+        model=model,
         encoding_format=EncodingFormat.FLOAT
         if encoding is None
         else choice(encoding, "encoding_format", EncodingFormat),
@@ -176,13 +192,14 @@ def read_options(body: JsonObject) -> Options:
         normalize=True if normalize is None else boolean(normalize, path),
         truncate=truncate,
         max_tokens=max_tokens,
-        partial=optional_boolean(body, "partial", default=False),
+        allow_partial=optional_boolean(body, "partial", default=False),
         user=optional_string(body, "user"),
         priority=0
         if priority is None
         else integer(priority, "priority", low=-_INT64 - 1, high=_INT64, what="a 64-bit integer"),
         request_id=_request_id(body),
     )
+    return request, role, modality
 
 
 def _reject_inert(body: JsonObject) -> None:
@@ -193,9 +210,9 @@ def _reject_inert(body: JsonObject) -> None:
         # Comparing types as well: to ``==``, False is 0 and True is 1.
         if value is None or any(value == good and type(value) is type(good) for good in harmless):
             continue
-        allowed = ", ".join(describe(good) for good in (None, *harmless))
+        allowed = ", ".join(summarize(good) for good in (None, *harmless))
         raise InvalidInput(
-            f"{name}: not supported; accepted only as {allowed}, found {describe(value)}", param=name
+            f"{name}: not supported; accepted only as {allowed}, found {summarize(value)}", param=name
         )
 
 
@@ -208,7 +225,7 @@ def _one_of(body: JsonObject, names: tuple[str, ...]) -> tuple[Json, str]:
     for other, contradiction in given[1:]:
         if contradiction != value:
             raise InvalidInput(
-                f"{other}: {describe(contradiction)} contradicts {name}: {describe(value)}", param=other
+                f"{other}: {summarize(contradiction)} contradicts {name}: {summarize(value)}", param=other
             )
     return value, name
 
@@ -221,7 +238,20 @@ def _role(body: JsonObject) -> Role | None:
     return by_type if by_type is not None else by_task
 
 
-def _modality(value: Json) -> Modality | tuple[Modality, ...] | None:
+def split_model(name: str, served: Collection[str]) -> tuple[str, Role | None]:
+    """The model's name without a role suffix, and the role the suffix names.
+
+    With ``served`` names given, a suffix is removed only where that makes a served name.
+    """
+    if name not in served:
+        for suffix, role in ROLE_SUFFIXES.items():
+            base = name.removesuffix(suffix)
+            if base and base != name and (not served or base in served):
+                return base, role
+    return name, None
+
+
+def _modality(value: Json) -> _Modality:
     if value is None:
         return None
     if isinstance(value, list):
@@ -276,21 +306,6 @@ Unit = tuple[Json, str]
 """The value that becomes one input, and its path."""
 
 
-def read_json(raw: bytes, content_type: str = "") -> Json:
-    """Parse a request body; raises ``InvalidInput`` for anything that is not one JSON value in UTF-8.
-
-    ``content_type`` is the header's value. It is no reason to refuse anything, and a likely one for what
-    cannot be parsed.
-    """
-    try:
-        return orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        kind = content_type.partition(";")[0].strip().lower()
-        named = kind and not kind.endswith(("/json", "+json"))
-        said = f", and its Content-Type is {clip(kind)}, not application/json" if named else ""
-        raise InvalidInput(f"the body is not valid JSON{said}: {error}") from None
-
-
 def parse_embeddings(
     body: Json, *, limits: RequestLimits | None = None, models: Collection[str] = ()
 ) -> EmbeddingsRequest:
@@ -301,32 +316,17 @@ def parse_embeddings(
     """
     limits = limits or RequestLimits()
     body = request_body(body, FIELDS)
-    options = read_options(body)
-    model, role = (None, None) if options.model is None else split_model(options.model, models)
-    scope = Scope(role=options.role or role, limits=limits)
+    request, role, modality = _options(body, models)
+    builder = InputBuilder(role=role, limits=limits)
     units, name = _units(body)
     if len(units) > limits.inputs:
         raise InvalidInput(f"{name}: expected at most {limits.inputs} inputs, found {len(units)}", param=name)
-    modalities = _spread(options.modality, len(units))
+    modalities = _spread(modality, len(units))
     inputs = tuple(
-        _row(unit, scope, modality, conversations=name == "messages", partial=options.partial)
-        for unit, modality in zip(units, modalities, strict=True)
+        _input(value, param, builder, kind, conversations=name == "messages", partial=request.allow_partial)
+        for (value, param), kind in zip(units, modalities, strict=True)
     )
-    return EmbeddingsRequest(
-        inputs=inputs,
-        model=model,
-        encoding_format=options.encoding_format,
-        dtype=options.dtype,
-        dimensions=options.dimensions,
-        dimensions_param=options.dimensions_param,
-        normalize=options.normalize,
-        truncate=options.truncate,
-        max_tokens=options.max_tokens,
-        partial=options.partial,
-        user=options.user,
-        priority=options.priority,
-        request_id=options.request_id,
-    )
+    return replace(request, inputs=inputs)
 
 
 def _units(body: dict[str, Json]) -> tuple[list[Unit], str]:
@@ -360,7 +360,7 @@ def _split(value: list[Json], param: str) -> list[Unit]:
     return [(item, f"{param}[{index}]") for index, item in enumerate(value)]
 
 
-def _spread(modality: Modality | tuple[Modality, ...] | None, count: int) -> tuple[Modality | None, ...]:
+def _spread(modality: _Modality, count: int) -> tuple[Modality | None, ...]:
     if not isinstance(modality, tuple):
         return (modality,) * count
     if len(modality) != count:
@@ -374,45 +374,52 @@ def _is_part(value: Json) -> bool:
     return isinstance(value, dict) and "type" in value and "role" not in value
 
 
-def _row(unit: Unit, scope: Scope, modality: Modality | None, *, conversations: bool, partial: bool) -> Input:
-    """One input; in a partial request one that cannot be read is a bad row, and not the end of the others."""
-    value, param = unit
+def _input(
+    value: Json,
+    param: str,
+    builder: InputBuilder,
+    modality: Modality | None,
+    *,
+    conversations: bool,
+    partial: bool,
+) -> Input:
+    """One input; with ``partial`` one that cannot be read fails alone, and not the others with it."""
     try:
         if conversations and not (isinstance(value, list) and value):
             raise expected(param, "a conversation, a non-empty list of messages", value)
-        return _read(value, param, scope, modality)
+        return _read(value, param, builder, modality)
     except InvalidInput as error:
         if not partial:
             raise
         return Input(text="", role=Role.NONE, param=param, malformed=error)
 
 
-def _read(value: Json, param: str, scope: Scope, modality: Modality | None) -> Input:
+def _read(value: Json, param: str, builder: InputBuilder, modality: Modality | None) -> Input:
     if isinstance(value, str):
-        return read_string(value, param, scope, modality)
+        return read_string(value, param, builder, modality)
     if isinstance(value, list):
-        return check_modality(_read_list(value, param, scope), modality)
+        return check_modality(_read_list(value, param, builder), modality)
     if not isinstance(value, dict):
         raise expected(param, "text, token ids, content parts, a message or an object", value)
     if _is_part(value):
         raise expected(param, "the content parts of one input in a list", value)
     if is_message(value):
-        return check_modality(read_message(value, param, scope, owner=param, bare=True), modality)
-    return check_modality(read_object(value, param, scope), modality)
+        return check_modality(read_message(value, param, builder, owner=param, bare=True), modality)
+    return check_modality(read_object(value, param, builder), modality)
 
 
-def _read_list(value: list[Json], param: str, scope: Scope) -> Input:
+def _read_list(value: list[Json], param: str, builder: InputBuilder) -> Input:
     if not value:
         raise expected(param, "token ids, content parts or a message", value)
     match value[0]:
         case dict() as first if is_message(first):
-            return read_conversation(value, param, scope)
+            return read_conversation(value, param, builder)
         case dict():
-            return scope.fused(*read_parts(value, param, scope), param)
+            return builder.build(*read_parts(value, param, builder), param)
         case str() | list() | None:
             raise expected(f"{param}[0]", "a token id, a content part or a message", value[0])
         case _:
-            return read_tokens(value, param, scope)
+            return read_tokens(value, param, builder)
 
 
 _ONE_OR_EACH: Final[Schema] = {"anyOf": [values_of(Modality), list_of(values_of(Modality))]}
@@ -469,3 +476,172 @@ EMBEDDINGS_SCHEMA: Final[Schema] = {
 }
 
 assert EMBEDDINGS_SCHEMA["properties"].keys() == FIELDS, "the schema and the parser know different fields"
+
+_ROW: Final[dict[str, Any]] = {
+    **object_of(
+        ("object", "index", "embedding"),
+        object={"const": "embedding"},
+        index=WHOLE,
+        embedding={"anyOf": [NUMBERS, {"type": "string"}, {"type": "null"}]},
+        error=ERROR_OBJECT,
+    )
+}
+_USAGE: Final = object_of(
+    ("prompt_tokens", "total_tokens", "prompt_tokens_details"),
+    prompt_tokens=WHOLE,
+    total_tokens=WHOLE,
+    prompt_tokens_details=object_of(
+        ("text_tokens", "image_tokens", "cached_tokens"),
+        text_tokens=WHOLE,
+        image_tokens=WHOLE,
+        cached_tokens=WHOLE,
+    ),
+)
+_ANSWER: Final = object_of(
+    ("id", "object", "created", "model", "data", "usage"),
+    id={"type": "string"},
+    object={"const": "list"},
+    created=WHOLE,
+    model={"type": "string"},
+    data=list_of(_ROW),
+    usage=_USAGE,
+)
+_MODEL: Final = object_of(
+    ("id", "object", "created", "owned_by", "max_model_len"),
+    id={"type": "string"},
+    object={"const": "model"},
+    created=WHOLE,
+    owned_by={"type": "string"},
+    max_model_len=WHOLE,
+)
+_MODELS: Final = object_of(("object", "data"), object={"const": "list"}, data=list_of(_MODEL))
+_OPERATION: Final = operation(
+    body=EMBEDDINGS_SCHEMA,
+    answer=_ANSWER,
+    error=OPENAI_ERROR,
+    application__octet_stream={"type": "string", "format": "binary"},
+)
+
+
+def embeddings_body(
+    vectors: Vectors,
+    request: EmbeddingsRequest,
+    *,
+    model: str,
+    identifier: str,
+    created: int,
+    usage: Usage,
+    failures: Mapping[int, TesseraError] | None = None,
+) -> ResponseBody:
+    """OpenAI's list of embeddings in the encoding the request asks for; ``created`` in Unix seconds.
+
+    Rows of failed inputs are ignored: in JSON their ``embedding`` is null and an ``error`` stands beside
+    it; in a ``bytes`` body they are zeros, listed under ``errors`` in the metadata.
+    """
+    failures = failures or {}
+    width = check_width(vectors.shape[1], request.dimensions, request.dtype)
+    values = convert(finish(vectors, width=width, normalize=request.normalize), request.dtype)
+    head = {"id": identifier, "object": "list", "created": created, "model": model}
+    if request.encoding_format is EncodingFormat.BYTES:
+        return _raw_body(values, request.dtype, head, usage, failures)
+    if request.encoding_format is EncodingFormat.BASE64:
+        rows: list[Any] = [b64encode(row).decode("ascii") for row in values]
+    else:
+        rows = list(numbers(values, request.dtype))
+    data: list[dict[str, Any]] = [
+        {"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)
+    ]
+    for index, error in failures.items():
+        data[index] |= {"embedding": None, "error": error_object(error)}
+    body = {**head, "data": data, "usage": _usage(usage)}
+    return ResponseBody.of_json(body)
+
+
+def _raw_body(
+    values: Values,
+    dtype: EmbedDtype,
+    head: dict[str, Any],
+    usage: Usage,
+    failures: Mapping[int, TesseraError],
+) -> ResponseBody:
+    """The rows one after another, and a ``metadata`` header that says how to read them.
+
+    All rows have one shape, so the header gives it once instead of once for each row: a header that
+    grows with the batch runs into the limits of clients and proxies.
+    """
+    if failures:
+        values = values.copy()  # it may be the engine's own, read-only
+        values[list(failures)] = 0
+    metadata = {
+        **head,
+        "embed_dtype": dtype.value,
+        "endianness": "little",
+        "shape": list(values.shape),
+        "usage": _usage(usage),
+    }
+    if failures:
+        metadata["errors"] = {str(index): error_object(error)["code"] for index, error in failures.items()}
+    return ResponseBody(
+        content=values.tobytes(),
+        media_type="application/octet-stream",
+        # Headers are ASCII; a model's name need not be.
+        headers={"metadata": json.dumps(metadata, ensure_ascii=True, separators=(",", ":"))},
+    )
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    total = usage.total_tokens
+    details = {
+        "text_tokens": usage.text_tokens,
+        "image_tokens": usage.image_tokens,
+        "cached_tokens": usage.cached_tokens,
+    }
+    return {"prompt_tokens": total, "total_tokens": total, "prompt_tokens_details": details}
+
+
+def _write(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBody:
+    return embeddings_body(
+        result.vectors,
+        request,
+        model=model,
+        identifier=f"embd-{result.request_id}",
+        created=int(time.time()),
+        usage=result.usage,
+        failures=result.errors,
+    )
+
+
+def _translate(body: Json, served: Served) -> Translated:
+    request = parse_embeddings(body, limits=served.limits, models=(served.model,))
+    return Translated(request=request, write=partial(_write, request, served.model))
+
+
+def _routes(service: Service) -> APIRouter:
+    endpoint, model = service.endpoint, service.endpoint.served.model
+    router = APIRouter(tags=["OpenAI"])
+    card = {
+        "id": model,
+        "object": "model",
+        "created": int(time.time()),
+        "owned_by": "tessera",
+        "max_model_len": endpoint.pipeline.max_tokens,
+    }
+
+    @router.post("/v1/embeddings", openapi_extra=_OPERATION, summary="Embed text and images")
+    async def create_embeddings(request: Request) -> Response:
+        return await endpoint.embed(request, _translate)
+
+    @router.get("/v1/models", openapi_extra=answers(_MODELS, 401), summary="The served model")
+    async def list_models() -> Response:
+        return JSONResponse({"object": "list", "data": [card]})
+
+    @router.get("/v1/models/{name:path}", openapi_extra=answers(_MODEL, 401, 404), summary="One model")
+    async def get_model(name: str) -> Response:
+        if name != model:
+            raise ModelNotFound(f"the model {name!r} is not served here, {model!r} is", param="model")
+        return JSONResponse(card)
+
+    return router
+
+
+API: Final = ClientApi(routes=_routes)

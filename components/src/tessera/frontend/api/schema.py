@@ -5,7 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Any, Final
 
-from tessera.frontend.api.request import MESSAGE_ROLES, EmbedDtype
+from tessera.frontend.api.content import MESSAGE_ROLES
+from tessera.frontend.api.request import EmbedDtype
 from tessera.frontend.http.errors import MEANINGS
 
 Schema = dict[str, Any]
@@ -109,9 +110,6 @@ ERROR_OBJECT: Final = object_of(
     ("message", "type", "param", "code"), message=_TEXT, type=_TEXT, param=_MAYBE_TEXT, code=_TEXT
 )
 OPENAI_ERROR: Final = object_of(("error",), error=ERROR_OBJECT)
-COHERE_ERROR: Final = object_of(("message",), message=_TEXT)
-VOYAGE_ERROR: Final = object_of(("detail",), detail=_TEXT)
-TEI_ERROR: Final = object_of(("error", "error_type"), error=_TEXT, error_type=_TEXT)
 
 NUMBERS: Final[Schema] = {"type": "array", "items": {"type": "number"}}
 WHOLE: Final[Schema] = {"type": "integer", "minimum": 0}

@@ -1,4 +1,4 @@
-"""How busy the service is, for people: what ``/status`` answers and the try-it page shows."""
+"""``/status``: how busy the service is, for people and the try-it page."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from fastapi import APIRouter
 from prometheus_client import Counter, Gauge
+from starlette.responses import JSONResponse, Response
 
 import tessera
 from tessera import wire
 from tessera.errors import TesseraError
+from tessera.frontend.api.schema import WHOLE, Schema, answers, object_of
 from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.service import ClientApi, Service
 from tessera.rpc import Peers
 
 _MAX_AGE_SECONDS: Final = 1.0
@@ -105,3 +109,59 @@ def _by_label(counter: Counter, label: str) -> dict[str, int]:
         for sample in family.samples
         if sample.name.endswith("_total")
     }
+
+
+_TEXT: Final[Schema] = {"type": "string"}
+_COUNTS: Final[Schema] = {"type": "object", "additionalProperties": WHOLE}
+_STATE: Final[Schema] = {
+    "anyOf": [
+        object_of(
+            ("queued", "cache", "slab"),
+            queued={"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
+            cache={"anyOf": [_COUNTS, {"type": "null"}]},
+            slab={"anyOf": [_COUNTS, {"type": "null"}]},
+        ),
+        {"type": "null"},
+    ]
+}
+_STATUS: Final = object_of(
+    ("model", "fingerprint", "checkpoint", "frontend", "workers"),
+    model=_TEXT,
+    fingerprint=_TEXT,
+    checkpoint={"anyOf": [_TEXT, {"type": "null"}]},
+    frontend=object_of(
+        ("requests_in_flight", "inputs", "tokens"), requests_in_flight=WHOLE, inputs=_COUNTS, tokens=_COUNTS
+    ),
+    workers={
+        "type": "array",
+        "items": object_of(
+            ("instance", "role", "dtype", "state"), instance=_TEXT, role=_TEXT, dtype=_TEXT, state=_STATE
+        ),
+    },
+)
+
+
+def _routes(service: Service) -> APIRouter:
+    router = APIRouter(tags=["Health"])
+    head = {
+        "model": service.settings.served_model_name,
+        "fingerprint": service.model.fingerprint,
+        "checkpoint": origin(service.settings.model_path),
+    }
+    board = StatusBoard(head, service.workers.embed, service.workers.encode, service.metrics)
+
+    @router.get(
+        "/status", openapi_extra=answers(_STATUS, 401), summary="Workers, their queues and their caches"
+    )
+    async def status() -> Response:
+        """For people and pages; ``/health`` is for balancers, ``/metrics`` for monitoring.
+
+        ``checkpoint`` is ``random`` or ``demo`` for those that come with Tessera, else null. What is queued
+        is in tokens for the text stage and in tiles for the vision stage.
+        """
+        return JSONResponse(await board.read(), headers={"cache-control": "no-store"})
+
+    return router
+
+
+API: Final = ClientApi(routes=_routes)

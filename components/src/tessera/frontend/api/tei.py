@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
-import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
 
 from tessera.errors import EmptyInput, PayloadTooLarge
-from tessera.frontend.api.content import read_tokens
-from tessera.frontend.api.formats import ResponseBody, Result, check_width, finish
-from tessera.frontend.api.request import EmbeddingsRequest, Input, RequestLimits, Scope, named_role
-from tessera.frontend.api.schema import BOOLEAN, STRING, TOKENS, WIDTH, Schema, body_of, list_of
+from tessera.frontend.api.content import InputBuilder, named_role, read_tokens
+from tessera.frontend.api.endpoint import Served, Translated
+from tessera.frontend.api.formats import ResponseBody, check_width, finish
+from tessera.frontend.api.request import EmbeddingsRequest, Input, RequestLimits
+from tessera.frontend.api.schema import (
+    BOOLEAN,
+    NUMBERS,
+    STRING,
+    TOKENS,
+    WIDTH,
+    Schema,
+    body_of,
+    list_of,
+    object_of,
+    operation,
+)
 from tessera.frontend.api.values import (
     Json,
     JsonObject,
@@ -22,6 +37,9 @@ from tessera.frontend.api.values import (
     request_body,
     string,
 )
+from tessera.frontend.http.errors import Failure
+from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.serving.pipeline import Result
 from tessera.models.base import Piece, Role, Truncate
 
 PROMPTS: Final = {"query": Role.QUERY, "passage": Role.PASSAGE, "document": Role.PASSAGE}
@@ -46,15 +64,15 @@ SCHEMA: Final[Schema] = body_of(
 )
 
 
-def parse_tei(value: Json, limits: RequestLimits, models: Collection[str]) -> EmbeddingsRequest:
+def parse_tei(value: Json, limits: RequestLimits) -> EmbeddingsRequest:
     body = request_body(value, FIELDS)
-    scope = Scope(role=named_role(body.get("prompt_name"), "prompt_name", PROMPTS), limits=limits)
+    builder = InputBuilder(role=named_role(body.get("prompt_name"), "prompt_name", PROMPTS), limits=limits)
     given = _given(body, limits)
     if isinstance(given, list) and isinstance(given[0], str | list):
         values = given
-        inputs = tuple(_read(entry, f"inputs[{index}]", scope) for index, entry in enumerate(values))
+        inputs = tuple(_read(entry, f"inputs[{index}]", builder) for index, entry in enumerate(values))
     else:
-        inputs = (_read(given, "inputs", scope),)
+        inputs = (_read(given, "inputs", builder),)
     return EmbeddingsRequest(
         inputs=inputs,
         dimensions=optional_positive(body, "dimensions"),
@@ -75,21 +93,21 @@ def _given(body: JsonObject, limits: RequestLimits) -> Json:
     return given
 
 
-def parse_tei_tokenize(value: Json, limits: RequestLimits) -> tuple[tuple[tuple[str, str], ...], Role, bool]:
+def parse_tokenize(value: Json, limits: RequestLimits) -> tuple[tuple[tuple[str, str], ...], Role, bool]:
     """TEI's ``/tokenize``: texts with their paths, the role, and whether special tokens are wanted."""
     body = request_body(value, TOKENIZE_FIELDS)
     role = named_role(body.get("prompt_name"), "prompt_name", PROMPTS)
-    scope = Scope(role=role, limits=limits)
+    builder = InputBuilder(role=role, limits=limits)
     given = _given(body, limits)
     values = given if isinstance(given, list) else [given]
     paths = [f"inputs[{index}]" if isinstance(given, list) else "inputs" for index in range(len(values))]
     texts = tuple(
-        (scope.text(string(value, path), path), path) for value, path in zip(values, paths, strict=True)
+        (builder.text(string(value, path), path), path) for value, path in zip(values, paths, strict=True)
     )
     return texts, role or Role.NONE, optional_boolean(body, "add_special_tokens", default=True)
 
 
-def write_tei_tokens(texts: Sequence[Sequence[Piece]], *, special: bool) -> list[list[dict[str, Json]]]:
+def write_tokens(texts: Sequence[Sequence[Piece]], *, special: bool) -> list[list[dict[str, Json]]]:
     return [
         [
             {
@@ -107,21 +125,17 @@ def write_tei_tokens(texts: Sequence[Sequence[Piece]], *, special: bool) -> list
 
 
 def write_tei(request: EmbeddingsRequest, result: Result) -> ResponseBody:
-    vectors = result.embedded.vectors
+    vectors = result.vectors
     width = check_width(vectors.shape[1], request.dimensions, request.dtype)
     rows = finish(vectors, width=width, normalize=request.normalize)
-    return ResponseBody(
-        content=orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY),
-        media_type="application/json",
-        headers={"x-compute-tokens": str(result.embedded.usage.text_tokens)},
-    )
+    return ResponseBody.of_json(rows, {"x-compute-tokens": str(result.usage.text_tokens)})
 
 
-def _read(value: Json, param: str, scope: Scope) -> Input:
+def _read(value: Json, param: str, builder: InputBuilder) -> Input:
     if isinstance(value, str):
-        return scope.fused(value, (), param)
+        return builder.build(value, (), param)
     if isinstance(value, list) and value:
-        return read_tokens(value, param, scope)
+        return read_tokens(value, param, builder)
     raise expected(param, "text or token ids", value)
 
 
@@ -132,3 +146,45 @@ def _truncate(value: Json, direction: Json) -> Truncate:
             raise expected("truncation_direction", "Left or Right", direction)
         chosen = DIRECTIONS[direction]
     return chosen if value is not None and boolean(value, "truncate") else Truncate.NONE
+
+
+def _translate(body: Json, served: Served) -> Translated:
+    request = parse_tei(body, served.limits)
+    return Translated(request=request, write=partial(write_tei, request))
+
+
+_ERROR_TYPES: Final = {
+    401: "Unauthorized",
+    413: "Validation",
+    429: "Overloaded",
+    503: "Unhealthy",
+    504: "Overloaded",
+}
+
+
+def write_error(failure: Failure) -> tuple[int, JsonObject]:
+    status, error = failure.status, failure.error
+    kind = "Validation" if status < 500 else "Backend"
+    if error["code"] == EmptyInput.code:
+        kind = "Empty"
+    elif status == 400:
+        # A malformed request is a 422 here.
+        status = 422
+    return status, {"error": error["message"], "error_type": _ERROR_TYPES.get(status, kind)}
+
+
+ERROR: Final = object_of(("error", "error_type"), error={"type": "string"}, error_type={"type": "string"})
+
+
+def _routes(service: Service) -> APIRouter:
+    router = APIRouter(tags=["Text-Embeddings-Inference"])
+    described = operation(body=SCHEMA, answer=list_of(NUMBERS), error=ERROR)
+
+    @router.post("/embed", openapi_extra=described, summary="Embed text")
+    async def embed(request: Request) -> Response:
+        return await service.endpoint.embed(request, _translate)
+
+    return router
+
+
+API: Final = ClientApi(routes=_routes, error=write_error)

@@ -1,16 +1,31 @@
-"""``/tokenize``: vLLM's ``prompt``, or any input that ``/v1/embeddings`` takes."""
+"""``/tokenize``: vLLM's ``prompt``, TEI's ``inputs``, or any input that ``/v1/embeddings`` takes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from typing import Any, Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput
+from tessera.frontend.api import tei
+from tessera.frontend.api.endpoint import Endpoint, client, identify, until_disconnect
 from tessera.frontend.api.openai import EMBEDDINGS_SCHEMA, FIELDS, parse_embeddings
 from tessera.frontend.api.request import EmbeddingsRequest, RequestLimits
-from tessera.frontend.api.schema import BOOLEAN, STRING, Schema, list_of
-from tessera.frontend.api.tei import PROMPTS
-from tessera.frontend.api.values import Json, JsonObject, optional_boolean, request_body, string
+from tessera.frontend.api.schema import (
+    BOOLEAN,
+    OPENAI_ERROR,
+    STRING,
+    WHOLE,
+    Schema,
+    list_of,
+    object_of,
+    operation,
+)
+from tessera.frontend.api.values import Json, json_object, optional_boolean, request_body, string
+from tessera.frontend.service import ClientApi, Service
 
 SCHEMA: Final[Schema] = {
     **EMBEDDINGS_SCHEMA,
@@ -23,17 +38,12 @@ SCHEMA: Final[Schema] = {
             "anyOf": [STRING, list_of(STRING)],
             "description": "TEI's form, alone or with prompt_name.",
         },
-        "prompt_name": {"type": "string", "enum": list(PROMPTS)},
+        "prompt_name": {"type": "string", "enum": list(tei.PROMPTS)},
     },
 }
 _OWN: Final = ("prompt", "return_token_strs")
 # Bodies with ``inputs`` are TEI's, and never come here; the name is for the error alone.
 _KNOWN: Final = FIELDS | {*_OWN, "inputs"}
-
-
-def wants_token_texts(body: JsonObject) -> bool:
-    """vLLM's ``return_token_strs``."""
-    return optional_boolean(body, "return_token_strs", default=False)
 
 
 def parse_tokenize(value: Json, limits: RequestLimits, models: Collection[str]) -> EmbeddingsRequest:
@@ -48,3 +58,78 @@ def parse_tokenize(value: Json, limits: RequestLimits, models: Collection[str]) 
     text = string(body["prompt"], "prompt")
     rest = {key: entry for key, entry in body.items() if key not in _OWN}
     return parse_embeddings(rest | {"input": text, "modality": "text"}, limits=limits, models=models)
+
+
+async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
+    """The tokens that the same inputs would be embedded as."""
+    deadline = endpoint.deadline()
+    body = json_object(await endpoint.json(http))
+    served, pipeline = endpoint.served, endpoint.pipeline
+    if "inputs" in body:
+        # Errors from here on are in TEI's shape, too.
+        http.state.error_shape = tei.write_error
+        texts, role, special = tei.parse_tokenize(body, served.limits)
+        pieces = await until_disconnect(http, pipeline.pieces(texts, role))
+        return JSONResponse(tei.write_tokens(pieces, special=special))
+    # vLLM's ``return_token_strs``.
+    spelled = optional_boolean(body, "return_token_strs", default=False)
+    request = parse_tokenize(body, served.limits, (served.model,))
+    identify(http, request)
+    endpoint.check_model(request)
+    prompts, _ = await until_disconnect(
+        http, pipeline.prompts(request, deadline=deadline, client=client(http))
+    )
+    tokens = [prompt.tokens.tolist() for prompt in prompts if not isinstance(prompt, Exception)]
+    rows: list[dict[str, Any]] = [{"count": len(ids), "tokens": ids} for ids in tokens]
+    if spelled:
+        for row in rows:
+            row["token_strs"] = [pipeline.token_text(token) for token in row["tokens"]]
+    head = {"max_model_len": pipeline.max_tokens}
+    if len(rows) == 1:
+        return JSONResponse(head | rows[0])
+    return JSONResponse(
+        head
+        | {
+            "count": sum(len(row["tokens"]) for row in rows),
+            "data": [{"index": index, **row} for index, row in enumerate(rows)],
+        }
+    )
+
+
+_TOKENS: Final = list_of(WHOLE)
+_TEXTS: Final = list_of({"type": "string"})
+_PIECE: Final = object_of(
+    ("id", "text", "special", "start", "stop"),
+    id=WHOLE,
+    text={"type": "string"},
+    special={"type": "boolean"},
+    start={"type": ["integer", "null"]},
+    stop={"type": ["integer", "null"]},
+)
+_PLAIN: Final = object_of(
+    ("count", "max_model_len"),
+    count=WHOLE,
+    max_model_len=WHOLE,
+    tokens=_TOKENS,
+    token_strs=_TEXTS,
+    data=list_of(
+        object_of(("index", "count", "tokens"), index=WHOLE, count=WHOLE, tokens=_TOKENS, token_strs=_TEXTS)
+    ),
+)
+_ANSWER: Final = {"anyOf": [_PLAIN, list_of({"type": "array", "items": _PIECE})]}
+_ERROR: Final = {"anyOf": [OPENAI_ERROR, tei.ERROR]}
+
+
+def _routes(service: Service) -> APIRouter:
+    router = APIRouter(tags=["Tessera"])
+    described = operation(body=SCHEMA, answer=_ANSWER, error=_ERROR)
+
+    @router.post("/tokenize", openapi_extra=described, summary="Count tokens without embedding")
+    async def tokenize(request: Request) -> Response:
+        """One input's ``tokens``, or ``data`` with those of each of several."""
+        return await _tokenize(service.endpoint, request)
+
+    return router
+
+
+API: Final = ClientApi(routes=_routes)

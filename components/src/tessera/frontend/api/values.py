@@ -1,4 +1,4 @@
-"""Reading single JSON values with errors that name the path, what was expected and what was found."""
+"""JSON values of a body, read with errors that name the path, what was expected and what was found."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Collection
 from difflib import get_close_matches
 from enum import StrEnum
 from typing import Final, TypeVar
+
+import orjson
 
 from tessera.errors import InvalidInput
 
@@ -19,7 +21,7 @@ Json = object
 JsonObject = dict[str, Json]
 
 
-def describe(value: Json) -> str:
+def summarize(value: Json) -> str:
     """A short description of a value for an error message; content that looks like a payload is left out."""
     match value:
         case None:
@@ -27,7 +29,7 @@ def describe(value: Json) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            return _describe_text(value)
+            return _summarize_text(value)
         case int() | float():
             return clip(repr(value))
         case list():
@@ -38,7 +40,7 @@ def describe(value: Json) -> str:
             return f"a {type(value).__name__}"
 
 
-def _describe_text(value: str) -> str:
+def _summarize_text(value: str) -> str:
     if not value:
         return "an empty string"
     if "data:" in value[:4096] or (len(value) > 256 and " " not in value[:256]):
@@ -51,7 +53,7 @@ def clip(text: str) -> str:
 
 
 def expected(param: str, what: str, found: Json) -> InvalidInput:
-    return InvalidInput(f"{param}: expected {what}, found {describe(found)}", param=param)
+    return InvalidInput(f"{param}: expected {what}, found {summarize(found)}", param=param)
 
 
 def reject_unknown(value: JsonObject, allowed: Collection[str], param: str) -> None:
@@ -71,15 +73,30 @@ def join(param: str, key: str) -> str:
     return f"{param}.{key}" if param else key
 
 
+def read_json(raw: bytes, content_type: str = "") -> Json:
+    """Parse a request body; raises ``InvalidInput`` for anything that is not one JSON value in UTF-8.
+
+    ``content_type`` is the header's value. It is no reason to refuse anything, and a likely one for what
+    cannot be parsed.
+    """
+    try:
+        return orjson.loads(raw)
+    except orjson.JSONDecodeError as error:
+        kind = content_type.partition(";")[0].strip().lower()
+        named = kind and not kind.endswith(("/json", "+json"))
+        said = f", and its Content-Type is {clip(kind)}, not application/json" if named else ""
+        raise InvalidInput(f"the body is not valid JSON{said}: {error}") from None
+
+
 def json_object(value: Json) -> JsonObject:
     """The body itself, which every route wants to be an object."""
     if not isinstance(value, dict):
-        raise InvalidInput(f"expected a JSON object as the body, found {describe(value)}")
+        raise InvalidInput(f"expected a JSON object as the body, found {summarize(value)}")
     return value
 
 
 def request_body(value: Json, known: Collection[str]) -> JsonObject:
-    """The body itself, with no key but the known ones: how every wire form's translation begins."""
+    """The body itself, with no key but the known ones: how every client's form is begun."""
     body = json_object(value)
     reject_unknown(body, known, "")
     return body
@@ -123,7 +140,7 @@ def integer(value: Json, param: str, *, low: int, high: int, what: str) -> int:
     """``what`` is for the error; one for a number that is too large says that, however it is written."""
     if isinstance(value, int | float) and value > high:
         raise InvalidInput(
-            f"{param}: expected {what}, and {describe(value)} is too large: the most is {high}", param=param
+            f"{param}: expected {what}, and {summarize(value)} is too large: the most is {high}", param=param
         )
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise expected(param, what, value)

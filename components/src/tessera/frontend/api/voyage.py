@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Collection
+from functools import partial
 from typing import Any, Final
 
-import orjson
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
 
-from tessera.frontend.api.content import read_message
-from tessera.frontend.api.formats import ResponseBody, Result, check_width, convert, finish, numbers
-from tessera.frontend.api.request import (
-    EmbeddingsRequest,
-    EmbedDtype,
-    EncodingFormat,
-    RequestLimits,
-    Scope,
-    named_role,
+from tessera.frontend.api.content import InputBuilder, named_role, read_message
+from tessera.frontend.api.endpoint import Served, Translated
+from tessera.frontend.api.formats import ResponseBody, check_width, convert, finish, numbers
+from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, RequestLimits
+from tessera.frontend.api.schema import (
+    BOOLEAN,
+    NUMBERS,
+    PARTS,
+    STRING,
+    WHOLE,
+    WIDTH,
+    Schema,
+    body_of,
+    list_of,
+    object_of,
+    operation,
 )
-from tessera.frontend.api.schema import BOOLEAN, PARTS, STRING, WIDTH, Schema, body_of, list_of, object_of
 from tessera.frontend.api.values import (
     Json,
     JsonObject,
@@ -30,6 +38,9 @@ from tessera.frontend.api.values import (
     optional_string,
     request_body,
 )
+from tessera.frontend.http.errors import Failure
+from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.serving.pipeline import Result
 from tessera.models.base import Role, Truncate
 
 INPUT_TYPES: Final = {"query": Role.QUERY, "document": Role.PASSAGE}
@@ -53,13 +64,13 @@ SCHEMA: Final[Schema] = body_of(
 )
 
 
-def parse_voyage(value: Json, limits: RequestLimits, models: Collection[str]) -> EmbeddingsRequest:
+def parse_voyage(value: Json, limits: RequestLimits) -> EmbeddingsRequest:
     body = request_body(value, FIELDS)
-    scope = Scope(role=named_role(body.get("input_type"), "input_type", INPUT_TYPES), limits=limits)
+    builder = InputBuilder(role=named_role(body.get("input_type"), "input_type", INPUT_TYPES), limits=limits)
     inputs = []
     for index, entry in enumerate(non_empty_list(body.get("inputs"), "inputs", most=limits.inputs)):
         path = f"inputs[{index}]"
-        inputs.append(read_message(entry, path, scope, owner=path, bare=True))
+        inputs.append(read_message(entry, path, builder, owner=path, bare=True))
     truncated = optional_boolean(body, "truncation", default=True)
     dtype = body.get("output_dtype")
     return EmbeddingsRequest(
@@ -73,8 +84,8 @@ def parse_voyage(value: Json, limits: RequestLimits, models: Collection[str]) ->
     )
 
 
-def write_voyage(request: EmbeddingsRequest, result: Result) -> ResponseBody:
-    vectors, usage = result.embedded.vectors, result.embedded.usage
+def write_voyage(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBody:
+    vectors, usage = result.vectors, result.usage
     width = check_width(vectors.shape[1], request.dimensions, request.dtype)
     values = convert(finish(vectors, width=width, normalize=True), request.dtype)
     rows: list[Any] = (
@@ -85,19 +96,15 @@ def write_voyage(request: EmbeddingsRequest, result: Result) -> ResponseBody:
     body = {
         "object": "list",
         "data": [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)],
-        "model": result.model,
+        "model": model,
         "usage": {
             "text_tokens": usage.text_tokens,
-            "image_pixels": result.embedded.image_pixels,
+            "image_pixels": result.image_pixels,
             "video_pixels": 0,
             "total_tokens": usage.text_tokens + usage.image_tokens,
         },
     }
-    return ResponseBody(
-        content=orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY),
-        media_type="application/json",
-        headers={},
-    )
+    return ResponseBody.of_json(body)
 
 
 def _encoding(body: JsonObject) -> EncodingFormat:
@@ -115,3 +122,49 @@ def _dtype(value: Json) -> EmbedDtype:
     if value not in DTYPES:
         raise expected("output_dtype", f"one of {', '.join(DTYPES)}", value)
     return choice(value, "output_dtype", EmbedDtype, {"float": EmbedDtype.FLOAT32})
+
+
+def _translate(body: Json, served: Served) -> Translated:
+    request = parse_voyage(body, served.limits)
+    return Translated(request=request, write=partial(write_voyage, request, served.model))
+
+
+def write_error(failure: Failure) -> tuple[int, JsonObject]:
+    return failure.status, {"detail": failure.error["message"]}
+
+
+_ANSWER: Final = object_of(
+    ("object", "data", "model", "usage"),
+    object={"const": "list"},
+    data=list_of(
+        object_of(
+            ("object", "embedding", "index"),
+            object={"const": "embedding"},
+            embedding={"anyOf": [NUMBERS, {"type": "string"}]},
+            index=WHOLE,
+        )
+    ),
+    model={"type": "string"},
+    usage=object_of(
+        ("text_tokens", "image_pixels", "video_pixels", "total_tokens"),
+        text_tokens=WHOLE,
+        image_pixels=WHOLE,
+        video_pixels=WHOLE,
+        total_tokens=WHOLE,
+    ),
+)
+_ERROR: Final = object_of(("detail",), detail={"type": "string"})
+
+
+def _routes(service: Service) -> APIRouter:
+    router = APIRouter(tags=["Voyage"])
+    described = operation(body=SCHEMA, answer=_ANSWER, error=_ERROR)
+
+    @router.post("/v1/multimodalembeddings", openapi_extra=described, summary="Embed content parts")
+    async def embed(request: Request) -> Response:
+        return await service.endpoint.embed(request, _translate)
+
+    return router
+
+
+API: Final = ClientApi(routes=_routes, error=write_error)

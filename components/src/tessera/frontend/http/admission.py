@@ -8,6 +8,7 @@ from typing import Final
 
 from tessera.errors import Overloaded, RateLimited
 from tessera.fair_share import Budget
+from tessera.rpc import Peers
 
 Clock = Callable[[], float]
 
@@ -85,15 +86,25 @@ _BYTES_PER_TOKEN: Final = 4
 class Capacity:
     """The tokens and tiles that the workers together take from here at a time, as they say themselves.
 
-    Nothing is let in beyond that: a worker would refuse it when its body had been read and made into tokens.
-    ``tokens`` and ``tiles`` ask for the sums over the workers that are there now. With none there, what was
-    last known goes on: requests wait for a worker that is started again, and no more of them than before.
+    Nothing is admitted beyond that: a worker would refuse it when its body had been read and made into
+    tokens. ``tokens`` and ``tiles`` ask for the sums over the workers that are there now. With no worker
+    there, what was last known goes on: requests wait for a worker that is started again, and no more of them
+    than before. ``unknown`` is what counts until the first worker is there.
     """
 
     def __init__(self, tokens: Callable[[], int], tiles: Callable[[], int], *, unknown: int) -> None:
         self._read_tokens = tokens
         self._read_tiles = tiles
         self._tokens = self._tiles = unknown
+
+    @classmethod
+    def of_workers(cls, embed: Peers, encode: Peers, *, unknown: int) -> Capacity:
+        return cls(
+            lambda: sum(info.tokens for info in embed.ready.values()),
+            # Aggregated workers encode for themselves.
+            lambda: sum(info.tiles for info in (*embed.ready.values(), *encode.ready.values())),
+            unknown=unknown,
+        )
 
     def tokens(self) -> int:
         self._tokens = self._read_tokens() or self._tokens

@@ -1,7 +1,8 @@
-"""Which HTTP answer each error becomes; the one place where errors meet status codes and clients' shapes.
+"""Which HTTP answer each error becomes.
 
-``MEANINGS`` lists every status the service answers with. A ``TesseraError`` finds its row by its class or
-the nearest base class in ``ROWS``; anything else is a 500 whose message says nothing of the inside.
+``MEANINGS`` lists every status that the service answers with. A ``TesseraError`` has the kind of its class,
+or of the nearest base class, in ``KINDS``; anything else is a 500 whose message says nothing of the inside.
+The body is in OpenAI's shape unless the client's API has its own (``frontend/api``).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import orjson
 from starlette.responses import Response
 
 from tessera import errors
-from tessera.errors import EmptyInput, TesseraError
+from tessera.errors import TesseraError
 
 MEANINGS: Final = {
     400: "the request is malformed or a value is out of range",
@@ -34,31 +35,35 @@ MEANINGS: Final = {
 }
 
 
-class Row(NamedTuple):
+class Kind(NamedTuple):
+    """HTTP status and OpenAI's type of an error.
+
+    ``retry_after`` is in seconds, for errors that name none themselves; None where a retry does not help.
+    """
+
     status: int
     type: str
     retry_after: float | None = None
 
 
-ROWS: Final[dict[type[TesseraError], Row]] = {
-    TesseraError: Row(500, "server_error"),
-    errors.RequestError: Row(400, "invalid_request_error"),
-    errors.PayloadTooLarge: Row(413, "invalid_request_error"),
-    errors.UnsupportedMedia: Row(415, "invalid_request_error"),
-    errors.MediaFetchError: Row(422, "invalid_request_error"),
-    errors.MediaNotCached: Row(422, "invalid_request_error"),
-    errors.DecodeFailed: Row(422, "invalid_request_error"),
-    errors.RequestTimeout: Row(408, "timeout_error"),
-    errors.ModelNotFound: Row(404, "invalid_request_error"),
-    errors.ServiceError: Row(503, "server_error", 1.0),
-    errors.Overloaded: Row(429, "rate_limit_error", 1.0),
-    errors.DeadlineExceeded: Row(504, "timeout_error"),
-    errors.RequestCancelled: Row(499, "request_cancelled"),
-    errors.EngineFailed: Row(500, "server_error"),
-    errors.HandOffError: Row(503, "server_error", 1.0),
+KINDS: Final[dict[type[TesseraError], Kind]] = {
+    TesseraError: Kind(500, "server_error"),
+    errors.RequestError: Kind(400, "invalid_request_error"),
+    errors.PayloadTooLarge: Kind(413, "invalid_request_error"),
+    errors.UnsupportedMedia: Kind(415, "invalid_request_error"),
+    errors.MediaFetchError: Kind(422, "invalid_request_error"),
+    errors.MediaNotCached: Kind(422, "invalid_request_error"),
+    errors.DecodeFailed: Kind(422, "invalid_request_error"),
+    errors.RequestTimeout: Kind(408, "timeout_error"),
+    errors.ModelNotFound: Kind(404, "invalid_request_error"),
+    errors.ServiceError: Kind(503, "server_error", 1.0),
+    errors.Overloaded: Kind(429, "rate_limit_error", 1.0),
+    errors.DeadlineExceeded: Kind(504, "timeout_error"),
+    errors.RequestCancelled: Kind(499, "request_cancelled"),
+    errors.EngineFailed: Kind(500, "server_error"),
+    errors.HandOffError: Kind(503, "server_error", 1.0),
 }
-"""A class that is not listed takes its base class's row. The last value is the ``Retry-After`` to send
-when the error itself names none."""
+"""A class that is not listed has its base class's kind."""
 
 _BY_STATUS: Final = {
     400: ("invalid_request_error", "invalid_request"),
@@ -75,6 +80,7 @@ _BY_STATUS: Final = {
 _INTERNAL: Final = "the service failed unexpectedly"
 
 ErrorObject = dict[str, str | None]
+JsonObject = dict[str, Any]
 
 
 class Failure(NamedTuple):
@@ -90,40 +96,40 @@ class Failure(NamedTuple):
         return orjson.dumps({"error": self.error})
 
 
-def row_of(error: BaseException) -> Row:
+def kind_of(error: BaseException) -> Kind:
     for base in type(error).__mro__:
-        if base in ROWS:
-            return ROWS[base]
-    return ROWS[TesseraError]
+        if base in KINDS:
+            return KINDS[base]
+    return KINDS[TesseraError]
 
 
 def error_object(error: BaseException) -> ErrorObject:
     """OpenAI's error object, as it stands in an error body and beside a failed row."""
-    kind = row_of(error).type
+    type_ = kind_of(error).type
     if isinstance(error, TesseraError):
-        return _object(error.message, kind, error.param, error.code)
-    return _object(_INTERNAL, kind, None, TesseraError.code)
+        return _object(error.message, type_, error.param, error.code)
+    return _object(_INTERNAL, type_, None, TesseraError.code)
 
 
 def render(error: BaseException) -> Failure:
     """The answer for an error, with ``Retry-After`` in whole seconds of at least 1 where a retry helps."""
-    row = row_of(error)
-    seconds = row.retry_after
+    kind = kind_of(error)
+    seconds = kind.retry_after
     if isinstance(error, TesseraError) and error.retry_after is not None:
         seconds = error.retry_after
-    return _failure(row.status, error_object(error), seconds)
+    return _failure(kind.status, error_object(error), seconds)
 
 
 def render_status(
     status: int, message: str, *, code: str | None = None, retry_after: float | None = None
 ) -> Failure:
     """The answer for what no error class stands for: an unknown route, a wrong method, a missing key."""
-    kind, default = _BY_STATUS.get(status, ("server_error", TesseraError.code))
-    return _failure(status, _object(message, kind, None, code or default), retry_after)
+    type_, default = _BY_STATUS.get(status, ("server_error", TesseraError.code))
+    return _failure(status, _object(message, type_, None, code or default), retry_after)
 
 
-def _object(message: str, kind: str, param: str | None, code: str) -> ErrorObject:
-    return {"message": _plain(message), "type": kind, "param": param and _plain(param), "code": code}
+def _object(message: str, type_: str, param: str | None, code: str) -> ErrorObject:
+    return {"message": _plain(message), "type": type_, "param": param and _plain(param), "code": code}
 
 
 def _plain(text: str) -> str:
@@ -139,52 +145,14 @@ def _failure(status: int, error: ErrorObject, retry_after: float | None) -> Fail
     return Failure(status, error, headers)
 
 
-Shape = Callable[[int, ErrorObject], dict[str, Any]]
-
-# What TEI answers with 422 is a malformed request elsewhere.
-_TEI_STATUS: Final = {400: 422}
-_TEI_TYPES: Final = {
-    401: "Unauthorized",
-    413: "Validation",
-    429: "Overloaded",
-    503: "Unhealthy",
-    504: "Overloaded",
-}
+ErrorShape = Callable[[Failure], tuple[int, JsonObject]]
+"""How a client's API writes a failure: the status and the body."""
 
 
-def openai_error(status: int, error: ErrorObject) -> dict[str, Any]:
-    return {"error": error}
+def openai_error(failure: Failure) -> tuple[int, JsonObject]:
+    return failure.status, {"error": failure.error}
 
 
-def cohere_error(status: int, error: ErrorObject) -> dict[str, Any]:
-    return {"message": error["message"]}
-
-
-def voyage_error(status: int, error: ErrorObject) -> dict[str, Any]:
-    return {"detail": error["message"]}
-
-
-def tei_error(status: int, error: ErrorObject) -> dict[str, Any]:
-    default = "Validation" if status < 500 else "Backend"
-    if error["code"] == EmptyInput.code:
-        default = "Empty"
-    return {"error": error["message"], "error_type": _TEI_TYPES.get(status, default)}
-
-
-SHAPES: Final[dict[str, Shape]] = {
-    "/v2/embed": cohere_error,
-    "/v1/multimodalembeddings": voyage_error,
-    "/embed": tei_error,
-}
-
-
-def failure_response(failure: Failure, path: str) -> Response:
-    shape = SHAPES.get(path, openai_error)
-    status = failure.status
-    if shape is tei_error and failure.error["code"] != EmptyInput.code:
-        status = _TEI_STATUS.get(status, status)
-    return Response(
-        orjson.dumps(shape(status, failure.error)),
-        status_code=status,
-        headers=failure.headers,
-    )
+def failure_response(failure: Failure, shape: ErrorShape = openai_error) -> Response:
+    status, body = shape(failure)
+    return Response(orjson.dumps(body), status_code=status, headers=failure.headers)

@@ -1,7 +1,4 @@
-"""What every HTTP request passes first and last: its id, its trace, its API key, the counters, its log line.
-
-resort.
-"""
+"""What every HTTP request passes first and last: its id, trace, API key, admission, counters and log line."""
 
 from __future__ import annotations
 
@@ -9,9 +6,11 @@ import re
 import time
 import uuid
 from collections import defaultdict
+from collections.abc import Mapping
 
 from opentelemetry.trace import Span
 from starlette.datastructures import MutableHeaders
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tessera import tracing
@@ -19,13 +18,20 @@ from tessera.errors import RateLimited, TesseraError
 from tessera.frontend.http.access_log import OTHER, AccessLog
 from tessera.frontend.http.admission import Admission, RateLimiter
 from tessera.frontend.http.auth import Authenticator, client_of
-from tessera.frontend.http.errors import Failure, failure_response, render, render_status
+from tessera.frontend.http.errors import (
+    ErrorShape,
+    Failure,
+    failure_response,
+    openai_error,
+    render,
+    render_status,
+)
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.logs import RequestLine, note, serving
 
 
-class Traced:
-    """ASGI middleware: a span for each POST request, in the trace that the client names if it names one.
+class TraceMiddleware:
+    """A span for each POST request, in the trace that the client names if it names one.
 
     Probes and scrapes are not work and leave none. FastAPI can do the like itself, but puts the query into
     the span, where clients of other services may have put a key, and knows no request ids.
@@ -90,10 +96,11 @@ OPEN_PATHS = frozenset(("/health", "/live", "/v1/health/ready", "/v1/health/live
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
-class Gate:
-    """ASGI middleware; sets ``line``, ``key_name`` and ``ticket`` in the request's state.
+class RequestMiddleware:
+    """Sets ``line``, ``key_name`` and ``ticket`` in the request's state; refuses before the body is read.
 
-    ``routes`` are the paths of the application's routes, which a request that is refused here is counted by.
+    ``error_shapes`` are by path, for every route of the application: a request that is refused here is
+    counted under its route. Exceptions that no handler knows become the 500 here.
     """
 
     def __init__(
@@ -105,7 +112,7 @@ class Gate:
         admission: Admission,
         metrics: FrontendMetrics,
         open_paths: frozenset[str] = OPEN_PATHS,
-        routes: frozenset[str] = frozenset(),
+        error_shapes: Mapping[str, ErrorShape] | None = None,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -113,7 +120,7 @@ class Gate:
         self._admission = admission
         self._metrics = metrics
         self._open_paths = open_paths
-        self._routes = routes
+        self._error_shapes = error_shapes or {}
         self._log = AccessLog(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -145,7 +152,7 @@ class Gate:
             if refusal is not None:
                 # The body is not even read.
                 state["failure"] = refusal
-                await failure_response(refusal, scope["path"])(scope, receive, sending)
+                await self._response(refusal, scope)(scope, receive, sending)
             else:
                 await self._app(scope, receive, sending)
         except Exception as error:
@@ -153,7 +160,7 @@ class Gate:
             if status:
                 raise
             state["failure"] = failure = render(error)
-            await failure_response(failure, scope["path"])(scope, receive, sending)
+            await self._response(failure, scope)(scope, receive, sending)
         finally:
             if (ticket := state.pop("ticket", None)) is not None:
                 ticket.close()
@@ -179,7 +186,10 @@ class Gate:
         if matched is not None:
             return str(matched.path)
         # What was refused here has not come to the router.
-        return scope["path"] if scope["path"] in self._routes else OTHER
+        return scope["path"] if scope["path"] in self._error_shapes else OTHER
+
+    def _response(self, failure: Failure, scope: Scope) -> Response:
+        return failure_response(failure, self._error_shapes.get(scope["path"], openai_error))
 
     def _refusal(self, scope: Scope) -> Failure | None:
         if scope["path"] in self._open_paths:

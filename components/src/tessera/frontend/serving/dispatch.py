@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from tessera import wire
 from tessera.errors import EngineDead, HandOffError, ProtocolError, TesseraError, Unavailable
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.serving.lent_rows import RowLender
 from tessera.frontend.serving.router import Router
 from tessera.logs import count as count_on_line
 from tessera.rpc import Peers, RetryBudget
 from tessera.tasks import Deadline, run_all
+from tessera.transport.host import host_id
+from tessera.transport.lending import Lender
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +63,56 @@ class Embedder(Protocol):
     ) -> Answer: ...
 
 
+# After a worker on this host could not map what was lent to it, rows go into the messages for so long.
+_NOT_LENT_SECONDS = 60.0
+
+
+class RowLender:
+    """Replaces rows in messages by handles to memory of this process, for workers on this host.
+
+    Rows stay in the message for a worker on another host, or when ``capacity`` bytes are lent already.
+    """
+
+    def __init__(self, producer: str, *, capacity: int) -> None:
+        self._lender = Lender(producer, capacity=capacity)
+        self._paused_until = 0.0
+
+    @property
+    def lent(self) -> int:
+        """Bytes that workers may be reading now."""
+        return self._lender.lent
+
+    @contextmanager
+    def lending(
+        self, items: Sequence[wire.Item], reader: wire.WorkerInfo | None
+    ) -> Iterator[tuple[wire.Item, ...]]:
+        """The items as they are to be sent; afterwards nothing is lent any more."""
+        with ExitStack() as loans:
+            if reader is None or reader.host != host_id() or time.monotonic() < self._paused_until:
+                yield tuple(items)
+            else:
+                yield tuple(self._item(item, loans) for item in items)
+
+    def unreadable(self, reader: wire.WorkerInfo | None) -> None:
+        """A worker could not read what was lent to it."""
+        if reader is not None and reader.host == host_id() and time.monotonic() >= self._paused_until:
+            self._paused_until = time.monotonic() + _NOT_LENT_SECONDS
+            log.warning("a worker on this host could not read lent rows; they go into messages for a while")
+
+    def _item(self, item: wire.Item, loans: ExitStack) -> wire.Item:
+        images = tuple(
+            self._lent(image, loans) if isinstance(image, wire.Embeddings) else image for image in item.images
+        )
+        return msgspec.structs.replace(item, images=images)
+
+    def _lent(self, rows: wire.Embeddings, loans: ExitStack) -> wire.Embeddings:
+        loan = self._lender.lend(rows.handle)
+        if loan is None:
+            return rows
+        loans.callback(loan.close)
+        return msgspec.structs.replace(rows, handle=loan.handle, slab=loan.info)
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     instance: int
@@ -67,18 +121,23 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class _Order:
-    """What is the same for every call of one request."""
+class _Request:
+    """What the calls of one request share; each writes its items' part of ``answer``.
+
+    ``gone`` are the instances that went away meanwhile.
+    """
 
     items: Sequence[wire.Item]
     request_id: str
     priority: int
     client: str
     deadline: Deadline
+    answer: Answer
+    gone: set[int] = field(default_factory=set)
 
 
 class Dispatcher:
-    """Groups a request's items by worker, calls the workers at once, and puts the answers in order."""
+    """Groups a request's items by worker, calls the workers at once, and puts the answers in shared."""
 
     def __init__(
         self,
@@ -113,14 +172,13 @@ class Dispatcher:
         embedding twice does no harm. When the last worker went away, they wait for the next.
         """
         answer = Answer.empty(len(items), self._hidden)
-        order = _Order(items, request_id, priority, client, deadline)
-        gone: set[int] = set()
+        request = _Request(items, request_id, priority, client, deadline, answer)
         deaths: Counter[int] = Counter()
         indices = list(range(len(items)))
         self._budget.called()
-        calls = await self._plan(items, indices, avoid=gone, deadline=deadline)
+        calls = await self._plan(request, indices)
         for retries_left in reversed(range(_RETRIES + 1)):
-            await self._call_all(order, calls, answer, gone)
+            await self._call_all(request, calls)
             indices = [index for index in indices if _is_retryable(answer.errors.get(index))]
             # Perhaps it was one of these that broke the engine: they may try one more, and no third.
             deaths.update(index for index in indices if isinstance(answer.errors[index], EngineDead))
@@ -134,7 +192,7 @@ class Dispatcher:
             count_on_line("retried_inputs", len(indices))
             log.debug("%d items are sent again: %s", len(indices), answer.errors[indices[0]])
             try:
-                calls = await self._plan(items, indices, avoid=gone, deadline=deadline)
+                calls = await self._plan(request, indices)
             except TesseraError as error:
                 # Those that have their answers keep them.
                 answer.errors.update(dict.fromkeys(indices, error))
@@ -143,11 +201,9 @@ class Dispatcher:
                 del answer.errors[index]
         return answer
 
-    async def _plan(
-        self, items: Sequence[wire.Item], indices: Sequence[int], *, avoid: set[int], deadline: Deadline
-    ) -> list[_Call]:
-        await self._peers.wait_back(self._wait_seconds, deadline.left())
-        ready = self._peers.ready.keys() - avoid or self._peers.ready.keys()
+    async def _plan(self, request: _Request, indices: Sequence[int]) -> list[_Call]:
+        await self._peers.wait_back(self._wait_seconds, request.deadline.left())
+        ready = self._peers.ready.keys() - request.gone or self._peers.ready.keys()
         if not ready:
             raise Unavailable("no embed worker is available", retry_after=1.0)
         grouped: defaultdict[int, list[int]] = defaultdict(list)
@@ -155,7 +211,7 @@ class Dispatcher:
         tokens: defaultdict[int, int] = defaultdict(int)
         calls: list[_Call] = []
         for index in indices:
-            item = items[index]
+            item = request.items[index]
             count = len(item.tokens) // 4
             if item.images:
                 instance = self._router.pick_image(item.images[0].digest, ready)
@@ -173,39 +229,38 @@ class Dispatcher:
         calls += [_Call(instance, group, tokens[instance]) for instance, group in grouped.items()]
         return calls
 
-    async def _call_all(self, order: _Order, calls: Sequence[_Call], answer: Answer, gone: set[int]) -> None:
+    async def _call_all(self, request: _Request, calls: Sequence[_Call]) -> None:
         try:
-            await run_all([self._call(call, order, answer, gone) for call in calls])
+            await run_all([self._call(call, request) for call in calls])
         finally:
             for call in calls:
                 self._router.finished(call.instance, call.tokens)
 
-    async def _call(self, call: _Call, order: _Order, answer: Answer, gone: set[int]) -> None:
-        items = tuple(order.items[index] for index in call.indices)
+    async def _call(self, call: _Call, request: _Request) -> None:
+        items = tuple(request.items[index] for index in call.indices)
         if self._lender is None or not any(_has_rows(item) for item in items):
-            await self._send(call, items, order, answer, gone)
+            await self._send(call, items, request)
             return
         with self._lender.lending(items, self._peers.ready.get(call.instance)) as lent:
-            await self._send(call, lent, order, answer, gone)
-        if any(isinstance(answer.errors.get(index), HandOffError) for index in call.indices):
-            self._lender.give_up(self._peers.ready.get(call.instance))
+            await self._send(call, lent, request)
+        if any(isinstance(request.answer.errors.get(index), HandOffError) for index in call.indices):
+            self._lender.unreadable(self._peers.ready.get(call.instance))
 
-    async def _send(
-        self, call: _Call, items: tuple[wire.Item, ...], order: _Order, answer: Answer, gone: set[int]
-    ) -> None:
-        request = wire.EmbedRequest(
-            request_id=order.request_id,
+    async def _send(self, call: _Call, items: tuple[wire.Item, ...], request: _Request) -> None:
+        message = wire.EmbedRequest(
+            request_id=request.request_id,
             items=items,
-            timeout_ms=max(1, int(order.deadline.left() * 1e3)),
-            priority=order.priority,
-            client=order.client,
+            timeout_ms=max(1, int(request.deadline.left() * 1e3)),
+            priority=request.priority,
+            client=request.client,
         )
+        answer = request.answer
         try:
-            reply = await self._peers.call(call.instance, request, timeout=order.deadline.left())
+            reply = await self._peers.call(call.instance, message, timeout=request.deadline.left())
             vectors, norms = self._vectors(reply, call)
         except TesseraError as error:
             if isinstance(error, Unavailable):
-                gone.add(call.instance)
+                request.gone.add(call.instance)
                 self._peers.suspect(call.instance)
             answer.errors.update(dict.fromkeys(call.indices, error))
             return
@@ -217,7 +272,7 @@ class Dispatcher:
         for position, failure in reply.failures.items():
             reported = failure.error()
             if _is_retryable(reported):
-                gone.add(call.instance)
+                request.gone.add(call.instance)
             answer.errors[call.indices[position]] = reported
 
     def _vectors(

@@ -19,7 +19,7 @@ from tessera.transport.lending import inline_handle
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownImage:
     """What a prompt and a cache key need of an image: its 32-byte blake3 hash, upright size in pixels."""
 
     digest: bytes
@@ -35,12 +35,12 @@ class KnownMedia:
     """
 
     def __init__(self, most: int = 4096) -> None:
-        self._clients: defaultdict[str, BoundedLru[str, Known]] = defaultdict(lambda: BoundedLru(most))
+        self._clients: defaultdict[str, BoundedLru[str, KnownImage]] = defaultdict(lambda: BoundedLru(most))
 
-    def remember(self, client: str, name: str, known: Known) -> None:
+    def remember(self, client: str, name: str, known: KnownImage) -> None:
         self._clients[client].put(name, known)
 
-    def find(self, client: str, name: str) -> Known | None:
+    def find(self, client: str, name: str) -> KnownImage | None:
         names = self._clients.get(client)
         return None if names is None else names.get(name)
 
@@ -63,7 +63,7 @@ Visions = tuple[Vision, ...]
 _NOT_LOADED = RequestCancelled("not loaded, because an input before it failed")
 
 
-class VisionReader:
+class ImageReader:
     """Loads all images of a request at the same time."""
 
     def __init__(self, model: Model, media: MediaLoader) -> None:
@@ -72,12 +72,12 @@ class VisionReader:
         self._media = media
 
     async def read(
-        self, inputs: Sequence[Input], deadline: Deadline, *, partial: bool, client: str = ""
+        self, inputs: Sequence[Input], deadline: Deadline, *, allow_partial: bool, client: str = ""
     ) -> list[Visions | TesseraError]:
         """Each input's images, or what was wrong with the first bad one.
 
-        Unless ``partial``, a bad input ends the loading of those behind it: the request fails over this one
-        or one before it. ``client`` is whose names for images count.
+        Unless ``allow_partial``, a bad input ends the loading of those behind it: the request fails over this
+        one or one before it. ``client`` is whose names for images count.
         """
         found: list[Visions | TesseraError] = [entry.malformed or () for entry in inputs]
         budget = self._media.budget()
@@ -93,12 +93,13 @@ class VisionReader:
                     if later > index:
                         other.cancel()
 
-        if not partial:
+        if not tasks:
+            return found
+        if not allow_partial:
             for index, task in tasks.items():
                 task.add_done_callback(functools.partial(settled, index))
         try:
-            if tasks:
-                await asyncio.wait(tasks.values())
+            await asyncio.wait(tasks.values())
         finally:
             for task in tasks.values():
                 task.cancel()
@@ -129,7 +130,7 @@ class VisionReader:
                 tokens=loaded.shape[0],
                 pixels=0,
             )
-        known = Known(loaded.digest, loaded.header.width, loaded.header.height)
+        known = KnownImage(loaded.digest, loaded.header.width, loaded.header.height)
         if source.uuid is not None:
             self._known.remember(client, source.uuid, known)
         return self._vision(known, loaded.data, source.param)
@@ -144,7 +145,7 @@ class VisionReader:
             )
         return self._vision(known, b"", source.param)
 
-    def _vision(self, known: Known, data: bytes, param: str) -> Vision:
+    def _vision(self, known: KnownImage, data: bytes, param: str) -> Vision:
         tiles = self._model.tiles(known.width, known.height)
         return Vision(
             payload=wire.Image(digest=known.digest, data=data, tiles=tiles, param=param),

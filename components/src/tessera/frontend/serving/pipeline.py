@@ -6,25 +6,56 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from tessera import tracing, wire
 from tessera.errors import InvalidInput, TesseraError
-from tessera.frontend.api.formats import Embedded, Usage, check_width
+from tessera.frontend.api.formats import check_width
 from tessera.frontend.api.request import EmbeddingsRequest, Input
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Embedder
-from tessera.frontend.serving.images import VisionReader, Visions
+from tessera.frontend.serving.images import ImageReader, Visions
 from tessera.frontend.serving.prompts import Prompter
 from tessera.frontend.settings import Limits
 from tessera.models.base import Model, Piece, Prompt, Role
 from tessera.tasks import Deadline
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """Tokens of a whole request; cached ones are image tokens whose rows no encoder had to compute."""
+
+    text_tokens: int
+    image_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.text_tokens + self.image_tokens
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Vectors in input order, float32 ``[inputs, hidden]``; rows of failed inputs are zeros.
+
+    They are unit vectors, or as the model pooled them when the request asked for that. ``image_pixels``
+    counts the pixels of all images as they were sent.
+    """
+
+    request_id: str
+    vectors: npt.NDArray[np.float32]
+    errors: dict[int, TesseraError]
+    usage: Usage
+    image_pixels: int
+    timings: wire.Timings
+
+
 class Pipeline:
-    """Answers one ``EmbeddingsRequest``. Knows no wire form and no HTTP."""
+    """Answers one ``EmbeddingsRequest``. Knows no client's form and no HTTP."""
 
     def __init__(
         self,
@@ -35,7 +66,7 @@ class Pipeline:
         metrics: FrontendMetrics,
     ) -> None:
         self._model = model
-        self._vision = VisionReader(model, media)
+        self._images = ImageReader(model, media)
         self._embedder = embedder
         self._limits = limits
         self._metrics = metrics
@@ -59,19 +90,20 @@ class Pipeline:
     async def prompts(
         self, request: EmbeddingsRequest, *, deadline: Deadline, client: str = ""
     ) -> tuple[list[Prompt | TesseraError], list[Visions | TesseraError]]:
-        """Each input as tokens and as images, or its error; the first error is raised unless ``partial``."""
+        """Each input as tokens and as images, or its error; the first error is raised unless the
+        request allows partial results."""
         self._check(request)
         started = time.perf_counter()
         images = sum(len(entry.images) for entry in request.inputs)
         with tracing.span("media", {"tessera.images": images}) if images else nullcontext():
-            visions = await self._vision.read(
-                request.inputs, deadline, partial=request.partial, client=client
+            visions = await self._images.read(
+                request.inputs, deadline, allow_partial=request.allow_partial, client=client
             )
         if any(visions):
             self._metrics.media_seconds.observe(time.perf_counter() - started)
         with self._metrics.prompt_seconds.time(), tracing.span("prompt", {"tessera.inputs": len(visions)}):
             prompts = await self._prompter.build(request, visions)
-        if not request.partial:
+        if not request.allow_partial:
             for made in prompts:
                 if isinstance(made, TesseraError):
                     raise made
@@ -85,7 +117,7 @@ class Pipeline:
         deadline: Deadline,
         client: str = "",
         charge: Callable[[int, int], None] = lambda tokens, tiles: None,
-    ) -> Embedded:
+    ) -> Result:
         """Raises the first input's error, unless the request asked for partial results.
 
         ``charge`` is told the tokens and tiles before they are sent anywhere, and may raise. ``client`` names
@@ -113,7 +145,7 @@ class Pipeline:
                 )
             order = list(good)
             errors |= {order[position]: error for position, error in answer.errors.items()}
-            if errors and not request.partial:
+            if errors and not request.allow_partial:
                 raise errors[min(errors)]
             vectors[order] = answer.vectors
             if not request.normalize:
@@ -128,7 +160,8 @@ class Pipeline:
         self._count(request.inputs, usage)
         for error in errors.values():
             self._metrics.input_errors.labels(error.code).inc()
-        return Embedded(
+        return Result(
+            request_id=request_id,
             vectors=vectors,
             errors=errors,
             usage=usage,

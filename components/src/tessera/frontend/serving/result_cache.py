@@ -19,8 +19,8 @@ from tessera.logs import note
 from tessera.tasks import Deadline
 
 
-class ResultSalt:
-    """Bytes that change when the same input may get another vector.
+class KeyPrefix:
+    """The part of every key that changes when the same input may get another vector.
 
     ``workers`` gives those that are there of each component; where none is, its last ones count.
     """
@@ -62,10 +62,10 @@ class _Computed:
 class ResultCache:
     """A byte-bounded, least-recently-used cache in front of a dispatcher; owned by one event loop.
 
-    A key is the hash of everything a vector depends on: ``salt`` (the model's fingerprint and the workers'
-    number types, asked for anew with each request), the tokens, and the images' contents. Errors are not
-    kept. A flight outlives the request that began it for as long as another one waits for it, so it has
-    ``flight_seconds`` instead of that request's deadline.
+    A key is the hash of everything a vector depends on: ``key_prefix`` (the model's fingerprint and the
+    workers' number types, asked for anew with each request), the tokens, and the images' contents. Errors
+    are not kept. A flight outlives the request that began it for as long as another one waits for it, so it
+    has ``flight_seconds`` instead of that request's deadline.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class ResultCache:
         capacity: int,
         hidden: int,
         tokens_per_tile: int,
-        salt: Callable[[], bytes],
+        key_prefix: Callable[[], bytes],
         flight_seconds: float,
         workers: Callable[[], int] = lambda: 1,
     ) -> None:
@@ -85,7 +85,7 @@ class ResultCache:
         self._metrics = metrics
         self._hidden = hidden
         self._tokens_per_tile = tokens_per_tile
-        self._salt = salt
+        self._key_prefix = key_prefix
         self._flight_seconds = flight_seconds
         self._flights: SingleFlight[_Computed] = SingleFlight()
         self._entry_bytes = 4 * hidden + _ENTRY_BYTES
@@ -101,8 +101,8 @@ class ResultCache:
     ) -> Answer:
         """As ``Dispatcher.embed``; what is not cached goes to the workers in one batch."""
         answer = Answer.empty(len(items), self._hidden)
-        salt = self._salt()
-        keys = [_key(salt, item) for item in items]
+        prefix = self._key_prefix()
+        keys = [_key(prefix, item) for item in items]
         missing: list[int] = []
         for index, key in enumerate(keys):
             entry = self._entries.get(key)
@@ -227,8 +227,8 @@ def _computed(answer: Answer, position: int) -> _Computed:
     return _Computed(entry, answer.cached_tokens[position], answer.timings)
 
 
-def _key(salt: bytes, item: wire.Item) -> bytes:
-    hasher = blake3(salt)
+def _key(prefix: bytes, item: wire.Item) -> bytes:
+    hasher = blake3(prefix)
     hasher.update(len(item.tokens).to_bytes(8, "little"))
     hasher.update(item.tokens)
     for image in item.images:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tessera import wire
-from tessera.frontend.serving.result_cache import ResultSalt
+from tessera.frontend.serving.result_cache import KeyPrefix
 
 
 def worker(dtype: str = "bfloat16", rounding: str = "", tokens: int = 0) -> wire.WorkerInfo:
@@ -21,13 +21,13 @@ def worker(dtype: str = "bfloat16", rounding: str = "", tokens: int = 0) -> wire
 
 def test_it_changes_with_how_workers_compute_and_with_nothing_else() -> None:
     embed, encode = [worker()], [worker()]
-    salt = ResultSalt("f", lambda: embed, lambda: encode)
-    plain = salt()
+    prefix = KeyPrefix("f", lambda: embed, lambda: encode)
+    plain = prefix()
     embed.append(worker(tokens=5))
-    assert salt() == plain
+    assert prefix() == plain
     embed.clear()
-    assert salt() == plain, "their last ones count"
-    seen = {plain, ResultSalt("g", lambda: [worker()], lambda: [worker()])()}
+    assert prefix() == plain, "their last ones count"
+    seen = {plain, KeyPrefix("g", lambda: [worker()], lambda: [worker()])()}
     for component, changed in (
         (embed, worker(rounding="fp8")),
         (encode, worker(rounding="fp8")),
@@ -35,7 +35,7 @@ def test_it_changes_with_how_workers_compute_and_with_nothing_else() -> None:
         (embed, worker("float16")),
     ):
         component[:] = [changed]
-        assert salt() not in seen
-        seen.add(salt())
+        assert prefix() not in seen
+        seen.add(prefix())
     embed[:] = encode[:] = [worker()]
-    assert salt() == plain
+    assert prefix() == plain

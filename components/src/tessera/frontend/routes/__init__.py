@@ -1,1 +1,0 @@
-"""HTTP routes, one module for each peer whose paths and shapes are spoken."""

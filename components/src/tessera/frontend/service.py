@@ -1,0 +1,165 @@
+"""The parts that one frontend is made of, and what the API of a client adds to it."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from fastapi import APIRouter
+
+from tessera import wire
+from tessera.frontend.api.endpoint import Endpoint
+from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
+from tessera.frontend.http.auth import Authenticator
+from tessera.frontend.http.errors import ErrorShape, openai_error
+from tessera.frontend.media import MediaLoader
+from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.serving.dispatch import Dispatcher, Embedder, RowLender
+from tessera.frontend.serving.pipeline import Pipeline
+from tessera.frontend.serving.result_cache import KeyPrefix, ResultCache
+from tessera.frontend.serving.router import Router
+from tessera.frontend.settings import FrontendSettings
+from tessera.models import Model, open_model
+from tessera.rpc import Check, Client, Peers, Runtime
+
+# Of clients' own vision rows, lent to workers at a time; beyond it they go into the messages.
+_LENT_BYTES: Final = 512 << 20
+
+# Tokens, and tiles, that may be in flight before the first worker has said how much it takes.
+_UNKNOWN_CAPACITY: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """The workers that can serve now, and the numbers that were started, by component.
+
+    The encode workers are watched for health and capacity alone: the embed workers call them.
+    """
+
+    embed: Peers
+    encode: Peers
+    expected: Mapping[str, int]
+
+    @property
+    def by_component(self) -> dict[str, Peers]:
+        return {"embed": self.embed, "encode": self.encode}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Service:
+    """What the routes and the middleware answer with; owned by one event loop. ``close`` ends it.
+
+    ``draining`` is set when the process has been told to stop.
+    """
+
+    settings: FrontendSettings
+    runtime: Runtime
+    model: Model
+    workers: Workers
+    media: MediaLoader
+    endpoint: Endpoint
+    keys: Authenticator
+    limiter: RateLimiter
+    admission: Admission
+    metrics: FrontendMetrics
+    draining: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @classmethod
+    async def connect(cls, settings: FrontendSettings) -> Service:
+        """Open the model and follow discovery; waits for no worker."""
+        model = open_model(settings.model_path)
+        runtime = Runtime(settings.rpc)
+        name = f"frontend-{uuid.uuid4().hex}"
+        workers = await _workers(settings, runtime, model, name)
+        media = MediaLoader(settings.media, settings.limits.images)
+        metrics = FrontendMetrics()
+        embedder = _embedder(settings, model, workers, metrics, name)
+        keys = Authenticator(settings.access.keys)
+        limiter = RateLimiter(
+            keys.names,
+            requests_per_minute=settings.access.requests_per_minute,
+            tokens_per_minute=settings.access.tokens_per_minute,
+        )
+        capacity = Capacity.of_workers(workers.embed, workers.encode, unknown=_UNKNOWN_CAPACITY)
+        admission = Admission(capacity, max_requests=settings.limits.max_in_flight)
+        metrics.set_info(settings.served_model_name)
+        for component, peers in workers.by_component.items():
+            metrics.watch_workers(component, peers, expected=workers.expected[component])
+        metrics.watch_admission(admission)
+        pipeline = Pipeline(model, media, embedder, settings.limits, metrics)
+        return cls(
+            settings=settings,
+            runtime=runtime,
+            model=model,
+            workers=workers,
+            media=media,
+            endpoint=Endpoint(pipeline, settings.served_model_name, settings.limits, limiter, metrics),
+            keys=keys,
+            limiter=limiter,
+            admission=admission,
+            metrics=metrics,
+        )
+
+    async def close(self) -> None:
+        await self.media.close()
+        for peers in self.workers.by_component.values():
+            await peers.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientApi:
+    """The API of one client: its routes, and the shape of the errors that they answer with."""
+
+    routes: Callable[[Service], APIRouter]
+    error: ErrorShape = openai_error
+
+
+async def _workers(settings: FrontendSettings, runtime: Runtime, model: Model, name: str) -> Workers:
+    embed = await Client.connect(runtime, settings.embed_endpoint)
+    encode = await Client.connect(runtime, settings.encode_endpoint)
+    return Workers(
+        embed=Peers(embed, _same_model(model), caller=name),
+        encode=Peers(encode, _same_model(model), caller=name),
+        expected={"embed": settings.expected_embed, "encode": settings.expected_encode},
+    )
+
+
+def _same_model(model: Model) -> Check:
+    def check(info: wire.WorkerInfo) -> str | None:
+        if info.fingerprint == model.fingerprint:
+            return None
+        return f"it serves {info.model!r} ({info.fingerprint}), this frontend {model.fingerprint}"
+
+    return check
+
+
+def _embedder(
+    settings: FrontendSettings, model: Model, workers: Workers, metrics: FrontendMetrics, name: str
+) -> Embedder:
+    lender = RowLender(name, capacity=_LENT_BYTES)
+    metrics.watch_lent_rows(lambda: lender.lent)
+    dispatcher = Dispatcher(
+        workers.embed,
+        Router(),
+        metrics,
+        model.hidden,
+        lender=lender,
+        wait_seconds=settings.worker_wait_seconds,
+    )
+    if not settings.result_cache_bytes:
+        return dispatcher
+    return ResultCache(
+        dispatcher,
+        metrics,
+        capacity=settings.result_cache_bytes,
+        hidden=model.hidden,
+        tokens_per_tile=model.tokens_per_tile,
+        key_prefix=KeyPrefix(
+            model.fingerprint, lambda: workers.embed.ready.values(), lambda: workers.encode.ready.values()
+        ),
+        flight_seconds=settings.limits.timeout_seconds,
+        workers=lambda: len(workers.embed.ready),
+    )
