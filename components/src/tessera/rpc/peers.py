@@ -1,4 +1,4 @@
-"""The instances of an endpoint that may be given work now."""
+"""The instances of an endpoint that may be given work now, and how many calls to them may be repeated."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tessera import wire
 from tessera.errors import TesseraError, Unavailable
 from tessera.rpc.client import Client
 from tessera.tasks import Left, run_until
+from tessera.token_bucket import Clock, TokenBucket
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +30,34 @@ to be started: where the whole service is being stopped, no other comes."""
 _POLL_SECONDS = 0.05
 _DESCRIBE_TIMEOUT = 2.0
 _BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
+
+
+class RetryBudget:
+    """How many calls may be made again.
+
+    Every first call pays for ``ratio`` of a retry, and time for ``per_second`` more. The budget holds
+    ``burst`` at most and begins full, so that the calls inside a worker that dies can all move at once, while
+    a lasting brown-out adds no more than that share of load. Owned by one event loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        ratio: float = 0.2,
+        per_second: float = 10.0,
+        burst: float = 1024.0,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._ratio = ratio
+        self._bucket = TokenBucket(burst, per_second, clock)
+
+    def called(self, count: int = 1) -> None:
+        """Account for first calls."""
+        self._bucket.give(self._ratio * count)
+
+    def take(self, count: int = 1) -> bool:
+        """Spend retries; false, and nothing spent, when there are not so many."""
+        return self._bucket.take_if_there(count)
 
 
 class Peers:
@@ -217,41 +246,4 @@ class Peers:
             return False
         self._ready[instance] = info
         self._changed.set()
-        return True
-
-
-class RetryBudget:
-    """A token bucket: every first call pays for ``ratio`` of a retry, and time for ``per_second`` more.
-
-    It holds ``burst`` at most and begins full, so that the calls inside a worker that dies can all move at
-    once, while a lasting brown-out adds no more than that share of load. Owned by one event loop.
-    """
-
-    def __init__(
-        self,
-        *,
-        ratio: float = 0.2,
-        per_second: float = 10.0,
-        burst: float = 1024.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._ratio = ratio
-        self._per_second = per_second
-        self._burst = burst
-        self._clock = clock
-        self._level = burst
-        self._at = clock()
-
-    def called(self, count: int = 1) -> None:
-        """Account for first calls."""
-        self._level = min(self._burst, self._level + self._ratio * count)
-
-    def take(self, count: int = 1) -> bool:
-        """Spend retries; false, and nothing spent, when there are not so many."""
-        now = self._clock()
-        self._level = min(self._burst, self._level + (now - self._at) * self._per_second)
-        self._at = now
-        if self._level < count:
-            return False
-        self._level -= count
         return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import Final
@@ -9,39 +10,11 @@ from typing import Final
 from tessera.errors import Overloaded, RateLimited
 from tessera.fair_share import Budget
 from tessera.rpc import Peers
-
-Clock = Callable[[], float]
-
-
-class Bucket:
-    """A token bucket that holds one minute's worth; a rate of 0 never runs dry."""
-
-    def __init__(self, per_minute: float, clock: Clock = time.monotonic) -> None:
-        self._per_minute = per_minute
-        self._clock = clock
-        self._level = per_minute
-        self._at = clock()
-
-    def wait(self, amount: float = 0.0) -> float:
-        """Seconds until more than nothing, or as much as ``amount``, is there; 0 when it is now."""
-        if not self._per_minute:
-            return 0.0
-        now = self._clock()
-        rate = self._per_minute / 60
-        self._level = min(self._per_minute, self._level + (now - self._at) * rate)
-        self._at = now
-        if self._level > 0 and self._level >= min(amount, self._per_minute):
-            return 0.0
-        return max(0.001, (amount - self._level) / rate)
-
-    def take(self, amount: float) -> None:
-        """Take it even if that is more than there is: the debt is paid off before the next one."""
-        if self._per_minute:
-            self._level -= amount
+from tessera.token_bucket import Clock, TokenBucket
 
 
 class RateLimiter:
-    """Two buckets for each key; owned by one event loop."""
+    """Two buckets for each key, of a minute's worth; a rate of 0 sets no limit. Owned by one event loop."""
 
     def __init__(
         self,
@@ -51,8 +24,8 @@ class RateLimiter:
         tokens_per_minute: float = 0.0,
         clock: Clock = time.monotonic,
     ) -> None:
-        self._requests = {name: Bucket(requests_per_minute, clock) for name in names}
-        self._tokens = {name: Bucket(tokens_per_minute, clock) for name in self._requests}
+        self._requests = {name: _minute(requests_per_minute, clock) for name in names}
+        self._tokens = {name: _minute(tokens_per_minute, clock) for name in self._requests}
 
     def admit(self, name: str) -> None:
         """Count a request; raises ``RateLimited`` when it is one too many, or tokens are owed."""
@@ -73,6 +46,10 @@ class RateLimiter:
     def _check_tokens(self, name: str) -> None:
         if wait := self._tokens[name].wait():
             raise RateLimited("this API key has used up its tokens per minute", retry_after=wait)
+
+
+def _minute(rate: float, clock: Clock) -> TokenBucket:
+    return TokenBucket(rate or math.inf, rate / 60, clock)
 
 
 # What a request is taken to cost until it is known: a moving average over those before it.
