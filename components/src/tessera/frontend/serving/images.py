@@ -80,6 +80,8 @@ class ImageReader:
         one or one before it. ``client`` is whose names for images count.
         """
         found: list[Visions | TesseraError] = [entry.malformed or () for entry in inputs]
+        if not any(entry.images for entry in inputs):
+            return found
         budget = self._media.budget()
         tasks = {
             index: asyncio.ensure_future(self._read_input(entry, deadline, budget, client))
@@ -93,8 +95,6 @@ class ImageReader:
                     if later > index:
                         other.cancel()
 
-        if not tasks:
-            return found
         if not allow_partial:
             for index, task in tasks.items():
                 task.add_done_callback(functools.partial(settled, index))
