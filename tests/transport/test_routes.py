@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -17,6 +18,7 @@ from tessera.transport.kinds.nixl import NixlOptions
 from tessera.transport.kinds.nixl_agent import nixl_missing
 from tessera.transport.kinds.select import select_kinds
 from tessera.transport.outbox import Outbox
+from tessera.transport.slab import rows
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 needs_nixl = pytest.mark.skipif(nixl_missing() is not None, reason="needs nixl")
@@ -116,6 +118,24 @@ async def test_shared_memory_is_not_offered_across_hosts(make_outbox: MakeOutbox
     # The slot of a failed hand-off still belongs to the caller.
     assert outbox.stats().held == 1
     assert host_id() != "elsewhere"
+
+
+async def test_a_slab_that_is_let_go_and_reached_again_while_its_rows_are_copied(
+    make_outbox: MakeOutbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "CHUNK_BYTES", 1)  # the copy takes a turn of the loop for each row
+    outbox = make_outbox(transport="shm")
+    inbox = Inbox(InboxConfig(reader="reader-1", transport="shm"))
+    inbox.connect("encoder-1", outbox.infos())
+    handle = await hand_off(outbox, inbox.reader_info("encoder-1"))
+    fetching = asyncio.ensure_future(inbox.fetch(handle))
+    await asyncio.sleep(0)
+    inbox.forget("encoder-1")
+    inbox.connect("encoder-1", outbox.infos())
+    assert not fetching.done()
+    assert same_bits(await fetching, sample(1, 20))
+    assert await outbox.drain(timeout=1)
+    inbox.close()
 
 
 async def test_a_kind_that_failed_is_given_up_and_tried_again_later(

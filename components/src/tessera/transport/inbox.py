@@ -229,7 +229,7 @@ class Inbox:
             connected.close()
 
     def _reach(self, producer: str, peer: _Peer) -> None:
-        """Connect by the best kind that is offered and not out of favour."""
+        """Connect by the best kind that is offered and did not fail lately."""
         now = time.monotonic()
         for kind in self.kinds:
             info = peer.infos.get(kind)
