@@ -280,7 +280,7 @@ def test_what_the_runtime_compiled_is_kept_beside_the_plan(
     def start() -> bytes:
         loaded = LoadedEngine(trt, vision.engine, vision.manifest, tmp_path, "cpu")
         loaded.context(0, 0)
-        loaded.keep_compiled()
+        loaded.save_compiled()
         return (tmp_path / "runtime-Some-GPU.cache").read_bytes()
 
     assert [start(), start()] == [b"compiled", b"compiled again"]
@@ -288,7 +288,7 @@ def test_what_the_runtime_compiled_is_kept_beside_the_plan(
     assert start() == b"compiled"
     assert "compiled anew" in caplog.text
     nowhere = LoadedEngine(trt, vision.engine, vision.manifest, tmp_path / "gone", "cpu")
-    nowhere.keep_compiled()
+    nowhere.save_compiled()
     assert "compiled at every start" in caplog.text
 
 

@@ -247,7 +247,7 @@ def test_the_timing_cache_is_written_read_and_replaced(tmp_path: Path) -> None:
     for version in ("1", "1", "2"):
         with TimingCache(path, version) as cache:
             cache.attach(config, told.append)
-            cache.keep(config)
+            cache.save(config)
         assert path.read_bytes().startswith(f"tessera timing cache, {version}\n".encode())
     assert told == [f"{path}: of another version, begun anew"]
 

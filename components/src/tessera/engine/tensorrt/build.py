@@ -100,7 +100,7 @@ class TimingCache:
             progress(f"{self._path}: not for this machine, begun anew")
             config.set_timing_cache(config.create_timing_cache(b""), False)
 
-    def keep(self, config: Any) -> None:
+    def save(self, config: Any) -> None:
         if self._file is None:
             return
         cache = config.get_timing_cache()
@@ -153,7 +153,7 @@ class TensorRTFlavour:
                     f"{self.name} {trt.__version__} could not build the {spec.stage} stage in {spec.dtype},"
                     f" {spec.layout}, for {', '.join(capabilities)}: {messages}{_advice(spec, str(messages))}"
                 )
-            cache.keep(config)
+            cache.save(config)
         progress("writing the plan")
         (directory / PLAN_FILE).write_bytes(plan)
         information = network_information(trt, network, graph.attentions)

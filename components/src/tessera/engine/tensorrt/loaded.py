@@ -115,7 +115,7 @@ class LoadedEngine:
             raise EngineFailed(f"TensorRT refused profile {profile}: {logging_of(self._trt)[1]}")
         return Context(made, self._bindings, complaint=lambda: str(logging_of(self._trt)[1]))
 
-    def keep_compiled(self) -> None:
+    def save_compiled(self) -> None:
         """Save what the runtime compiled for this device, if the flavour has a runtime cache."""
         self._settings.save()
 

@@ -211,7 +211,7 @@ class TensorRTTextEngine:
         self._runs.record(self._max_length)
         self.launch(zeros(8, 8)).result()
         if self._loaded is not None:
-            self._loaded.keep_compiled()
+            self._loaded.save_compiled()
         tune_interpreter()
 
     def launch(self, batch: TextBatch) -> Launched[TextVectors]:

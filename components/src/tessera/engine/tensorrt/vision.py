@@ -151,7 +151,7 @@ class TensorRTVisionEngine:
         self._runs.record()
         self._run(1).result()
         if self._loaded is not None:
-            self._loaded.keep_compiled()
+            self._loaded.save_compiled()
         tune_interpreter()
 
     def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:
