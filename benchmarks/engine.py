@@ -22,9 +22,9 @@ from benchmarks.accuracy import text_cosine, vision_cosine
 from benchmarks.batches import Workload, random_tiles, text_batch, workloads
 from benchmarks.products import Product, seconds, text_products, vision_products
 from benchmarks.table import number, table, write_csv
-from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
+from tessera.engine.settings import EngineSettings
 from tessera.launched import Launched
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
@@ -39,7 +39,7 @@ class Benchmark:
     """Both engines of one checkpoint, and the rows measured so far."""
 
     def __init__(
-        self, model: LlamaNemotronVL, *, text: EngineConfig, vision: EngineConfig, duration: float
+        self, model: LlamaNemotronVL, *, text: EngineSettings, vision: EngineSettings, duration: float
     ) -> None:
         self.model = model
         self.tokens = text.max_batch_cost
@@ -171,8 +171,8 @@ def _run(model: LlamaNemotronVL, options: argparse.Namespace) -> None:
     print(f"torch {torch.__version__}, {device}")
     if options.size == "tiny":
         options.tokens, options.tiles = min(options.tokens, 256), min(options.tiles, 4)
-    text = EngineConfig(max_batch_cost=options.tokens, max_queue_cost=options.tokens)
-    vision = EngineConfig(max_batch_cost=options.tiles, max_queue_cost=options.tiles)
+    text = EngineSettings(max_batch_cost=options.tokens, max_queue_cost=options.tokens)
+    vision = EngineSettings(max_batch_cost=options.tiles, max_queue_cost=options.tiles)
     if options.config is not None:
         stages = load_stages(options.config, None)
         text, vision = stages.text, stages.vision

@@ -26,8 +26,8 @@ from benchmarks.free_family import MODEL_TYPE, FreeModel
 from benchmarks.service import Deployment, service
 from benchmarks.table import number, table, write_csv
 from tessera.engine.batch import PackedInput, pack
-from tessera.engine.config import EngineConfig
 from tessera.engine.placement import place
+from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.text import TorchTextEngine
 from tessera.engine.torch.vision import TorchVisionEngine
 from tessera.models.base import Role, Truncate
@@ -101,7 +101,7 @@ def _deployed(
 
 def _in_process(model: FreeModel, workload: HttpWorkload) -> float:
     """Seconds for one input: prompt, vision engine, text engine."""
-    config = EngineConfig(max_batch_cost=8192, max_queue_cost=8192, device="cpu", dtype="bfloat16")
+    config = EngineSettings(max_batch_cost=8192, max_queue_cost=8192, device="cpu", dtype="bfloat16")
     placement = place(config)
     text, vision = TorchTextEngine(model, config, placement), TorchVisionEngine(model, config, placement)
     rows = np.empty((model.tokens_per_tile, model.hidden), np.float32)

@@ -22,8 +22,8 @@ from benchmarks.batches import Workload, random_tiles, text_batch
 from benchmarks.products import timed
 from benchmarks.table import number, table, write_csv
 from tessera.engine.batch import PackedInput, TextBatch, pack
-from tessera.engine.config import EngineConfig
 from tessera.engine.placement import place
+from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.text import TorchTextEngine
 from tessera.engine.torch.vision import TorchVisionEngine
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
@@ -40,8 +40,8 @@ class Measured:
     rows: Rows
 
 
-def _config(keep: int | None, budget: int) -> EngineConfig:
-    return EngineConfig(
+def _config(keep: int | None, budget: int) -> EngineSettings:
+    return EngineSettings(
         max_batch_cost=budget,
         max_queue_cost=budget,
         quantization="none" if keep is None else "fp8",

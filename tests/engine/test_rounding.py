@@ -6,15 +6,15 @@ from pathlib import Path
 
 from tessera.engine.compiled.manifest import Manifest, file_entries
 from tessera.engine.compiled.spec import Layout, Stage
-from tessera.engine.config import EngineConfig
 from tessera.engine.factory import rounding
+from tessera.engine.settings import EngineSettings
 
 
-def config(**settings: object) -> EngineConfig:
-    return EngineConfig(max_batch_cost=1, max_queue_cost=1, **settings)  # type: ignore[arg-type]
+def config(**settings: object) -> EngineSettings:
+    return EngineSettings(max_batch_cost=1, max_queue_cost=1, **settings)  # type: ignore[arg-type]
 
 
-def built(folder: Path, dtype: str, content: bytes) -> EngineConfig:
+def built(folder: Path, dtype: str, content: bytes) -> EngineSettings:
     folder.mkdir()
     (folder / "engine.plan").write_bytes(content)
     Manifest(

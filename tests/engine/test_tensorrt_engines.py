@@ -20,9 +20,9 @@ import torch
 from tessera.engine.batch import PackedInput, TextBatch, TextVectors, pack
 from tessera.engine.compiled.manifest import Binding, Manifest, file_entries
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
-from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
+from tessera.engine.settings import EngineSettings
 from tessera.engine.tensorrt import loaded as tensorrt_loaded
 from tessera.engine.tensorrt import text as tensorrt_text
 from tessera.engine.tensorrt import vision as tensorrt_vision
@@ -42,7 +42,7 @@ from tests.references.tensorrt_network import Network
 
 trt = pytest.importorskip("tensorrt_rtx_bindings", reason="needs tensorrt-rtx-cu13-bindings and its libs")
 
-CPU = EngineConfig(device="cpu", dtype="float32", max_batch_cost=64, max_queue_cost=64)
+CPU = EngineSettings(device="cpu", dtype="float32", max_batch_cost=64, max_queue_cost=64)
 PROFILES = (
     Profile(sequences=Range(1, 2, 8), tokens=Range(1, 16, 48), rows=Range(1, 16, 64), tiles=Range(1, 1, 2)),
     Profile(sequences=Range(1, 1, 2), tokens=Range(1, 64, 200), rows=Range(1, 16, 64), tiles=Range(1, 2, 4)),
@@ -392,8 +392,8 @@ def directory(model: LlamaNemotronVL, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config(path: Path | None) -> EngineConfig:
-    return EngineConfig(engine="tensorrt", path=path, max_batch_cost=4, max_queue_cost=4)
+def config(path: Path | None) -> EngineSettings:
+    return EngineSettings(engine="tensorrt", path=path, max_batch_cost=4, max_queue_cost=4)
 
 
 HERE = Placement(device="cpu", dtype="float32")

@@ -18,16 +18,16 @@ import pytest
 import torch
 
 from tessera.engine import tensorrt_llm
-from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import place
+from tessera.engine.settings import EngineSettings
 from tessera.engine.tensorrt_llm import open_handle
 from tessera.errors import ConfigError, EngineFailed, HandOffError
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.engine import tensorrt_llm_standin as standin
 
-CONFIG = EngineConfig(
+CONFIG = EngineSettings(
     engine="tensorrt_llm", device="cpu", dtype="float32", max_batch_cost=4, max_queue_cost=4
 )
 

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from tessera.engine.batch import PackedInput, TextVectors, pack
-from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
+from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError
 from tessera.models import Model, open_model
 
-CONFIG = EngineConfig(device="cpu", dtype="float32", max_batch_cost=64, max_queue_cost=64)
+CONFIG = EngineSettings(device="cpu", dtype="float32", max_batch_cost=64, max_queue_cost=64)
 
 
 @pytest.fixture(scope="module")
@@ -93,17 +93,17 @@ def test_where_an_engine_runs() -> None:
     assert place(CONFIG).torch_dtype is torch.float32
     for device in ("tpu", "cuda:x"):
         with pytest.raises(ConfigError, match=device):
-            place(EngineConfig(device=device, max_batch_cost=1, max_queue_cost=1))
+            place(EngineSettings(device=device, max_batch_cost=1, max_queue_cost=1))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_a_device_that_is_not_there_is_named() -> None:
     with pytest.raises(ConfigError, match="finds no CUDA device"):
-        place(EngineConfig(device="cuda", max_batch_cost=1, max_queue_cost=1))
+        place(EngineSettings(device="cuda", max_batch_cost=1, max_queue_cost=1))
 
 
 def test_an_unknown_engine_is_named(model: Model) -> None:
-    config = EngineConfig(engine="steam", max_batch_cost=1, max_queue_cost=1)
+    config = EngineSettings(engine="steam", max_batch_cost=1, max_queue_cost=1)
     for make in (make_vision_engine, make_text_engine):
         with pytest.raises(ConfigError, match="steam"):
             make(model, config, place(CONFIG))

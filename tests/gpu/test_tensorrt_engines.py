@@ -19,9 +19,9 @@ from tessera.engine.base import TextEngine, VisionEngine
 from tessera.engine.batch import PackedInput, TextBatch, TextVectors, pack
 from tessera.engine.compiled.build import build_engine
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
-from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import place
+from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 
@@ -91,8 +91,8 @@ def vision_path(
     return built(model, folder, Stage.VISION, request.param, VISION_PROFILES), request.param
 
 
-def config(path: Path, dtype: str, cost: int, graphs: int | None) -> EngineConfig:
-    return EngineConfig(
+def config(path: Path, dtype: str, cost: int, graphs: int | None) -> EngineSettings:
+    return EngineSettings(
         engine="tensorrt",
         path=path,
         dtype=dtype,
@@ -121,7 +121,7 @@ def vision(
     return engine
 
 
-CPU = EngineConfig(device="cpu", dtype="float32", max_batch_cost=TOKENS, max_queue_cost=TOKENS)
+CPU = EngineSettings(device="cpu", dtype="float32", max_batch_cost=TOKENS, max_queue_cost=TOKENS)
 
 
 def inputs(model: LlamaNemotronVL, lengths: Sequence[int], images: Sequence[int] = ()) -> list[PackedInput]:
@@ -212,7 +212,7 @@ def test_speed_beside_torch_at_equal_results(
     text: TextEngine, model: LlamaNemotronVL, text_path: tuple[Path, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Prints tokens per second; what fails is a difference between the two engines on the same batch."""
-    chosen = EngineConfig(dtype=text_path[1], device="cuda", max_batch_cost=TOKENS, max_queue_cost=TOKENS)
+    chosen = EngineSettings(dtype=text_path[1], device="cuda", max_batch_cost=TOKENS, max_queue_cost=TOKENS)
     torch_engine = make_text_engine(model, chosen, place(chosen))
     torch_engine.warm()
     for lengths in ([16] * 8, [128] * 16, [1024] * 4):

@@ -21,9 +21,9 @@ from tessera.engine.base import TextEngine, VisionEngine
 from tessera.engine.batch import PackedInput, pack
 from tessera.engine.compiled.build import build_engine
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
-from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
+from tessera.engine.settings import EngineSettings
 from tessera.engine.streams import HostCopies
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 
@@ -46,9 +46,9 @@ def no_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-def config(cost: int, graphs: int | None, path: Path | None = None) -> EngineConfig:
+def config(cost: int, graphs: int | None, path: Path | None = None) -> EngineSettings:
     kind = "torch" if path is None else "aoti"
-    return EngineConfig(engine=kind, path=path, max_batch_cost=cost, max_queue_cost=cost, graph_cost=graphs)
+    return EngineSettings(engine=kind, path=path, max_batch_cost=cost, max_queue_cost=cost, graph_cost=graphs)
 
 
 PROFILES = {
@@ -232,13 +232,13 @@ build_engine(open_model(checkpoint), msgspec.json.decode(spec, type=BuildSpec), 
 _START = """
 import sys
 from pathlib import Path
-from tessera.engine.config import EngineConfig
+from tessera.engine.settings import EngineSettings
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import place
 from tessera.models import open_model
 
 checkpoint, path, stage, cost = sys.argv[1:]
-config = EngineConfig(engine="aoti", path=Path(path), max_batch_cost=int(cost), max_queue_cost=int(cost))
+config = EngineSettings(engine="aoti", path=Path(path), max_batch_cost=int(cost), max_queue_cost=int(cost))
 make = make_text_engine if stage == "text" else make_vision_engine
 engine = make(open_model(checkpoint), config, place(config))
 engine.warm()

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tessera import wire
-from tessera.rpc import Client, RpcConfig, Runtime, Server, set_environment_defaults
+from tessera.rpc import Client, RpcSettings, Runtime, Server, set_environment_defaults
 
 INFO = wire.WorkerInfo(role="embed", model="m", fingerprint="good", dtype="float32", hidden=4, images=True)
 FAILED = wire.Failure(code="internal_error", message="not set")
@@ -44,8 +44,8 @@ class Deployment:
     _cleanup: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
 
     @property
-    def config(self) -> RpcConfig:
-        return RpcConfig(namespace=self.namespace)
+    def config(self) -> RpcSettings:
+        return RpcSettings(namespace=self.namespace)
 
     @property
     def address(self) -> str:

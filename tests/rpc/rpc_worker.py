@@ -14,7 +14,7 @@ import sys
 import msgspec
 
 from tessera import wire
-from tessera.rpc import RpcConfig, Runtime, Server, set_environment_defaults
+from tessera.rpc import RpcSettings, Runtime, Server, set_environment_defaults
 from tests.rpc.conftest import INFO, echoed
 
 
@@ -32,7 +32,7 @@ async def main(namespace: str, kind: str = "echo") -> None:
             await asyncio.sleep(1)
         return echoed(message)
 
-    runtime = Runtime(RpcConfig(namespace=namespace))
+    runtime = Runtime(RpcSettings(namespace=namespace))
     server = Server(runtime, runtime.address("embed"), handle)
     if kind == "unready":
         print("serving nothing yet", flush=True)

@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from tessera.errors import DiscoveryLost
-from tessera.rpc import Client, Peers, RpcConfig, Runtime, Server, until_back
+from tessera.rpc import Client, Peers, RpcSettings, Runtime, Server, until_back
 from tests.e2e.faults.stores import Etcd, Nats
 from tests.rpc.conftest import Deployment, echoing, until
 
-CONFIG = RpcConfig(namespace="lost", discovery_backend="etcd")
+CONFIG = RpcSettings(namespace="lost", discovery_backend="etcd")
 
 
 @pytest.fixture
@@ -77,11 +77,11 @@ async def test_a_removed_discovery_directory_is_a_loss(deployment: Deployment) -
 # Registers while it watches for the end of its runtime.
 _WATCHED = """
 import asyncio
-from tessera.rpc import RpcConfig, Runtime, Server, set_environment_defaults
+from tessera.rpc import RpcSettings, Runtime, Server, set_environment_defaults
 from tests.rpc.conftest import echoing
 
 async def main():
-    runtime = Runtime(RpcConfig(namespace="watched", request_plane="nats"))
+    runtime = Runtime(RpcSettings(namespace="watched", request_plane="nats"))
     starting = asyncio.ensure_future(Server(runtime, runtime.address("embed"), echoing).start())
     await asyncio.sleep(0)
     lost = asyncio.ensure_future(runtime.lost())

@@ -13,7 +13,7 @@ import pytest
 
 from tessera import wire
 from tessera.errors import ConfigError
-from tessera.rpc import RpcConfig, Runtime
+from tessera.rpc import RpcSettings, Runtime
 from tests.e2e.service import free_ports
 from tests.rpc.conftest import Deployment, echo, echoed, echoing, until
 
@@ -124,6 +124,6 @@ async def test_health_says_no_until_the_worker_serves(
 
 async def test_wrong_settings_are_named(deployment: Deployment) -> None:
     with pytest.raises(ConfigError, match="pigeon"):
-        Runtime(RpcConfig(request_plane="pigeon"))
+        Runtime(RpcSettings(request_plane="pigeon"))
     with pytest.raises(ConfigError, match="dyn://namespace"):
         deployment.runtime().endpoint("dyn://only.two")

@@ -18,7 +18,7 @@ from PIL import Image
 from tessera import wire
 from tessera.engine.base import Cost, packed_cost
 from tessera.engine.batch import TextBatch, TextVectors
-from tessera.engine.config import EngineConfig
+from tessera.engine.settings import EngineSettings
 from tessera.launched import Launched
 from tessera.models import Model, open_model
 from tessera.transport.outbox import Outbox, OutboxConfig
@@ -129,7 +129,7 @@ def make_stage(model: Model, engine: HeldVision, metrics: WorkerMetrics, *, queu
     return VisionStage(
         model,
         engine,
-        EngineConfig(max_batch_cost=8, max_queue_cost=queue),
+        EngineSettings(max_batch_cost=8, max_queue_cost=queue),
         metrics,
         decoder=ThreadDecoder(model, max_pixels=1_000_000),
         threads=1,

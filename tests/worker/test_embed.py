@@ -15,7 +15,7 @@ import torch
 
 from tessera import wire
 from tessera.cache import EmbeddingCache
-from tessera.engine.config import EngineConfig
+from tessera.engine.settings import EngineSettings
 from tessera.errors import (
     DeadlineExceeded,
     Overloaded,
@@ -71,7 +71,7 @@ class Embedder:
         self.service = EmbedService(
             model,
             self.engine,
-            EngineConfig(max_batch_cost=batch, max_queue_cost=queue),
+            EngineSettings(max_batch_cost=batch, max_queue_cost=queue),
             self.cache,
             self.rows if images else None,
             self.metrics,

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from tessera import wire
 from tessera.errors import TesseraError, Unavailable
-from tessera.rpc import Client, RpcConfig, Runtime, set_environment_defaults
+from tessera.rpc import Client, RpcSettings, Runtime, set_environment_defaults
 from tessera.transport.inbox import Inbox, InboxConfig
 from tessera.transport.kinds.nixl import NixlOptions
 
@@ -30,7 +30,7 @@ async def _describe(client: Client, wanted: int) -> wire.Reply:
 
 
 async def read(kind: str, data: bytes, wanted: int) -> None:
-    runtime = Runtime(RpcConfig())
+    runtime = Runtime(RpcSettings())
     client = await Client.connect(runtime, runtime.address("encode"))
     info = await _describe(client, wanted)
     assert isinstance(info, wire.WorkerInfo)

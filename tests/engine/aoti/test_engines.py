@@ -23,9 +23,9 @@ from tessera.engine.aoti.build import AotiFlavour, calls_gemms, require_shared_l
 from tessera.engine.batch import PackedInput, pack
 from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import BuildSpec, Layout, Stage
-from tessera.engine.config import EngineConfig
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import place
+from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError, EngineBuildFailed, EngineMismatch
 from tessera.models import open_model
 from tessera.models.layers import exported_products
@@ -43,9 +43,9 @@ def model(checkpoint: Path) -> LlamaNemotronVL:
     return LlamaNemotronVL.open(checkpoint)
 
 
-def config(engine: str, path: Path | None, **changes: Any) -> EngineConfig:
+def config(engine: str, path: Path | None, **changes: Any) -> EngineSettings:
     values: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_batch_cost": 8, "max_queue_cost": 64}
-    return EngineConfig(engine=engine, path=path, **(values | changes))
+    return EngineSettings(engine=engine, path=path, **(values | changes))
 
 
 def test_both_engines_agree_with_torch_in_mixed_company(engines: Path, model: LlamaNemotronVL) -> None:

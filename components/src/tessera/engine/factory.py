@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from tessera.engine.base import TextEngine, VisionEngine
 from tessera.engine.compiled.manifest import Manifest
-from tessera.engine.config import EngineConfig
+from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError
 from tessera.models.base import Model
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
     from tessera.engine.placement import Placement
 
 
-def rounding(config: EngineConfig) -> str:
+def rounding(settings: EngineSettings) -> str:
     """What an engine rounds beyond its dtype: empty if nothing, else one text for engines that round alike.
 
     Kinds of engines are not told apart: they differ from one another by less than the dtype's own rounding.
     Raises ``ConfigError`` when the directory of a built engine cannot be read.
     """
-    if config.path is not None:
-        manifest = Manifest.read(config.path)
+    if settings.path is not None:
+        manifest = Manifest.read(settings.path)
         if manifest.dtype != "float8":
             return ""
         # Its scales come from its own calibration, which another float8 engine need not share.
         return f"float8 {' '.join(sorted(entry.blake3 for entry in manifest.files.values()))}"
-    if config.quantization == "none":
+    if settings.quantization == "none":
         return ""
-    return f"{config.quantization}, {config.unquantized_blocks} blocks kept"
+    return f"{settings.quantization}, {settings.unquantized_blocks} blocks kept"
 
 
 # The vision and the text engine of each kind, where there is one.
@@ -44,27 +44,27 @@ _KINDS: dict[str, tuple[str, str | None]] = {
     "aoti": ("tessera.engine.aoti.vision:AotiVisionEngine", "tessera.engine.aoti.text:AotiTextEngine"),
 }
 
-_Make = Callable[[Model, EngineConfig, "Placement"], object]
+_Make = Callable[[Model, EngineSettings, "Placement"], object]
 
 
-def make_vision_engine(model: Model, config: EngineConfig, placement: Placement) -> VisionEngine:
-    """The engine that ``config.engine`` names, not yet warm; raises ``ConfigError`` for an unknown name."""
+def make_vision_engine(model: Model, settings: EngineSettings, placement: Placement) -> VisionEngine:
+    """The engine that ``settings.engine`` names, not yet warm; raises ``ConfigError`` for an unknown name."""
     from tessera.engine.guard import GuardedVisionEngine
 
-    return GuardedVisionEngine(cast(VisionEngine, _kind(config, 0, "vision")(model, config, placement)))
+    return GuardedVisionEngine(cast(VisionEngine, _kind(settings, 0, "vision")(model, settings, placement)))
 
 
-def make_text_engine(model: Model, config: EngineConfig, placement: Placement) -> TextEngine:
-    """The engine that ``config.engine`` names, not yet warm; raises ``ConfigError`` for an unknown name."""
+def make_text_engine(model: Model, settings: EngineSettings, placement: Placement) -> TextEngine:
+    """The engine that ``settings.engine`` names, not yet warm; raises ``ConfigError`` for an unknown name."""
     from tessera.engine.guard import GuardedTextEngine
 
-    return GuardedTextEngine(cast(TextEngine, _kind(config, 1, "text")(model, config, placement)))
+    return GuardedTextEngine(cast(TextEngine, _kind(settings, 1, "text")(model, settings, placement)))
 
 
-def _kind(config: EngineConfig, number: int, stage: str) -> _Make:
-    where = _KINDS.get(config.engine, (None, None))[number]
+def _kind(settings: EngineSettings, number: int, stage: str) -> _Make:
+    where = _KINDS.get(settings.engine, (None, None))[number]
     if where is None:
         known = [name for name, kinds in _KINDS.items() if kinds[number] is not None]
-        raise ConfigError(f"engine {config.engine!r} of the {stage} stage is none of: {', '.join(known)}")
+        raise ConfigError(f"engine {settings.engine!r} of the {stage} stage is none of: {', '.join(known)}")
     module, _, name = where.partition(":")
     return cast(_Make, getattr(import_module(module), name))

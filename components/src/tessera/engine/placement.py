@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tessera.dtypes import DTYPES
-from tessera.engine.config import EngineConfig
+from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError
 
 CPU = "cpu"
@@ -29,20 +29,20 @@ class Placement:
         return self.device.startswith("cuda")
 
 
-def place(config: EngineConfig) -> Placement:
+def place(settings: EngineSettings) -> Placement:
     """Resolve ``auto``; raises ``ConfigError`` for a CUDA device that is not there."""
     has_cuda = torch.cuda.is_available()
-    device = config.device
+    device = settings.device
     if device == "auto":
         device = "cuda" if has_cuda else "cpu"
     if device.startswith("cuda") and not has_cuda:
         raise ConfigError(
-            f"device {config.device!r} was asked for, but torch {torch.__version__} finds no CUDA device:"
+            f"device {settings.device!r} was asked for, but torch {torch.__version__} finds no CUDA device:"
             " use device auto or cpu, or a machine with one and a torch with CUDA"
         )
     if not (device == "cpu" or device == "cuda" or device.removeprefix("cuda:").isdigit()):
-        raise ConfigError(f"device {config.device!r} is none of auto, cpu, cuda, cuda:N")
-    dtype = config.dtype
+        raise ConfigError(f"device {settings.device!r} is none of auto, cpu, cuda, cuda:N")
+    dtype = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device.startswith("cuda") else "float32"
     return Placement(device=device, dtype=dtype)

@@ -25,8 +25,8 @@ from torch.multiprocessing import reductions
 
 from tessera.dtypes import FLOATS
 from tessera.engine.base import Cost, packed_cost
-from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement
+from tessera.engine.settings import EngineSettings
 from tessera.engine.tensorrt.module import load_tensorrt_llm
 from tessera.errors import ConfigError, EngineFailed, HandOffError
 from tessera.launched import Launched
@@ -191,7 +191,7 @@ def write_rows(requests: Sequence[RequestOutput], out: Sequence[torch.Tensor]) -
 class TensorRTLLMVisionEngine:
     """Implements ``VisionEngine``; ``device`` says where the rows are wanted."""
 
-    def __init__(self, model: Model, config: EngineConfig, placement: Placement) -> None:
+    def __init__(self, model: Model, settings: EngineSettings, placement: Placement) -> None:
         if not isinstance(model, KnownToTensorRTLLM):
             raise ConfigError(
                 f"TensorRT-LLM's encoder does not know the family {model.family}, which has no"
@@ -203,7 +203,7 @@ class TensorRTLLMVisionEngine:
         self._placement = placement
         make = load_tensorrt_llm().llmapi.MultimodalEncoder
         self._encoder: MultimodalEncoder = make(
-            model=str(model.path), dtype=placement.dtype, max_batch_size=config.max_batch_cost
+            model=str(model.path), dtype=placement.dtype, max_batch_size=settings.max_batch_cost
         )
 
     @property

@@ -16,7 +16,7 @@ from tessera.frontend.http.auth import API_KEYS_VARIABLE, ApiKey, read_keys
 from tessera.frontend.http.connection import ConnectionLimits
 from tessera.frontend.media.policy import ImageLimits, MediaPolicy
 from tessera.logs import LogSettings
-from tessera.rpc.runtime import RpcConfig
+from tessera.rpc.runtime import RpcSettings
 from tessera.settings import (
     MIB,
     NOT_NEGATIVE,
@@ -129,7 +129,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, Setting(flag="--expect-encode", check=NOT_NEGATIVE, help="encode workers that were started")
     ] = 0
     want_traces: Traces = None
-    rpc: Annotated[RpcConfig, Setting(group="Dynamo")] = RpcConfig()
+    rpc: Annotated[RpcSettings, Setting(group="Dynamo")] = RpcSettings()
     log: Annotated[LogSettings, Setting(group="log")] = LogSettings()
     traces: tuple[str, ...] = ()
     """The exporters of traces, by name."""

@@ -4,7 +4,7 @@ from tessera.rpc.client import Client
 from tessera.rpc.discovery import FORGOTTEN, until_back
 from tessera.rpc.model_server import ModelServer
 from tessera.rpc.peers import DRAIN_PATIENCE_SECONDS, Check, Peers, RetryBudget
-from tessera.rpc.runtime import RpcConfig, Runtime, set_environment_defaults
+from tessera.rpc.runtime import RpcSettings, Runtime, set_environment_defaults
 from tessera.rpc.server import Server, internal_error
 
 __all__ = [
@@ -15,7 +15,7 @@ __all__ = [
     "ModelServer",
     "Peers",
     "RetryBudget",
-    "RpcConfig",
+    "RpcSettings",
     "Runtime",
     "Server",
     "internal_error",

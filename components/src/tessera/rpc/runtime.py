@@ -84,7 +84,7 @@ def set_environment_defaults(*, json_log: bool = False) -> None:
         os.environ.setdefault("DYN_SDK_DISABLE_ANSI_LOGGING", "1")
 
 
-class RpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RpcSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``discovery_backend`` and ``request_plane`` take Dynamo's own values."""
 
     namespace: Annotated[
@@ -102,7 +102,7 @@ class RpcConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class Runtime:
     """Owns the ``DistributedRuntime`` of this process. Belongs to the event loop that created it."""
 
-    def __init__(self, config: RpcConfig) -> None:
+    def __init__(self, config: RpcSettings) -> None:
         self.config = config
         with _quiet_stderr():
             # Imported here because the module reads the environment, its log level above all, on loading.

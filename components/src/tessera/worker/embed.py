@@ -17,7 +17,7 @@ from tessera.batching import Batcher, Events, Outcome
 from tessera.cache import EmbeddingCache
 from tessera.engine.base import TextEngine
 from tessera.engine.batch import PackedInput, TextVectors, pack
-from tessera.engine.config import EngineConfig
+from tessera.engine.settings import EngineSettings
 from tessera.errors import (
     DeadlineExceeded,
     EngineDead,
@@ -100,7 +100,7 @@ class EmbedService:
         self,
         model: Model,
         engine: TextEngine,
-        config: EngineConfig,
+        config: EngineSettings,
         cache: EmbeddingCache,
         vision: VisionSource | None,
         metrics: WorkerMetrics,

@@ -117,8 +117,8 @@ class Builder:
         )
 
     async def _encode(self, model: Model) -> EncodeService:
-        config, transport = self.settings.stages.vision, self.settings.stages.transport
-        placement = place(config)
+        settings, transport = self.settings.stages.vision, self.settings.stages.transport
+        placement = place(settings)
         stage = await self._vision_stage(model, placement)
         outbox = Outbox(
             OutboxConfig(
@@ -139,15 +139,15 @@ class Builder:
         return EncodeService(stage, outbox, self.metrics, self._info(model, placement, outbox.infos()))
 
     async def _embed(self, model: Model) -> EmbedService:
-        config = self.settings.stages.text
-        placement = place(config)
-        engine = await _timed("loaded the text engine", lambda: make_text_engine(model, config, placement))
+        settings = self.settings.stages.text
+        placement = place(settings)
+        engine = await _timed("loaded the text engine", lambda: make_text_engine(model, settings, placement))
         await _timed("warmed the text engine", engine.warm)
         info = self._info(model, placement)
         return EmbedService(
             model,
             engine,
-            config,
+            settings,
             EmbeddingCache(self.settings.cache_bytes),
             await self._vision_source(model, placement, info),
             self.metrics,
@@ -159,10 +159,10 @@ class Builder:
         self, model: Model, placement: Placement, own: wire.WorkerInfo
     ) -> VisionSource | None:
         if self.settings.mode is Mode.AGG:
-            config = self.settings.stages.vision
-            vision_placement = place(config)
+            settings = self.settings.stages.vision
+            vision_placement = place(settings)
             stage = await self._vision_stage(model, vision_placement)
-            return LocalVision(stage, model.hidden, vision_placement, rounding(config))
+            return LocalVision(stage, model.hidden, vision_placement, rounding(settings))
         if not self.settings.images:
             return None
 

@@ -17,10 +17,10 @@ import msgspec
 import yaml
 
 from tessera.engine.compiled.spec import BuildSpec
-from tessera.engine.config import EngineConfig
+from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError
 from tessera.logs import LogSettings
-from tessera.rpc.runtime import RpcConfig
+from tessera.rpc.runtime import RpcSettings
 from tessera.settings import (
     GIB,
     NOT_NEGATIVE,
@@ -74,8 +74,8 @@ class TransportSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a file under ``engine_configs`` holds; each role reads the stages it runs."""
 
-    vision: EngineConfig = EngineConfig(max_batch_cost=8, max_queue_cost=512)
-    text: EngineConfig = EngineConfig(max_batch_cost=8192, max_queue_cost=262_144)
+    vision: EngineSettings = EngineSettings(max_batch_cost=8, max_queue_cost=512)
+    text: EngineSettings = EngineSettings(max_batch_cost=8192, max_queue_cost=262_144)
     transport: TransportSettings = TransportSettings()
     preprocess: Annotated[
         str,
@@ -169,7 +169,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = False
     want_traces: Traces = None
-    rpc: Annotated[RpcConfig, Setting(group="Dynamo")] = RpcConfig()
+    rpc: Annotated[RpcSettings, Setting(group="Dynamo")] = RpcSettings()
     log: Annotated[LogSettings, Setting(group="log")] = LogSettings()
     stages: StageSettings = StageSettings()
     """What the YAML file and the changes to it say."""

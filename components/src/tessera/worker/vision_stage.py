@@ -16,8 +16,8 @@ import torch
 from tessera import tracing, wire
 from tessera.batching import Batcher, Events, Outcome
 from tessera.engine.base import VisionEngine
-from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement
+from tessera.engine.settings import EngineSettings
 from tessera.errors import DeadlineExceeded, EngineDead, InvalidInput, Overloaded
 from tessera.fair_share import Budget
 from tessera.launched import Launched
@@ -40,7 +40,7 @@ class VisionStage:
         self,
         model: Model,
         engine: VisionEngine,
-        config: EngineConfig,
+        settings: EngineSettings,
         metrics: WorkerMetrics,
         *,
         decoder: Decoder,
@@ -61,9 +61,9 @@ class VisionStage:
             "vision",
             launch,
             cost=engine.cost,
-            budget=config.max_batch_cost,
-            max_queued=config.max_queue_cost,
-            max_wait=config.max_queue_seconds,
+            budget=settings.max_batch_cost,
+            max_queued=settings.max_queue_cost,
+            max_wait=settings.max_queue_seconds,
             depth=engine.depth,
             events=Events(
                 ran=metrics.batch("vision"),

@@ -19,8 +19,8 @@ from tessera.engine.aoti import kernels
 from tessera.engine.compiled.export import stages_of
 from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import Stage, axis_ranges
-from tessera.engine.config import EngineConfig
 from tessera.engine.placement import CPU, Placement, capability
+from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError, EngineMismatch
 from tessera.models.base import Model
 
@@ -90,13 +90,13 @@ class AotiPackage:
             )
 
 
-def open_package(model: Model, config: EngineConfig, placement: Placement, stage: Stage) -> AotiPackage:
-    """Open the engine at ``config.path``; raises ``ConfigError`` without one, or for quantization."""
-    if config.path is None:
+def open_package(model: Model, settings: EngineSettings, placement: Placement, stage: Stage) -> AotiPackage:
+    """Open the engine at ``settings.path``; raises ``ConfigError`` without one, or for quantization."""
+    if settings.path is None:
         raise ConfigError(f"engine 'aoti' needs path: the --out of tessera-engine build --stage {stage}")
-    if config.quantization != "none":
-        raise ConfigError(f"engine aoti has no quantization {config.quantization}; engine torch has")
-    return AotiPackage(model, config.path, stage, placement)
+    if settings.quantization != "none":
+        raise ConfigError(f"engine aoti has no quantization {settings.quantization}; engine torch has")
+    return AotiPackage(model, settings.path, stage, placement)
 
 
 class AotiProgram:

@@ -9,9 +9,9 @@ import torch
 from tessera.engine.aoti.package import AotiProgram, open_package
 from tessera.engine.base import Cost, packed_cost
 from tessera.engine.compiled.spec import Layout, Stage
-from tessera.engine.config import EngineConfig
 from tessera.engine.graphs import TextGraphs
 from tessera.engine.placement import Placement
+from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.cuda import CudaText
 from tessera.engine.torch.text import TorchTextEngine
 from tessera.errors import ConfigError
@@ -24,9 +24,9 @@ class AotiTextEngine(TorchTextEngine):
     # One package runs one batch at a time.
     _divisible = False
 
-    def _load(self, model: Model, config: EngineConfig, placement: Placement) -> TextModule:
-        package = open_package(model, config, placement, Stage.TEXT)
-        most = max(config.max_batch_cost, model.max_tokens)
+    def _load(self, model: Model, settings: EngineSettings, placement: Placement) -> TextModule:
+        package = open_package(model, settings, placement, Stage.TEXT)
+        most = max(settings.max_batch_cost, model.max_tokens)
         sequences = package.ranges["sequences"].max
         if package.manifest.layout is Layout.PACKED:
             package.require_room("tokens", most, "the larger of max_batch_cost and the longest input")
@@ -34,7 +34,7 @@ class AotiTextEngine(TorchTextEngine):
             return PackedModule(package.load(), sequences)
         if placement.is_cuda:
             raise ConfigError(
-                f"{config.path}: on CUDA engine aoti runs layout packed, and this one is padded"
+                f"{settings.path}: on CUDA engine aoti runs layout packed, and this one is padded"
             )
         package.require_room("tokens", model.max_tokens, "the longest input")
         package.require_room("rows", most, "the larger of max_batch_cost and the longest input")

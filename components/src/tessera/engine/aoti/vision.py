@@ -6,8 +6,8 @@ import torch
 
 from tessera.engine.aoti.package import AotiProgram, open_package
 from tessera.engine.compiled.spec import Stage
-from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement
+from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.vision import TorchVisionEngine
 from tessera.models.base import Model, VisionModule
 
@@ -29,8 +29,8 @@ class AotiVisionEngine(TorchVisionEngine):
     # One package runs one batch at a time.
     _divisible = False
 
-    def _load(self, model: Model, config: EngineConfig, placement: Placement) -> VisionModule:
-        package = open_package(model, config, placement, Stage.VISION)
-        most = max(config.max_batch_cost, model.max_tiles)
+    def _load(self, model: Model, settings: EngineSettings, placement: Placement) -> VisionModule:
+        package = open_package(model, settings, placement, Stage.VISION)
+        most = max(settings.max_batch_cost, model.max_tiles)
         package.require_room("tiles", most, "the larger of max_batch_cost and one image's tiles")
         return AotiVisionModule(package.load())

@@ -12,8 +12,8 @@ import torch
 from tessera.dtypes import DTYPES
 from tessera.engine.compiled.manifest import Binding, Manifest
 from tessera.engine.compiled.spec import Stage
-from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement, capability
+from tessera.engine.settings import EngineSettings
 from tessera.engine.streams import Streams
 from tessera.engine.tensorrt.module import PLAN_FILE, load_tensorrt, logging_of, to_name
 from tessera.errors import ConfigError, EngineFailed, EngineMismatch
@@ -145,35 +145,35 @@ class LoadedEngine:
             )
 
 
-def open_engine(model: Model, config: EngineConfig, placement: Placement, stage: Stage) -> LoadedEngine:
-    """Load what ``config.path`` holds.
+def open_engine(model: Model, settings: EngineSettings, placement: Placement, stage: Stage) -> LoadedEngine:
+    """Load what ``settings.path`` holds.
 
     Raises ``ConfigError`` that says which GPU, package or setting is missing, and ``EngineMismatch`` naming
     both sides when the engine was built for something else.
     """
-    directory, manifest = _manifest(model, config, stage)
+    directory, manifest = _manifest(model, settings, stage)
     trt = load_tensorrt(manifest.flavour)
     if not placement.is_cuda:
         raise ConfigError(
             f"{directory}: a {manifest.flavour} engine needs an NVIDIA GPU of compute capability"
-            f" {' or '.join(manifest.capabilities)}, but device {config.device!r} is {placement.device} here"
-            f" (torch {torch.__version__}). Use a machine with such a GPU and a torch with CUDA, or engine:"
-            " torch or aoti"
+            f" {' or '.join(manifest.capabilities)}, but device {settings.device!r} is {placement.device}"
+            f" here (torch {torch.__version__}). Use a machine with such a GPU and a torch with CUDA, or"
+            " engine: torch or aoti"
         )
     manifest.require(
         directory,
         capability=capability(placement.device),
         versions={manifest.flavour: str(trt.__version__)},
     )
-    if config.quantization != "none" and manifest.dtype != "float8":
+    if settings.quantization != "none" and manifest.dtype != "float8":
         raise EngineMismatch(
             f"{directory}: the engine computes in {manifest.dtype}, but quantization in the engine config is"
-            f" {config.quantization}; that is decided by --dtype when the engine is built"
+            f" {settings.quantization}; that is decided by --dtype when the engine is built"
         )
     if rows_dtype(manifest) != placement.dtype:
         raise EngineMismatch(
             f"{directory}: the engine's vision rows are {rows_dtype(manifest)}, dtype in the engine config is"
-            f" {config.dtype}, here {placement.dtype}"
+            f" {settings.dtype}, here {placement.dtype}"
         )
     manifest.verify_files(directory, PLAN_FILE)
     logger, messages = logging_of(trt)
@@ -191,22 +191,22 @@ def open_engine(model: Model, config: EngineConfig, placement: Placement, stage:
         return loaded
 
 
-def _manifest(model: Model, config: EngineConfig, stage: Stage) -> tuple[Path, Manifest]:
+def _manifest(model: Model, settings: EngineSettings, stage: Stage) -> tuple[Path, Manifest]:
     """Check what can be checked without TensorRT and a GPU."""
-    if config.path is None:
+    if settings.path is None:
         raise ConfigError(
-            f"engine {config.engine!r} needs path: the --out of tessera-engine build --stage {stage}"
+            f"engine {settings.engine!r} needs path: the --out of tessera-engine build --stage {stage}"
         )
-    manifest = Manifest.read(config.path)
+    manifest = Manifest.read(settings.path)
     if manifest.flavour not in ("tensorrt", "tensorrt_rtx"):
         raise EngineMismatch(
-            f"{config.path}: the engine's flavour is {manifest.flavour}, engine {config.engine!r} runs"
+            f"{settings.path}: the engine's flavour is {manifest.flavour}, engine {settings.engine!r} runs"
             " tensorrt and tensorrt_rtx"
         )
     manifest.require(
-        config.path, stage=stage, family=model.family, fingerprint=model.fingerprint, hidden=model.hidden
+        settings.path, stage=stage, family=model.family, fingerprint=model.fingerprint, hidden=model.hidden
     )
-    return config.path, manifest
+    return settings.path, manifest
 
 
 def rows_dtype(manifest: Manifest) -> str:

@@ -12,9 +12,9 @@ from tessera.engine.base import Cost, packed_cost, padded_cost
 from tessera.engine.batch import PackedInput, TextBatch, TextVectors, pack, zeros
 from tessera.engine.compiled.manifest import Binding, Manifest
 from tessera.engine.compiled.spec import Layout, Profile, Stage
-from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement
 from tessera.engine.process import tune_interpreter
+from tessera.engine.settings import EngineSettings
 from tessera.engine.streams import CudaStreams, Streams, sendable
 from tessera.engine.tensorrt.loaded import LoadedEngine, Replays, open_engine
 from tessera.engine.tensorrt.runs import BatchInputs, Run, RunInputs, Sizes
@@ -185,15 +185,15 @@ _GRAPH_TOKENS = 2048
 class TensorRTTextEngine:
     """Runs the text stage of an engine directory; one thread drives it."""
 
-    def __init__(self, model: Model, config: EngineConfig, placement: Placement) -> None:
-        loaded = open_engine(model, config, placement, Stage.TEXT)
-        check_text_profiles(loaded.manifest, model.max_tokens, str(config.path))
+    def __init__(self, model: Model, settings: EngineSettings, placement: Placement) -> None:
+        loaded = open_engine(model, settings, placement, Stage.TEXT)
+        check_text_profiles(loaded.manifest, model.max_tokens, str(settings.path))
         self._loaded: LoadedEngine | None = loaded
         self._layout = loaded.manifest.layout
-        graphs = _GRAPH_TOKENS if config.graph_cost is None else config.graph_cost
+        graphs = _GRAPH_TOKENS if settings.graph_cost is None else settings.graph_cost
         self._runs = TextRuns(loaded, CudaStreams(placement.device), placement.device, graph_tokens=graphs)
         self._max_length = model.max_tokens
-        self._max_tokens = max(config.max_batch_cost, model.max_tokens)
+        self._max_tokens = max(settings.max_batch_cost, model.max_tokens)
 
     @property
     def cost(self) -> Cost:

@@ -12,9 +12,9 @@ from tessera.dtypes import DTYPES
 from tessera.engine.base import Cost, packed_cost
 from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import Stage
-from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement
 from tessera.engine.process import tune_interpreter
+from tessera.engine.settings import EngineSettings
 from tessera.engine.streams import CudaStreams, Streams
 from tessera.engine.tensorrt.loaded import ALIGNMENT, LoadedEngine, Replays, open_engine
 from tessera.errors import EngineMismatch
@@ -126,14 +126,14 @@ _GRAPH_TILES = 4
 class TensorRTVisionEngine:
     """Runs the vision stage of an engine directory; one thread drives it."""
 
-    def __init__(self, model: Model, config: EngineConfig, placement: Placement) -> None:
-        loaded = open_engine(model, config, placement, Stage.VISION)
-        check_vision_profiles(loaded.manifest, str(config.path))
+    def __init__(self, model: Model, settings: EngineSettings, placement: Placement) -> None:
+        loaded = open_engine(model, settings, placement, Stage.VISION)
+        check_vision_profiles(loaded.manifest, str(settings.path))
         self._loaded: LoadedEngine | None = loaded
         self._model = model
         self._placement = placement
-        self._max_tiles = max(config.max_batch_cost, model.max_tiles)
-        graphs = _GRAPH_TILES if config.graph_cost is None else config.graph_cost
+        self._max_tiles = max(settings.max_batch_cost, model.max_tiles)
+        graphs = _GRAPH_TILES if settings.graph_cost is None else settings.graph_cost
         self._runs = VisionRuns(loaded, CudaStreams(placement.device), placement.device, graph_tiles=graphs)
 
     @property

@@ -6,8 +6,8 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from tessera.engine.config import EngineConfig
 from tessera.engine.placement import Placement
+from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError
 
 # Ada, the first generation whose tensor cores multiply FP8.
@@ -21,9 +21,9 @@ class Quantisable(Protocol):
     def quantise(self, *, keep: int) -> None: ...
 
 
-def quantise(module: object, config: EngineConfig, placement: Placement) -> None:
+def quantise(module: object, settings: EngineSettings, placement: Placement) -> None:
     """Quantise if the config says so; raises ``ConfigError`` if module, device or dtype cannot."""
-    if config.quantization == "none":
+    if settings.quantization == "none":
         return
     if not isinstance(module, Quantisable):
         raise ConfigError(f"quantization fp8: this family's {type(module).__name__} has no FP8 form")
@@ -34,4 +34,4 @@ def quantise(module: object, config: EngineConfig, placement: Placement) -> None
     if placement.dtype != "bfloat16":
         raise ConfigError(f"quantization fp8 needs dtype bfloat16, not {placement.dtype}")
     with torch.inference_mode():
-        module.quantise(keep=config.unquantized_blocks)
+        module.quantise(keep=settings.unquantized_blocks)

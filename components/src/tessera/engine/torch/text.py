@@ -8,10 +8,10 @@ import torch
 
 from tessera.engine.base import Cost, packed_cost
 from tessera.engine.batch import TextBatch, TextVectors, split, zeros
-from tessera.engine.config import EngineConfig
 from tessera.engine.lanes import Lanes
 from tessera.engine.placement import Placement
 from tessera.engine.process import one_thread, tune_interpreter
+from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.cuda import CudaText
 from tessera.engine.torch.quantization import quantise
 from tessera.launched import Launched
@@ -28,21 +28,21 @@ class TorchTextEngine:
 
     _divisible = True
 
-    def __init__(self, model: Model, config: EngineConfig, placement: Placement) -> None:
-        self._module = self._load(model, config, placement)
+    def __init__(self, model: Model, settings: EngineSettings, placement: Placement) -> None:
+        self._module = self._load(model, settings, placement)
         self._hidden = model.hidden
         self._max_length = model.max_tokens
-        self._max_tokens = max(config.max_batch_cost, model.max_tokens)
+        self._max_tokens = max(settings.max_batch_cost, model.max_tokens)
         self._placement = placement
         self._cuda: CudaText | None = None
         self._lanes = None if placement.is_cuda or not self._divisible else Lanes()
         if placement.is_cuda:
-            tokens = config.max_batch_cost if config.graph_cost is None else config.graph_cost
+            tokens = settings.max_batch_cost if settings.graph_cost is None else settings.graph_cost
             self._cuda = self._on_cuda(self._module, placement, tokens)
 
-    def _load(self, model: Model, config: EngineConfig, placement: Placement) -> TextModule:
+    def _load(self, model: Model, settings: EngineSettings, placement: Placement) -> TextModule:
         module = model.load_text(dtype=placement.dtype, device=placement.device)
-        quantise(module, config, placement)
+        quantise(module, settings, placement)
         return module
 
     def _on_cuda(self, module: TextModule, placement: Placement, graph_tokens: int) -> CudaText:

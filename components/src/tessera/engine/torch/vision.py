@@ -9,10 +9,10 @@ import numpy.typing as npt
 import torch
 
 from tessera.engine.base import Cost, packed_cost
-from tessera.engine.config import EngineConfig
 from tessera.engine.lanes import Lanes
 from tessera.engine.placement import Placement
 from tessera.engine.process import one_thread, tune_interpreter
+from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.cuda import CudaVision
 from tessera.engine.torch.quantization import quantise
 from tessera.launched import Launched
@@ -24,24 +24,24 @@ class TorchVisionEngine:
 
     _divisible = True
 
-    def __init__(self, model: Model, config: EngineConfig, placement: Placement) -> None:
-        self._module = self._load(model, config, placement)
+    def __init__(self, model: Model, settings: EngineSettings, placement: Placement) -> None:
+        self._module = self._load(model, settings, placement)
         self._tile_shape = model.tile_shape
         self._tokens_per_tile = model.tokens_per_tile
         self._hidden = model.hidden
         self._placement = placement
-        self._max_tiles = max(config.max_batch_cost, model.max_tiles)
+        self._max_tiles = max(settings.max_batch_cost, model.max_tiles)
         self._cuda: CudaVision | None = None
         self._lanes = None if placement.is_cuda or not self._divisible else Lanes()
         if placement.is_cuda:
-            tiles = self._max_tiles if config.graph_cost is None else config.graph_cost
+            tiles = self._max_tiles if settings.graph_cost is None else settings.graph_cost
             self._cuda = CudaVision(
                 self._module, model.tile_shape, placement, graph_tiles=min(tiles, self._max_tiles)
             )
 
-    def _load(self, model: Model, config: EngineConfig, placement: Placement) -> VisionModule:
+    def _load(self, model: Model, settings: EngineSettings, placement: Placement) -> VisionModule:
         module = model.load_vision(dtype=placement.dtype, device=placement.device)
-        quantise(module, config, placement)
+        quantise(module, settings, placement)
         return module
 
     @property

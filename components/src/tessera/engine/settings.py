@@ -10,7 +10,7 @@ import msgspec
 from tessera.settings import Setting
 
 
-class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One stage's engine. Costs are tokens for the text stage and tiles for the vision stage."""
 
     engine: Annotated[str, Setting(help="the kind: `torch`, `tensorrt`, `aoti`, `tensorrt_llm`")] = "torch"
