@@ -1,6 +1,7 @@
-"""Fixtures that every test may use: real photographs, a checkpoint, the reference for it, a service.
+"""Fixtures that every test may use: real photographs and a checkpoint.
 
-Nothing here imports torch: most tests of a frontend need none, and it takes seconds.
+What several folders use besides stands in plugins: the reference, and the service of tests that only ask.
+Nothing of this imports torch before a test needs it: most tests of a frontend never do, and it takes seconds.
 """
 
 from __future__ import annotations
@@ -9,10 +10,8 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from benchmarks.ports import PORTS, share
@@ -20,13 +19,8 @@ from hypothesis import HealthCheck, settings
 
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.spec import TINY
-from tests.e2e.disaggregated import Disaggregated, disaggregated
-from tests.tracing.collector import Collector, collecting
 
-if TYPE_CHECKING:
-    from tests.references.llama_nemotron_vl import Reference
-
-pytest_plugins = ["tests.tiers"]
+pytest_plugins = ["tests.tiers", "tests.references.fixture", "tests.shared_service"]
 
 # A busy machine is no reason to fail.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -66,26 +60,3 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("models") / "tessera-random"
     write_checkpoint(path, replace(TINY, dimensions=(32, 64)), seed=0)
     return path
-
-
-@pytest.fixture(scope="session")
-def reference(checkpoint: Path) -> Reference:
-    from tests.references.llama_nemotron_vl import Reference
-
-    return Reference(checkpoint)
-
-
-@pytest.fixture(scope="session")
-def traces() -> Iterator[Collector]:
-    """Where the processes of ``service`` export their traces to."""
-    with collecting() as running:
-        yield running
-
-
-@pytest.fixture(scope="session")
-def service(
-    checkpoint: Path, traces: Collector, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Disaggregated]:
-    """One for every test that only asks; it is closed with an API key."""
-    with disaggregated(checkpoint, tmp_path_factory.mktemp("service"), traces.environment()) as running:
-        yield running

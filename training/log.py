@@ -7,11 +7,6 @@ import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-
 from training.files import replacing
 
 LOG_FILE = "log.csv"
@@ -56,6 +51,12 @@ def write_reports(directory: Path, reports: list[Report]) -> None:
         writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: round(value, 5) for name, value in row.items()} for row in rows)
+    # A second or more, and only runs that have something to draw need it.
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     steps = [report.step for report in reports]
     figure, left = pyplot.subplots(figsize=(8, 4.5), dpi=110)
     left.plot(steps, [report.loss for report in reports], color="black", label="loss, queries and images")

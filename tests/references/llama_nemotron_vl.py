@@ -16,7 +16,6 @@ from PIL import Image, ImageOps
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaModel, SiglipVisionConfig, SiglipVisionModel
 
 # (columns, rows) in the order in which the published processor tries them
 GRIDS = [
@@ -31,6 +30,9 @@ class Reference:
     """The checkpoint at ``path`` in ``dtype``; every method takes and gives single inputs."""
 
     def __init__(self, path: str | Path, dtype: torch.dtype = torch.float32) -> None:
+        # Seconds, in every process of tests: here only those pay that compute with it.
+        from transformers import LlamaConfig, LlamaModel, SiglipVisionConfig, SiglipVisionModel
+
         path = Path(path)
         self.config = json.loads((path / "config.json").read_text())
         self.processor = json.loads((path / "processor_config.json").read_text())

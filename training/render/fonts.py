@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import cache, lru_cache
 from pathlib import Path
 
-import matplotlib
 from PIL import ImageFont
 
 FACES = (
@@ -36,4 +35,7 @@ def font(face: str, size: int) -> ImageFont.FreeTypeFont:
 
 @cache
 def _folder() -> Path:
+    # All that is wanted of it is where its files are.
+    import matplotlib
+
     return Path(matplotlib.get_data_path()) / "fonts" / "ttf"
