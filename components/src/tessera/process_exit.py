@@ -1,4 +1,4 @@
-"""When a process is told to end, and its end once it has closed what it held."""
+"""The signals that end a process, and its exit once it has closed what it held."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import NoReturn
 def when_told(stop: Callable[[], object]) -> None:
     """Call ``stop`` on the running loop at each SIGTERM and SIGINT.
 
-    SIGINT stays ignored where whoever started the process has it ignored: a terminal sends it to everybody,
-    and the launch scripts end the processes one kind after another.
+    SIGINT stays ignored if it was ignored at the start: a terminal sends it to all processes of a job, and
+    the launcher ends them in its own order.
     """
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, stop)
@@ -25,15 +25,14 @@ def when_told(stop: Callable[[], object]) -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """End at once; what is left of the process is the kernel's to take back.
+    """Exit at once, without the interpreter's own clean-up; the kernel frees what is left.
 
-    The interpreter would first take every module apart: half a second of a processor with torch among them,
-    for which whoever restarts the process waits. Threads and libraries that hold on to a broken device might
-    even never let go of it.
+    The interpreter would first tear down every module: half a second of a processor with torch among them,
+    which a restart waits for. Threads and libraries that hold a broken device might never let go of it.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
-        # Nobody may be left to read it.
+        # The reader may be gone.
         with suppress(OSError, ValueError):
             stream.flush()
     os._exit(status)

@@ -19,8 +19,8 @@ class _Flight(Generic[T]):
 class SingleFlight(Generic[T]):
     """Runs one task for each key at a time.
 
-    Nobody owns the task: whoever asked first may be cancelled without stranding those who joined, and a
-    joiner may be cancelled without harming the rest. When the last one is gone the task is cancelled.
+    The task belongs to no caller: the first one may be cancelled without stranding those that joined, and one
+    that joined may be cancelled without harming the rest. When the last one is gone the task is cancelled.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class SingleFlight(Generic[T]):
         self.joined = 0
 
     async def run(self, key: bytes, compute: Callable[[], Awaitable[T]]) -> T:
-        """The result of ``compute`` for the key, ours or one already under way; its error is everybody's."""
+        """The result of ``compute`` for the key, of this call or of one under way; all raise its error."""
         flight = self._flights.get(key)
         if flight is None:
             flight = _Flight(asyncio.ensure_future(compute()))
@@ -51,5 +51,5 @@ class SingleFlight(Generic[T]):
         if self._flights.get(key) is flight:
             del self._flights[key]
         if flight.task.done() and not flight.task.cancelled():
-            # Retrieved here as well: with every waiter gone nobody else would, and asyncio would complain.
+            # With every waiter gone nothing else retrieves the error, and asyncio would complain.
             flight.task.exception()

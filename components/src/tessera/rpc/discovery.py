@@ -1,4 +1,4 @@
-"""What becomes of the store behind discovery, looked at without the runtime."""
+"""The store behind discovery, watched without the runtime."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 FORGOTTEN = os.EX_TEMPFAIL
-"""What a process ends with that discovery has forgotten, for its supervisor to start a new one."""
+"""The exit status of a process that discovery has lost; its supervisor starts a new one."""
 
 _DEFAULT_ETCD = "http://localhost:2379"
 _ETCD_PORT = 2379

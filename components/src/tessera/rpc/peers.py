@@ -24,8 +24,8 @@ Check = Callable[[wire.WorkerInfo], str | None]
 """Why an instance may not be used, or None when it may."""
 
 DRAIN_PATIENCE_SECONDS = 5.0
-"""What a process that drains allows an instance that was set aside to answer again. It does not wait for one
-to be started: where the whole service is being stopped, no other comes."""
+"""How long a process that drains waits for an instance that was set aside to answer again. It does not wait
+for a new one: when the whole service is being stopped, none is started."""
 
 _POLL_SECONDS = 0.05
 _DESCRIBE_TIMEOUT = 2.0
@@ -35,9 +35,9 @@ _BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0)
 class RetryBudget:
     """How many calls may be made again.
 
-    Every first call pays for ``ratio`` of a retry, and time for ``per_second`` more. The budget holds
-    ``burst`` at most and begins full, so that the calls inside a worker that dies can all move at once, while
-    a lasting brown-out adds no more than that share of load. Owned by one event loop.
+    A first call adds ``ratio`` of a retry, a second of time ``per_second``. The budget holds at most
+    ``burst`` and begins full, so that all calls inside a worker that dies can move at once, while a lasting
+    shortage adds no more than that share of load. Owned by one event loop.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Peers:
     aside at once (``suspect``) and comes back when it answers ``Describe`` again. Every instance is asked
     again each ``check_every`` seconds; one that does not answer is set aside too, and the calls that are
     inside it end, because a frozen process would hold them until their deadlines. ``joined`` is called
-    before an instance gets its first work. ``caller`` names a frontend to the instances.
+    before an instance is given its first work. ``caller`` is the name that instances know a frontend by.
     """
 
     def __init__(
@@ -106,8 +106,8 @@ class Peers:
     async def wait_back(self, patience: float, timeout: float) -> bool:
         """Wait until ``patience`` seconds after the last instance was there, and at most ``timeout`` seconds.
 
-        A worker that has just died is started again by its supervisor and is worth a wait; a deployment that
-        has been without any for longer is not.
+        True when there is one. The supervisor of a worker that has just died starts it again, so a wait pays;
+        in a deployment that has been without any for longer it does not.
         """
         absent = asyncio.get_running_loop().time() - self._last_ready
         return bool(self._ready) or await self.wait(min(patience - absent, timeout))
@@ -205,7 +205,7 @@ class Peers:
                 # How much it takes may have changed.
                 self._ready[instance] = info
         except TesseraError:
-            # A worker that is only slow to answer this has answered something else.
+            # A worker that is only slow to answer this has answered another call since.
             if instance in self._ready and self._last_answer.get(instance, 0.0) < began:
                 self.suspect(instance)
                 for silent in self._inside.get(instance, ()):

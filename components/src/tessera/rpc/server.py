@@ -1,4 +1,4 @@
-"""Serving one endpoint: decode, run, answer, and stay listed in discovery."""
+"""Serves one endpoint: decodes, runs, answers, and stays listed in discovery."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Server:
         self._endpoint.metrics.register_prometheus_expfmt_callback(render)
 
     async def start(self, *, check_every: float = 2.0) -> None:
-        """Register and serve; ``check_every`` seconds the instance makes sure that it is still listed."""
+        """Register and serve; every ``check_every`` seconds make sure that the instance is still listed."""
         self._served = asyncio.ensure_future(
             self._endpoint.serve_endpoint(
                 self._generate, graceful_shutdown=True, health_check_payload=_HEALTH_PROBE
@@ -99,7 +99,7 @@ class Server:
     async def closed(self) -> None:
         """Wait for the runtime to let go of the endpoint, after its ``shutdown``.
 
-        It reports back to this event loop, which must not be gone by then.
+        It reports back to this event loop, which must still run by then.
         """
         if self._served is not None:
             await asyncio.wait({self._served}, timeout=5.0)
@@ -130,7 +130,7 @@ class Server:
                     log.error("%s: cannot register again: %s", self.address, error)
 
     async def _announce(self) -> None:
-        """Tell discovery what it is to know besides the instance, whenever that has been registered."""
+        """Register what discovery lists besides the instance; called each time the instance is registered."""
 
     async def _generate(self, request: object, context: Any) -> AsyncIterator[Any]:
         # The parameter names are the runtime's: it passes the context by keyword.
@@ -150,7 +150,7 @@ class Server:
             return wire.Failure.of(error)
 
     async def _unless_gone(self, work: Coroutine[Any, Any, T], context: Any) -> T:
-        """The result of ``work``; raises ``RequestCancelled`` when its caller went away, which cancels it."""
+        """The result of ``work``; cancels it and raises ``RequestCancelled`` when its caller goes away."""
         self._in_flight += 1
         try:
             return await run_until(context.async_killed_or_stopped(), work)
@@ -171,5 +171,5 @@ class Server:
 
 
 def internal_error(error: Exception) -> TesseraError:
-    """What callers are told of an error that is none of ours: its class, and nothing that it says."""
+    """What callers are told of an unexpected error: its class and not its message."""
     return TesseraError(f"internal error: {type(error).__name__}")

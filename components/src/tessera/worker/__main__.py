@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
 
 import torch
 import uvloop
@@ -28,13 +27,13 @@ from tessera.worker.settings import WorkerSettings, parse
 log = logging.getLogger("tessera.worker")
 
 
-# What a worker with a dead engine ends with, for its supervisor to start a new one: EX_SOFTWARE.
+# The exit status of a worker whose engine has died, EX_SOFTWARE; its supervisor starts a new one.
 DEAD = 70
 
-# What a worker whose engine has died allows its last errors to reach their callers.
+# How long a worker whose engine has died waits for its last errors to be sent.
 _LAST_WORDS_SECONDS = 2.0
 
-# What a worker that nobody finds any more allows the calls inside it, which came before that.
+# How long a worker that discovery has lost waits for the calls inside it, which came before that.
 _FORGOTTEN_SECONDS = 5.0
 
 
@@ -130,24 +129,17 @@ async def serve(settings: WorkerSettings) -> None:
 async def _ending(
     stop: asyncio.Event, dead: asyncio.Future[EngineDead], runtime: Runtime
 ) -> EngineDead | DiscoveryLost | None:
-    """Wait until the worker cannot go on, and why; None when it was told to stop."""
-    stopped = asyncio.ensure_future(stop.wait())
-    lost = asyncio.ensure_future(runtime.lost())
-    either: set[asyncio.Future[Any]] = {stopped, dead, lost}
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    if stopped.done():
-        lost.cancel()
-        return None
-    stopped.cancel()
-    if dead.done():
-        lost.cancel()
-        return dead.result()
-    log.critical("leaving as soon as discovery answers: %s", lost.result())
-    return lost.result()
+    """Wait until the worker cannot go on; returns why, or None when it was told to stop."""
+    try:
+        lost = await run_until(stop.wait(), run_until(asyncio.shield(dead), runtime.lost()))
+    except Left:
+        return None if stop.is_set() else dead.result()
+    log.critical("leaving as soon as discovery answers: %s", lost)
+    return lost
 
 
 async def _watch(service: Service, settings: WorkerSettings, died: Callable[[EngineDead], None]) -> None:
-    """A device that hangs raises nothing: it is noticed by the time that a batch takes."""
+    """Report an engine as dead whose batch takes too long: a device that hangs raises nothing."""
     patience = max(settings.stages.text.stall_seconds, settings.stages.vision.stall_seconds)
     while True:
         await asyncio.sleep(min(1.0, patience / 4))

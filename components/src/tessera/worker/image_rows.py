@@ -33,7 +33,7 @@ from tessera.worker.metrics import WorkerMetrics
 
 
 class CacheFill:
-    """Rows in host memory go in at once, rows on a device when their copy has arrived.
+    """Puts rows into the cache: from host memory at once, from a device when their copy has arrived.
 
     Until then the same image may be encoded once more, which costs time and changes no vector.
     """
@@ -200,8 +200,8 @@ class ImageRows:
         try:
             return await self._flights.run(image.digest, lambda: self._encode(job, image))
         except DeadlineExceeded:
-            # A flight has the time of whoever began it; one who joined late may have more. Our own
-            # deadline would have cancelled us.
+            # A flight has the deadline of the call that began it; one that joined late may have more time.
+            # Its own deadline would have cancelled it.
             return await self._flights.run(image.digest, lambda: self._encode(job, image))
 
     async def _encode(self, job: Job, image: wire.Image) -> EncodedImage:

@@ -1,8 +1,4 @@
-"""What a worker is going to use, against what is there; and memory given back when it has nothing to do.
-
-glibc keeps much of what is freed, by several threads above all: after a burst of images a worker held four
-times what it used, for as long as it ran.
-"""
+"""A worker's memory: the account of what it will use, and the return of free memory when it is idle."""
 
 from __future__ import annotations
 
@@ -111,14 +107,16 @@ def _lines(path: Path) -> list[str]:
 log = logging.getLogger(__name__)
 
 _EVERY_SECONDS: Final = 5.0
-# Of one core: pulses and scrapes take less, and any work takes more.
+# The share of one core: health checks and scrapes take less, and any work takes more.
 _IDLE_SHARE: Final = 0.1
 
 
 async def give_back_when_idle(every: float = _EVERY_SECONDS) -> None:
-    """Look every so many seconds, for ever, and trim once in each idle time that follows work.
+    """Return free memory to the system once in each idle time that follows work; looks every ``every`` s.
 
-    A request that comes just then waits for a few milliseconds. Does nothing where the C library cannot trim.
+    glibc keeps much of what is freed, above all by several threads: after a burst of images a worker held
+    four times what it used, for as long as it ran. A request that comes just then waits for a few
+    milliseconds. Does nothing where the C library cannot trim.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
     if trim is None:

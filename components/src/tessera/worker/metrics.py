@@ -26,7 +26,7 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _TILES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-# Outcomes that rates are asked of: they exist from the start, because a rate misses a series' first count.
+# Outcomes that are made at the start: a rate misses the first count of a series that is new.
 _OUTCOMES = ("ok", Overloaded.code, DeadlineExceeded.code, EngineFailed.code)
 _ROLE = {"text": "embed", "vision": "encode"}
 
@@ -35,7 +35,7 @@ class WorkerMetrics:
     """Counters and histograms of one worker. Updated from its event loop."""
 
     def __init__(self) -> None:
-        # A second series for each counter that says when it began; nobody asks for it.
+        # They would add a second series to each counter, with the time at which it began.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         registry = self.registry

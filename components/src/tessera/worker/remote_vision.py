@@ -32,8 +32,7 @@ log = logging.getLogger(__name__)
 _UNAVAILABLE_RETRIES = 2
 _HAND_OFF_RETRIES = 4
 
-# Calls whose answers nobody waits for any more are taken back one by one, and no more than this at a time:
-# what is left runs out by itself.
+# At most this many cancelled calls are being forgotten at a time; the leases of the others run out.
 _MOST_FORGETTING = 256
 _FORGET_SECONDS = 5.0
 
@@ -164,7 +163,7 @@ class RemoteVision:
         try:
             reply = await self._peers.call(instance, request, timeout=left)
         except (asyncio.CancelledError, DeadlineExceeded, Unavailable):
-            # The answer may be on its way, and with it a lease that nobody would end before its time.
+            # The answer may be on its way, with a lease that would be held until it runs out.
             self._forget(instance, request.call)
             raise
         finally:
@@ -178,11 +177,11 @@ class RemoteVision:
 
     def _forget(self, instance: int, call: str) -> None:
         if len(self._forgetting) < _MOST_FORGETTING:
-            task = asyncio.create_task(self._take_back(instance, call))
+            task = asyncio.create_task(self._send_forget(instance, call))
             self._forgetting.add(task)
             task.add_done_callback(self._forgetting.discard)
 
-    async def _take_back(self, instance: int, call: str) -> None:
+    async def _send_forget(self, instance: int, call: str) -> None:
         with suppress(TesseraError):
             await self._peers.client.call(instance, wire.Forget(call=call), timeout=_FORGET_SECONDS)
 
