@@ -32,7 +32,7 @@ async def one_batch(engine: HeldEngine, requests: Sequence[tuple[dict[str, str],
         budget=100,
         max_queued=1000,
         depth=1,
-        events=Events(describe=describe),
+        events=Events(attributes=describe),
     )
     engine.gate.clear()
     waiting = [batcher.submit(1000, 1)]

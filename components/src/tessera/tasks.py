@@ -33,7 +33,7 @@ async def run_until(left: Awaitable[object], work: Coroutine[Any, Any, T]) -> T:
         return task.result()
     finally:
         if not leaving.cancel() and not leaving.cancelled():
-            # An error of it counts as done; asyncio complains of one that nobody has retrieved.
+            # An error counts as leaving; asyncio complains of one that is not retrieved.
             leaving.exception()
         await _end([task])
 

@@ -188,7 +188,7 @@ class EncodeRequest(Message, frozen=True, kw_only=True):
 
 
 class Forget(Message, frozen=True, kw_only=True):
-    """Nobody reads what this call gave or will give; its rows may be reclaimed at once."""
+    """The reader no longer wants what this call gave or will give; its rows may be reclaimed at once."""
 
     call: str
 

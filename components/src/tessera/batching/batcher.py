@@ -72,13 +72,13 @@ class Events(Generic[P]):
 
     ``ran`` after each batch that gave results; ``cancelled`` for each entry that was cancelled before it ran;
     ``died`` once, when the engine has raised ``EngineDead``, after which nothing is run any more.
-    ``describe`` gives the attributes of a batch of payloads, for batches that are recorded in a trace.
+    ``attributes`` gives those of a batch of payloads, for batches that are recorded in a trace.
     """
 
     ran: Callable[[BatchStats], None] = _ignore
     cancelled: Callable[[], None] = _ignore
     died: Callable[[EngineDead], None] = _ignore
-    describe: Callable[[Sequence[P]], tracing.Attributes] = lambda _: {}
+    attributes: Callable[[Sequence[P]], tracing.Attributes] = lambda _: {}
 
 
 class Batcher(Generic[P, R]):
@@ -279,6 +279,6 @@ class Batcher(Generic[P, R]):
             (entry.span for entry in batch.entries),
             batch.started,
             batch.ended,
-            lambda: self._events.describe([entry.payload for entry in batch.entries]),
+            lambda: self._events.attributes([entry.payload for entry in batch.entries]),
             error,
         )

@@ -55,7 +55,7 @@ class Client:
         if isinstance(reply, wire.Failure):
             failure = reply.error()
             if isinstance(failure, RequestCancelled):
-                # Nobody cancelled here, so the instance gave the work up for a reason of its own.
+                # This call was not cancelled, so the instance ended it for a reason of its own.
                 raise Unavailable(f"instance {instance:x} of {self.address} dropped the call")
             raise failure
         return reply

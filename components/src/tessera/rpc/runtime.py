@@ -50,7 +50,7 @@ _ENVIRONMENT_DEFAULTS = {
     # The field filters silence lines for each call. They have to name a field: the runtime puts the bare
     # target back at INFO whatever the level is. The endpoint's only warning is that an instance which
     # left discovery on its own, before its work was finished, cannot be removed from it again; the ingress
-    # warns of each answer that nobody waits for any more, the egress of each call to a worker that is gone,
+    # warns of each answer that no caller waits for now, the egress of each call to a worker that is gone,
     # which comes back to the caller as an error anyway.
     "DYN_LOG": (
         "warn,dynamo_runtime::component::endpoint=error"
@@ -115,8 +115,8 @@ class Runtime:
             planes = f"discovery {config.discovery_backend!r}, request plane {config.request_plane!r}"
             raise ConfigError(f"cannot join the Dynamo deployment ({planes}): {error}") from error
         self._endpoints: dict[str, Any] = {}
-        # Nobody serves it; see ``_ended``.
-        self._nobody = self.endpoint(self.address(f"nobody-{uuid.uuid4().hex}"))
+        # No process serves it; see ``_ended``.
+        self._unserved = self.endpoint(self.address(f"nobody-{uuid.uuid4().hex}"))
 
     def address(self, component: str, endpoint: str = "generate") -> str:
         return f"{self.config.namespace}.{component}.{endpoint}"
@@ -153,9 +153,9 @@ class Runtime:
         return DiscoveryLost("the lease in discovery has run out and cannot be renewed")
 
     async def _ended(self) -> None:
-        # Waiting for an instance of what nobody serves ends with the runtime alone, by an error.
+        # Waiting for an instance of what no process serves ends with the runtime alone, by an error.
         with suppress(Exception):
-            await (await self._nobody.client()).wait_for_instances()
+            await (await self._unserved.client()).wait_for_instances()
 
     def shutdown(self) -> None:
         self._runtime.shutdown()

@@ -54,7 +54,7 @@ async def serve(settings: WorkerSettings) -> None:
     tracing.start(settings.mode.value, settings.traces)
     runtime = Runtime(settings.rpc)
     metrics = WorkerMetrics()
-    metrics.describe(settings.mode.value, settings.served_model_name)
+    metrics.set_info(settings.mode.value, settings.served_model_name)
     address = runtime.address(COMPONENT[settings.mode])
     addresses = [address]
     if settings.dynamo_model:

@@ -130,7 +130,7 @@ class EmbedService:
                 ran=metrics.batch("text"),
                 cancelled=metrics.cancelled("text"),
                 died=died,
-                describe=_describe,
+                attributes=_attributes,
             ),
         )
         self._batch_cost = config.max_batch_cost
@@ -312,7 +312,7 @@ class _Embedded:
 _Pending = asyncio.Future[_Embedded] | asyncio.Future[Outcome[Vector]]
 
 
-def _describe(inputs: Sequence[PackedInput]) -> tracing.Attributes:
+def _attributes(inputs: Sequence[PackedInput]) -> tracing.Attributes:
     return {
         "tessera.batch.tokens": sum(len(entry.tokens) for entry in inputs),
         "tessera.batch.rows": sum(len(rows) for entry in inputs for rows in entry.vision),

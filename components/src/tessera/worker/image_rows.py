@@ -133,7 +133,7 @@ class ImageRows:
         self._precomputed = PrecomputedRows("embed", hidden=model.hidden, dtype=dtype, metrics=metrics)
         self._flights: SingleFlight[EncodedImage] = SingleFlight()
         self._dtype = dtype
-        self._salts: dict[str, bytes] = {}
+        self._key_ends: dict[str, bytes] = {}
 
     @property
     def tiles(self) -> int:
@@ -213,10 +213,10 @@ class ImageRows:
 
     def _key(self, image: wire.Image, rounding: str) -> bytes:
         """The digest names the image, what follows it everything else that its rows depend on."""
-        if rounding not in self._salts:
+        if rounding not in self._key_ends:
             named = "\0".join((self._model.fingerprint, self._dtype, rounding))
-            self._salts[rounding] = blake3(named.encode()).digest(16)
-        return image.digest + self._salts[rounding]
+            self._key_ends[rounding] = blake3(named.encode()).digest(16)
+        return image.digest + self._key_ends[rounding]
 
     def _checked(self, encoded: EncodedImage, image: wire.Image) -> EncodedImage:
         expected = (image.tiles * self._model.tokens_per_tile, self._model.hidden)

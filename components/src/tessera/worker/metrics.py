@@ -91,8 +91,8 @@ class WorkerMetrics:
         for outcome in ("ok", Unavailable.code):
             self.encode_calls.labels(outcome)
 
-    def describe(self, role: str, model: str) -> None:
-        """Say once what this process is."""
+    def set_info(self, role: str, model: str) -> None:
+        """Add ``tessera_info``; called once."""
         info = Gauge(
             "tessera_info", "What this process is", ["role", "model", "version"], registry=self.registry
         )

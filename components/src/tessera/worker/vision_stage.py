@@ -69,7 +69,7 @@ class VisionStage:
                 ran=metrics.batch("vision"),
                 cancelled=metrics.cancelled("vision"),
                 died=died,
-                describe=self._describe,
+                attributes=self._attributes,
             ),
         )
         self._admitted = Budget(lambda: self._batcher.limit)
@@ -165,7 +165,7 @@ class VisionStage:
         # Behind what is being decoded now, which cannot be called off.
         await asyncio.to_thread(self._decoder.close)
 
-    def _describe(self, work: Sequence[_Work]) -> tracing.Attributes:
+    def _attributes(self, work: Sequence[_Work]) -> tracing.Attributes:
         tiles = sum(len(entry.tiles) for entry in work)
         return {"tessera.batch.tiles": tiles, "tessera.batch.rows": tiles * self._model.tokens_per_tile}
 
