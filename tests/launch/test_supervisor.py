@@ -19,13 +19,16 @@ from tests.proc import command_line
 from tests.signals import freeze
 
 _PROGRAM = """
-import json, os, sys
+import json, os, pathlib, sys
 from tessera.launch.children import Signals, Told
 from tessera.launch.report import Report
 from tessera.launch.supervisor import Supervisor
 supervisor = Supervisor(Signals(), Report("text"), 1)
 for name, role, *command in json.loads(sys.argv[1]):
-    supervisor.start(name, role, command, os.environ)
+    if role == "other":
+        supervisor.start_other(command, os.environ, pathlib.Path(name))
+    else:
+        supervisor.start(name, role, command, os.environ)
 try:
     supervisor.supervise()
 except Told as told:
@@ -111,6 +114,8 @@ def test_they_end_in_their_order_and_a_second_signal_changes_nothing(tmp_path: P
     commands = [
         [name, role, *SLOW, name] for name, role in [("c", "encode"), ("b", "embed"), ("a", "frontend")]
     ]
+    beside = tmp_path / "beside"
+    commands.insert(0, [str(beside), "other", *SLOW, "it"])
     with supervising(tmp_path, commands) as (process, log):
         # Until each has come to its loop.
         wait_for(lambda: all(children(pid) for pid in children(process.pid)))
@@ -121,6 +126,7 @@ def test_they_end_in_their_order_and_a_second_signal_changes_nothing(tmp_path: P
             process.send_signal(signal.SIGTERM)
         assert process.wait(20) == 130
         assert log.read_text().split() == ["a", "ends", "b", "ends", "c", "ends"]
+        assert beside.read_text() == "it ends\n" and beside.stat().st_mtime > log.stat().st_mtime
 
 
 def test_what_does_not_end_is_killed_and_what_is_frozen_ends(tmp_path: Path) -> None:

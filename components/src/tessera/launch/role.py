@@ -49,12 +49,13 @@ def keep(root: Path, arguments: Sequence[str], environment: Mapping[str, str]) -
     For a task of a Slurm job: workers of one node share its address, so that each has a port of its own.
     Ends with 2 for what cannot be started.
     """
-    port = int(environment.get("DYN_SYSTEM_PORT_BASE") or 9090) + int(environment.get("SLURM_LOCALID") or 0)
     signals = Signals()
     supervisor = Supervisor(signals, Report("text"), None, hopeless=frozenset({2}))
     try:
+        settings = RoleSettings.read(environment)
+        port = settings.dyn_system_port_base + settings.slurm_localid
         python, words, own = command(root, arguments, {**environment, "DYN_SYSTEM_PORT": str(port)})
-        name = f"{arguments[0]} on {environment.get('SLURMD_NODENAME') or socket.gethostname()}"
+        name = f"{arguments[0]} on {settings.slurmd_nodename or socket.gethostname()}"
         supervisor.start(name, arguments[0], [python, *words], own)
         supervisor.supervise()
     except (SettingError, OSError) as error:

@@ -111,6 +111,10 @@ class RoleSettings(Shared):
     host_address: str = ""
     pod_ip: str = ""
     host_interface: str = ""
+    # Of a task of a Slurm job: workers of one node share its address.
+    dyn_system_port_base: int = 9090
+    slurm_localid: int = 0
+    slurmd_nodename: str = ""
     python: str = "python3"
 
 
