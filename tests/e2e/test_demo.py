@@ -27,7 +27,7 @@ async def test_the_demonstration_model_retrieves(tmp_path: Path) -> None:
     with 20 images: pooling of the last token, recall 0.55, least cosine 0.15; no vision rows, 0.05 and 0.00;
     tiles reversed, 1.00 and 0.89; rows off by one, 1.00 and 0.997; no prefix, 1.00 and 0.849.
     """
-    world = World.make(48, seed=1)
+    world = World.make(24, seed=1)
     with launch("agg.sh", DEMO, tmp_path / "log", workers=1) as service:
         async with httpx.AsyncClient(timeout=150) as http:
             client = Client(http, service.url, "tessera-random", progress=False)

@@ -1,4 +1,4 @@
-"""Images by URL and by local path, through the running service."""
+"""Images by URL and by local path, through frontends that the shared service's workers get for it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.inputs import cosine
-from tests.e2e.service import MODEL, Service, launch
+from tests.e2e.service import MODEL
 from tests.references.llama_nemotron_vl import Reference
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]
 
 
 class _Quiet(SimpleHTTPRequestHandler):
@@ -50,28 +51,24 @@ def allowed(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="module")
-def service(
-    allowed: bool, folder: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Service]:
-    environment = {"ALLOWED_LOCAL_MEDIA_PATH": str(folder)}
-    if allowed:
-        environment["FRONTEND_ARGS"] = "--allow-private-media"
-    log = tmp_path_factory.mktemp("service") / "log"
-    with launch("agg.sh", checkpoint, log, workers=1, environment=environment) as running:
-        yield running
+def frontend(allowed: bool, folder: Path, service: Disaggregated) -> Iterator[str]:
+    """Its URL."""
+    flags = ["--allowed-local-media-path", str(folder), *(["--allow-private-media"] if allowed else [])]
+    with service.frontend(*flags) as url:
+        yield url
 
 
-def ask(service: Service, url: str) -> httpx.Response:
+def ask(frontend: str, url: str) -> httpx.Response:
     body = {"model": MODEL, "input": [[{"type": "image_url", "image_url": {"url": url}}]]}
-    return httpx.post(f"{service.url}/v1/embeddings", json=body, timeout=30)
+    return httpx.post(f"{frontend}/v1/embeddings", json=body, timeout=30)
 
 
 def test_an_image_by_url(
-    service: Service, allowed: bool, folder: Path, photos: dict[str, bytes], reference: Reference
+    frontend: str, allowed: bool, folder: Path, photos: dict[str, bytes], reference: Reference
 ) -> None:
     with file_server(folder) as url:
-        answer = ask(service, f"{url}/china.jpg")
-        missing = ask(service, f"{url}/missing.jpg")
+        answer = ask(frontend, f"{url}/china.jpg")
+        missing = ask(frontend, f"{url}/missing.jpg")
     if not allowed:
         # Loopback is not reached unless it is allowed.
         assert answer.status_code == 422
@@ -83,9 +80,9 @@ def test_an_image_by_url(
 
 
 def test_an_image_by_local_path(
-    service: Service, folder: Path, photos: dict[str, bytes], reference: Reference
+    frontend: str, folder: Path, photos: dict[str, bytes], reference: Reference
 ) -> None:
-    answer = ask(service, f"file://{folder}/flower.jpg")
+    answer = ask(frontend, f"file://{folder}/flower.jpg")
     vector = np.array(answer.json()["data"][0]["embedding"], np.float32)
     assert cosine(vector, reference.vector(None, [photos["flower"]], "passage")) >= 0.9999
-    assert ask(service, "file:///etc/hostname").status_code == 422
+    assert ask(frontend, "file:///etc/hostname").status_code == 422
