@@ -19,8 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.errors import RequestError
-from tessera.frontend.http import connection as guarded_protocol
-from tessera.frontend.http import connection as lingering
+from tessera.frontend.http import connection
 from tessera.frontend.http.connection import ConnectionLimits
 from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.server import HttpServer
@@ -137,9 +136,9 @@ async def test_many_slow_clients_do_not_keep_others_out(running: Running) -> Non
 async def test_more_connections_than_descriptors_are_refused(
     patient: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(guarded_protocol, "max_connections", lambda: 4)
+    monkeypatch.setattr(connection, "max_connections", lambda: 4)
     # All of them are there at once, however long it takes to make them.
-    monkeypatch.setattr(lingering, "_SECONDS", 30.0)
+    monkeypatch.setattr(connection, "_LINGER_SECONDS", 30.0)
     open_ones = [await patient.connect() for _ in range(4)]
     await until(lambda: len(patient.server.server_state.connections) == 4)
     refused = [await patient.connect() for _ in range(200)]

@@ -28,7 +28,7 @@ class FrontendMetrics:
     """Counters and histograms of one frontend. Updated from its event loop."""
 
     def __init__(self) -> None:
-        # A second series for each counter that says when it began; nobody asks for it.
+        # A second series for each counter, with the time when it began.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         registry = self.registry

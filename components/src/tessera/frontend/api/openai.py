@@ -1,13 +1,13 @@
 """OpenAI's API: ``/v1/embeddings`` with every form of input, and ``/v1/models``.
 
-Where peers name one thing differently, every name is accepted and two that disagree are an error. Fields
-that other servers know but that mean nothing here are accepted only with the value that changes nothing;
-anything else would be ignored in silence, and the client would get vectors it did not ask for.
+Where other servers (vLLM, NIM, SGLang, Jina) name one thing differently, every name is accepted, and two that
+disagree are an error. Their fields that mean nothing here are accepted only with a value that changes
+nothing: anything else would be ignored in silence, and the client would get vectors it did not ask for.
 
 ==============================================  ========================================
 in ``input``                                    becomes
 ==============================================  ========================================
-``"text"``                                      one input (``nim`` looks for data URLs)
+``"text"``                                      one input (``content.py`` looks for data URLs)
 ``[1, 2, 3]``                                   one input of token ids
 ``[part, part]``, all objects with ``type``     one input
 ``[message]``, all objects with ``role``        one input
@@ -19,7 +19,7 @@ An item is a string, token ids, a list of parts, a list of one message, a messag
 image, or ``{"content": parts}``. A bare content part next to items of another kind is refused: it could
 be an input of its own or belong to its neighbours. ``messages`` holds one conversation or a list of them.
 
-The parser is stricter in what a schema cannot say, such as fields that contradict each other.
+The parser also refuses what the schema cannot express, such as fields that contradict each other.
 """
 
 from __future__ import annotations

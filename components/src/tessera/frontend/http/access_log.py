@@ -1,4 +1,4 @@
-"""The line that the frontend writes about each HTTP request, and how many a second about refused ones."""
+"""The log line of each HTTP request; at most ten a second about requests that were refused unread."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LINES_A_SECOND: Final = 10
 
 
 class RefusalLines:
-    """Lets the first lines of a second pass and counts the others.
+    """Lets the first ten lines of a second pass and counts the others.
 
-    A flood is refused in a fraction of the time that a line takes: with a line for each, writing about what
-    was not done would take more of a full service than refusing it.
+    A refusal takes a fraction of the time that a line takes: in a flood, a line for each refusal would cost a
+    full service more than the refusals.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -37,7 +37,7 @@ class RefusalLines:
         return self._seen <= _LINES_A_SECOND
 
     def left_out(self) -> int:
-        """How many got none in the second that is over; 0 until it is, and once that was told."""
+        """How many got no line in the last second; 0 until that second is over, and when asked again."""
         now = self._clock()
         if now - self._began < 1.0:
             return 0
@@ -62,9 +62,10 @@ _PATH_CHARACTERS = 120
 class AccessLog:
     """Writes at INFO, answers of 500 and above at ERROR, polls and the page's own files at DEBUG.
 
-    Of what was refused before its body was read ten lines a second are written, and how many were not.
+    Of requests that were refused before their bodies were read, ten lines a second are written, and the
+    number of the others.
 
-    What a request carries is never written: no body, no query string, no header but its id. Messages of
+    Nothing of a request's content is written: no body, no query string, no header but its id. Messages of
     4xx answers quote requests, so these lines give their code and the input's name instead.
     """
 
@@ -83,7 +84,7 @@ class AccessLog:
         error: Exception | None,
         unread: bool,
     ) -> None:
-        """``status`` 0: no answer was begun. An ``error`` that nobody foresaw brings its traceback.
+        """``status`` 0: no answer was begun. An unexpected ``error`` brings its traceback.
 
         ``unread`` says that the request was refused before its body was read.
         """

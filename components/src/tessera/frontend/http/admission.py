@@ -1,4 +1,4 @@
-"""How much work the frontend lets in at a time, and how much one API key may use per minute."""
+"""How much work the frontend admits at a time, and how much one API key may use per minute."""
 
 from __future__ import annotations
 
@@ -117,7 +117,11 @@ class Admission:
         return self._tiles.used
 
     def enter(self, client: str, body_bytes: int | None = None) -> Ticket:
-        """Let a request in as what the last ones cost, or its text could at most; raises ``Overloaded``."""
+        """Admit a request; raises ``Overloaded`` when the service is full.
+
+        Until ``Ticket.charge`` it counts as what the last requests cost, or as what its body could hold at
+        most.
+        """
         if self._requests >= self._max_requests:
             raise Overloaded(f"{self._requests} requests are being answered already", retry_after=1.0)
         guess = int(self._typical)
@@ -150,7 +154,7 @@ class Ticket:
         admission._tokens.take(client, guess)
 
     def charge(self, tokens: int, tiles: int) -> None:
-        """What the request really costs; raises ``Overloaded`` when that is too much just now."""
+        """Replace the guess by the request's cost; raises ``Overloaded`` when that is too much now."""
         admission = self._admission
         admission._typical += _WEIGHT * (tokens - admission._typical)
         admission._tokens.give(self._client, self._tokens)

@@ -95,7 +95,7 @@ class Authenticator:
 
 
 def client_of(name: str) -> str:
-    """The name by which clients share the service; empty where nobody has a name."""
+    """The name by which clients share the service; empty where there are no keys."""
     return "" if name == Authenticator.ANONYMOUS else name
 
 

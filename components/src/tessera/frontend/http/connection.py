@@ -1,9 +1,9 @@
-"""HTTP connections that cannot be held for nothing, nor made to read one thing as another.
+"""HTTP connections with limits of time and size, and with heads that can be read in one way only.
 
-uvicorn's own protocol waits for ever for a request's head, takes one of any size, and waits for ever for a
-client that does not read its answer, or that sends a body behind it. It also takes the body behind an offer
-to upgrade for the next request, and closes an idle connection without looking whether one has come.
-Bodies have their own clock and limit (``exchange``).
+uvicorn's own protocol sets no time and no size for a request's head. It waits without end for a client that
+does not read its answer, or that sends a body behind it. It takes the body behind an offer to upgrade for the
+next request, and closes an idle connection without looking whether a request has come. Bodies have a time
+and a limit of their own (``api/endpoint.py``).
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ def without_offer(method: bytes, target: bytes, version: str, headers: Headers) 
     return b"\r\n".join((*lines, b"", b""))
 
 
-# A client that reads less than this in the time that it has is not reading.
+# A client that reads less than this in its time counts as one that does not read.
 _PROGRESS_BYTES: Final = 16 << 10
 
 
 class SlowReader:
-    """Aborts a connection whose client has read nothing worth naming for so many seconds."""
+    """Aborts a connection whose client has read less than 16 KiB in ``seconds``."""
 
     def __init__(
         self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, *, seconds: float
@@ -89,14 +89,15 @@ class SlowReader:
             self.watch()
 
 
-_SECONDS: Final = 1.0
+# What a client is given to read the last answer.
+_LINGER_SECONDS: Final = 1.0
 
 
-class Lingering(asyncio.Transport):
-    """A connection's transport; what is written last reaches a client that is still sending.
+class LingeringTransport(asyncio.Transport):
+    """A transport with a lingering close: the last answer reaches a client that is still sending.
 
-    Closing at once would reset the connection under it, and the answer would be lost. Whoever hands this
-    out throws away what still arrives.
+    Closing at once would reset the connection, and the answer would be lost. The protocol must discard what
+    still arrives.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -112,11 +113,11 @@ class Lingering(asyncio.Transport):
 
     def close(self) -> None:
         self._transport.write_eof()
-        self._loop.call_later(_SECONDS, self._transport.close)
+        self._loop.call_later(_LINGER_SECONDS, self._transport.close)
 
 
-# For files, workers and fetches, beside the clients' connections.
-_OTHERS: Final = 256
+# Descriptors for files, workers and fetches, beside the clients' connections.
+_OTHER_DESCRIPTORS: Final = 256
 
 
 def raise_descriptor_limit() -> None:
@@ -130,7 +131,7 @@ def raise_descriptor_limit() -> None:
 def max_connections() -> int:
     """What the descriptors allow; beyond it the system would refuse our own files as well."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return max(soft // 2, soft - _OTHERS)
+    return max(soft // 2, soft - _OTHER_DESCRIPTORS)
 
 
 # Before an idle connection is closed: the loop has read by then what had come while it was busy. Closing a
@@ -380,7 +381,7 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             self._damaged = cycle, RequestError(why)
             cycle.keep_alive = False
-            cycle.transport = Lingering(self.transport, self.loop)
+            cycle.transport = LingeringTransport(self.transport, self.loop)
             cycle.message_event.set()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
@@ -417,4 +418,4 @@ class GuardedProtocol(HttpToolsProtocol):
     def _linger(self) -> None:
         # An earlier request's clock could end before that.
         self._unset_keepalive_if_required()
-        Lingering(self.transport, self.loop).close()
+        LingeringTransport(self.transport, self.loop).close()

@@ -33,8 +33,8 @@ from tessera.logs import RequestLine, note, serving
 class TraceMiddleware:
     """A span for each POST request, in the trace that the client names if it names one.
 
-    Probes and scrapes are not work and leave none. FastAPI can do the like itself, but puts the query into
-    the span, where clients of other services may have put a key, and knows no request ids.
+    Probes and scrapes are no work and leave no span. FastAPI's own instrumentation puts the query into the
+    span, where a client may have put a key, and knows no request ids.
     """
 
     def __init__(self, app: ASGIApp) -> None:

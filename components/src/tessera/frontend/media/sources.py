@@ -1,11 +1,12 @@
 """Images that come without a network: ``data:`` URLs, and files below the directory opened for them.
 
-The declared media type is not looked at: content decides. Accepted beside plain base64, because clients
-send them: the URL-safe alphabet, missing padding, percent-encoded characters and ASCII white space.
-Anything else is refused rather than skipped. Errors never repeat the payload.
+**Data URLs.** The declared media type is ignored: content decides. Beside plain base64 these are accepted,
+because clients send them: the URL-safe alphabet, missing padding, percent-encoded characters and ASCII white
+space. Anything else is refused, not skipped. Errors never repeat the payload.
 
-The path is resolved first, so that a symbolic link counts as what it points to. Then every component is
-opened from the one before it without following links: a link put there after the check is not followed.
+**Files.** The path is resolved first, so that a symbolic link counts as what it points to. Then every
+component is opened from the one before it without following links: a link put there after the check is not
+followed.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from tessera.transport.lending import Lender
 
 log = logging.getLogger(__name__)
 
-# The worker that takes over may itself go away meanwhile.
+# The worker that takes over may go away, too.
 _RETRIES = 2
 
 # One call carries at most this much image data, so that a request with many large images is spread over
@@ -180,7 +180,7 @@ class Dispatcher:
         for retries_left in reversed(range(_RETRIES + 1)):
             await self._call_all(request, calls)
             indices = [index for index in indices if _is_retryable(answer.errors.get(index))]
-            # Perhaps it was one of these that broke the engine: they may try one more, and no third.
+            # One of these items may have broken the engine: each may break a second one, and no third.
             deaths.update(index for index in indices if isinstance(answer.errors[index], EngineDead))
             indices = [index for index in indices if deaths[index] < 2]
             if not indices or not retries_left:

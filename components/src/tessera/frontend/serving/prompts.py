@@ -22,9 +22,9 @@ _INLINE_CHARACTERS = 4096
 
 
 def _threads() -> int:
-    """As many as there are processors beside the event loop's, and no more than tokenising ever needs.
+    """One for each processor but the event loop's, at least 2 and at most 4.
 
-    When hundreds of requests come at once, more of them would only take the loop's share.
+    When hundreds of requests come at once, more threads would take time from the loop.
     """
     return min(4, max(2, len(os.sched_getaffinity(0)) - 1))
 

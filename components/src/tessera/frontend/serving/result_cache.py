@@ -1,4 +1,4 @@
-"""Final vectors of inputs that were answered before, and one computation for those asked for at once."""
+"""A cache of final vectors, and single flight for equal inputs that are asked for at the same time."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ class ResultCache:
 
 
 class _Batch:
-    """The items of one request that nobody is computing yet; sent together, cancelled with the last."""
+    """The items of one request that are in no flight yet; one call, cancelled with its last waiter."""
 
     def __init__(
         self, dispatcher: Embedder, request_id: str, priority: int, client: str, seconds: float
