@@ -6,6 +6,7 @@ Nothing of this imports torch before a test needs it: most tests of a frontend n
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import signal
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.ports import PORTS, share
+from httpx._transports import default as httpx_transports
 from hypothesis import HealthCheck, settings
 
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
@@ -25,6 +27,10 @@ pytest_plugins = ["tests.tiers", "tests.references.fixture", "tests.shared_servi
 # A busy machine is no reason to fail.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
+
+# Every client of httpx reads the certificates of all authorities anew, and each ``httpx.get`` makes a client:
+# 30 ms of processor time, most of what a test spends that asks a service again and again until it is ready.
+httpx_transports.create_ssl_context = functools.cache(httpx_transports.create_ssl_context)
 
 # Ignored in what a shell starts in the background, and then in all that is started from there: no Ctrl-C
 # would reach a launch script.
