@@ -17,7 +17,7 @@ import pytest
 
 from tests.e2e.faults.conftest import ENCODE, Deployment
 from tests.e2e.faults.test_processes import named, store_of, until, whole, whole_again
-from tests.e2e.faults.traffic import Known, picture, traffic
+from tests.e2e.faults.traffic import PAUSE, Known, picture, traffic
 from tests.e2e.service import ROOT
 from tests.signals import signal_process
 
@@ -92,7 +92,7 @@ async def test_a_lease_that_runs_out_gives_no_other_image_s_rows(
     with reader(deployment, kind, tmp_path) as process:
         await until(lambda: leases(deployment) == 0)
         # Others write where its rows were.
-        async with traffic(deployment.urls, known) as running:
+        async with traffic(deployment.urls, known, pause=PAUSE) as running:
             await asyncio.sleep(1.0)
         assert running.errors == []
         assert await asyncio.to_thread(said, process) == "error lease_expired"

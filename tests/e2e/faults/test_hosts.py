@@ -18,7 +18,7 @@ import pytest
 from tests.e2e.faults.network import Host, Network
 from tests.e2e.faults.stores import Etcd
 from tests.e2e.faults.test_processes import until
-from tests.e2e.faults.traffic import Known, picture, traffic
+from tests.e2e.faults.traffic import PAUSE, Known, picture, traffic
 from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, ROOT, _metric, default_signals, lasting_members
 
@@ -135,7 +135,7 @@ async def right_again(hosts: Hosts, known: list[Known]) -> None:
     deadline = time.monotonic() + 60
     while not await both():
         assert time.monotonic() < deadline
-    async with traffic([hosts.url], known, concurrency=3) as running:
+    async with traffic([hosts.url], known, concurrency=3, pause=PAUSE) as running:
         await asyncio.sleep(2.0)
     assert running.errors == [] and running.vectors > 0
 

@@ -16,7 +16,7 @@ import pytest
 from tessera.rpc import FORGOTTEN
 from tests.e2e.faults.stores import Etcd, Nats
 from tests.e2e.faults.test_processes import until
-from tests.e2e.faults.traffic import Known, traffic
+from tests.e2e.faults.traffic import PAUSE, Known, traffic
 from tests.e2e.service import Service, launch
 from tests.proc import open_files
 
@@ -37,7 +37,7 @@ def service(checkpoint: Path, folder: Path, **environment: str) -> Iterator[Serv
 async def answers_again(running: Service, known: list[Known], timeout: float = 90.0) -> None:
     """Every kind of input is answered rightly, by workers that are all there."""
     await asyncio.to_thread(running.wait_workers, 1, 1, timeout)
-    async with traffic([running.url], known, concurrency=4) as load:
+    async with traffic([running.url], known, concurrency=4, pause=PAUSE) as load:
         await asyncio.sleep(2.0)
     assert load.errors == [] and load.vectors > 0
 
@@ -62,7 +62,7 @@ async def test_nats_and_etcd_go_away_and_come_back(
             await asyncio.sleep(5.0)
             nats.start()
             await back(running, known, "NATS gone for 5 s")
-            async with traffic([running.url], known, concurrency=4) as load:
+            async with traffic([running.url], known, concurrency=4, pause=PAUSE) as load:
                 etcd.stop()
                 await asyncio.to_thread(etcd.start)
                 await asyncio.sleep(5.0)

@@ -11,15 +11,13 @@ import httpx
 import pytest
 
 from tests.e2e.faults.conftest import EMBED, ENCODE, FRONTENDS, Deployment
-from tests.e2e.faults.traffic import Known, traffic
+from tests.e2e.faults.traffic import PAUSE, Known, traffic
 from tests.e2e.service import MODEL, Service
 from tests.signals import freeze, signal_process
 
 pytestmark = [pytest.mark.xdist_group("faults"), pytest.mark.service, pytest.mark.timeout(600)]
 
 WAIT = 90.0
-# Leaves room for what starts again: some thirty requests a second are on their way when a process ends.
-PAUSE = 0.15
 
 
 async def until(condition, timeout: float = WAIT, what: str = "") -> None:  # type: ignore[no-untyped-def]
@@ -168,7 +166,10 @@ async def test_a_frontend_that_is_killed_leaves_its_work_undone(
     victim = deployment.service.pids_in_order(6)[FRONTENDS[1]]
     body = {"model": MODEL, "input": [f"{index} " + "many words " * 200 for index in range(64)]}
     cancelled = sum(cancelled_items(deployment, worker) for worker in EMBED)
-    async with traffic(deployment.urls, known) as running, httpx.AsyncClient(timeout=60) as client:
+    async with (
+        traffic(deployment.urls, known, pause=PAUSE) as running,
+        httpx.AsyncClient(timeout=60) as client,
+    ):
         calls = [
             asyncio.create_task(client.post(f"{deployment.urls[1]}/v1/embeddings", json=body))
             for _ in range(8)
@@ -210,7 +211,7 @@ def forget_embed_workers(service: Service) -> int:
 
 async def test_workers_that_discovery_has_lost_return(deployment: Deployment, known: list[Known]) -> None:
     await whole(deployment)
-    async with traffic(deployment.urls, known) as running:
+    async with traffic(deployment.urls, known, pause=PAUSE) as running:
         await asyncio.sleep(1.0)
         first = time.monotonic()
         assert forget_embed_workers(deployment.service) == 2

@@ -19,7 +19,7 @@ import pytest
 
 from tests.e2e.faults.conftest import ENGINE, Deployment, deployed
 from tests.e2e.faults.test_processes import whole
-from tests.e2e.faults.traffic import Known, picture, traffic
+from tests.e2e.faults.traffic import PAUSE, Known, picture, traffic
 from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, Service
 from tests.signals import signal_process
@@ -33,8 +33,6 @@ pytestmark = [pytest.mark.soak, pytest.mark.service, pytest.mark.timeout(SECONDS
 STEADY, CHURNED = (0, 2, 4), (1, 3, 5)
 # It takes minutes until the allocators of torch and of the image library have all that they will ever hold.
 MOST_GROWTH = 1.1 if SECONDS >= 600 else 1.35
-# Leaves some of the processor to the tests beside it: as many requests in a second as in the half hour.
-PAUSE = 0.0 if SECONDS >= 600 else 0.15
 NAMES = ("frontend", "encode worker", "embed worker")
 
 
@@ -150,7 +148,9 @@ async def nuisance(service: Service, stopping: asyncio.Event, chance: random.Ran
 async def stir(deployment: Deployment, known: list[Known], seconds: float, chance: random.Random) -> Stirred:
     """Traffic, churn and bad clients for so long; nothing is left running."""
     stopping = asyncio.Event()
-    async with traffic(deployment.urls, known, pause=PAUSE) as running:
+    # As many requests in a second of the short run as in the half hour, which has the processors to itself.
+    pause = 0.0 if SECONDS >= 600 else PAUSE
+    async with traffic(deployment.urls, known, pause=pause) as running:
         tasks = [
             asyncio.create_task(churn(deployment, stopping, chance)),
             asyncio.create_task(nuisance(deployment.service, stopping, chance)),
