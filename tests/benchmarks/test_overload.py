@@ -12,7 +12,7 @@ from benchmarks.overload import main
 def test_a_flood_is_refused_and_the_rest_is_answered(checkpoint: Path) -> None:
     report = main(
         [
-            *("--model-path", str(checkpoint), "--seconds", "6", "--calm", "3", "--warm", "2"),
+            *("--model-path", str(checkpoint), "--seconds", "4", "--calm", "2", "--warm", "1"),
             *("--inputs", "48", "--words", "120", "--factor", "6", "--concurrency", "8"),
             # A queue of a few requests is full on any machine.
             *("--tokens", "2048"),
