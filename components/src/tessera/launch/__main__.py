@@ -26,7 +26,8 @@ def main(argv: Sequence[str]) -> int:
         elif option == "--prepared":
             prepared = True
         else:
-            break
+            sys.stderr.write(USAGE)
+            return 2
     if words and words[0] in ("role", "task"):
         from tessera.launch.processes import without_source
         from tessera.launch.role import become, keep
