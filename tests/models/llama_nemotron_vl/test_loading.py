@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -38,7 +39,7 @@ def nbytes(module: torch.nn.Module) -> int:
 def test_every_type_to_every_type(
     make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch, stored: str, wanted: str
 ) -> None:
-    monkeypatch.setattr(tensor_files, "_STAGING_BYTES", 4096)  # so that tensors take several pieces
+    monkeypatch.setattr(tensor_files, "_MAPPED_BYTES", 4096)  # so that the file is mapped several times
     path = make_checkpoint(dtype=stored)
     vision, text = load(path, wanted)
     weights = {canonical(name): value for name, value in load_file(path / "model.safetensors").items()}
@@ -103,10 +104,19 @@ def test_unknown_type(small: LlamaNemotronVL) -> None:
         small.load_text(dtype="int8", device="cpu")
 
 
-def test_a_file_that_shrinks(small: LlamaNemotronVL, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "preadv", lambda *_: 0)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: ends inside tensor"):
-        small.load_text(dtype="float32", device="cpu")
+def test_a_file_that_shrinks(
+    make_checkpoint: MakeCheckpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = Path(shutil.copytree(make_checkpoint(), tmp_path / "shrinking"))
+    read = TensorReader.read
+
+    def shrinks(self: TensorReader, tensor: StoredTensor, into: torch.Tensor) -> None:
+        os.truncate(tensor.file, tensor.file.stat().st_size - 1)
+        read(self, tensor, into)
+
+    monkeypatch.setattr(TensorReader, "read", shrinks)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: not readable"):
+        LlamaNemotronVL.open(path).load_text(dtype="float32", device="cpu")
 
 
 def test_loading_imports_no_compiler(make_checkpoint: MakeCheckpoint) -> None:
