@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tessera.batching import Batcher, Events
-from tessera.engine.base import packed_cost
+from tessera.engine.batch import packed_cost
 
 MakeBatcher = Callable[..., Batcher[int, int]]
 

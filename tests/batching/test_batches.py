@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.batching import Batcher, BatchStats
-from tessera.engine.base import packed_cost, padded_cost
+from tessera.engine.batch import packed_cost, padded_cost
 from tests.batching.conftest import MakeBatcher
 from tests.batching.engines import HeldEngine, until
 

@@ -12,7 +12,7 @@ from benchmarks.table import number, table
 from PIL import Image
 
 from benchmarks import http
-from tessera.frontend.media.sources import decode
+from tessera.frontend.media.loader import decode
 from tessera.models.base import Role, Truncate
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.e2e.disaggregated import Disaggregated

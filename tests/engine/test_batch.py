@@ -7,8 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.engine.base import packed_cost, padded_cost
-from tessera.engine.batch import PackedInput, pack, split
+from tessera.engine.batch import PackedInput, pack, packed_cost, padded_cost, split
 
 
 def test_a_batch_of_text_and_images() -> None:

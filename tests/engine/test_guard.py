@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.engine.base import packed_cost
+from tessera.engine.batch import packed_cost
 from tessera.engine.guard import GuardedTextEngine, GuardedVisionEngine
 from tessera.errors import EngineDead, EngineFailed, InvalidInput
 from tessera.launched import Launched

@@ -12,7 +12,7 @@ import pytest
 
 from tessera import errors
 from tessera.rpc import ModelServer
-from tessera.rpc.client import new_context
+from tessera.rpc.peers import new_context
 from tests.rpc.conftest import Deployment, until
 
 NAME = "some-model"

@@ -9,7 +9,7 @@ import pytest
 
 from tessera import tracing
 from tessera.batching import Batcher, Events
-from tessera.engine.base import packed_cost
+from tessera.engine.batch import packed_cost
 from tessera.errors import EngineFailed
 from tests.batching.engines import HeldEngine
 from tests.tracing.collector import Collector, Exported

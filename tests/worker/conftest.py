@@ -16,8 +16,7 @@ from blake3 import blake3
 from PIL import Image
 
 from tessera import wire
-from tessera.engine.base import Cost, packed_cost
-from tessera.engine.batch import TextBatch, TextVectors
+from tessera.engine.batch import Cost, TextBatch, TextVectors, packed_cost
 from tessera.engine.settings import EngineSettings
 from tessera.launched import Launched
 from tessera.models import Model, open_model

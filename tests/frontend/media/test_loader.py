@@ -25,7 +25,7 @@ from tessera.errors import (
 )
 from tessera.frontend.api.request import BARE_BASE64, ImageSource
 from tessera.frontend.media import Fetcher, ImageLimits, LoadedImage, MediaLoader, MediaPolicy
-from tessera.frontend.media.sources import decode, read_local
+from tessera.frontend.media.loader import decode, read_local
 from tessera.tasks import Deadline
 from tests.frontend.media.hostile import LoopbackPolicy, response, server
 

@@ -6,30 +6,17 @@ waits for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tessera.engine.batch import TextBatch, TextVectors
+from tessera.engine.batch import Cost, TextBatch, TextVectors
 from tessera.launched import Launched
 
 if TYPE_CHECKING:
     import torch
-
-Cost = Callable[[int, int, int], int]
-"""What a batch costs, in tokens or tiles: from its number of entries, their total size, the largest size."""
-
-
-def packed_cost(count: int, total: int, longest: int) -> int:
-    """Cost where nothing is padded: the sum of the sizes."""
-    return total
-
-
-def padded_cost(count: int, total: int, longest: int) -> int:
-    """Cost where every sequence is padded to the longest."""
-    return count * longest
 
 
 class VisionEngine(Protocol):

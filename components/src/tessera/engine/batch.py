@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -15,6 +15,20 @@ if TYPE_CHECKING:
 
 
 _EPSILON = np.float32(1e-12)
+
+
+Cost = Callable[[int, int, int], int]
+"""What a batch costs, in tokens or tiles: from its number of entries, their total size, the largest size."""
+
+
+def packed_cost(count: int, total: int, longest: int) -> int:
+    """Cost where nothing is padded: the sum of the sizes."""
+    return total
+
+
+def padded_cost(count: int, total: int, longest: int) -> int:
+    """Cost where every sequence is padded to the longest."""
+    return count * longest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

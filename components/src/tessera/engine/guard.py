@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.base import Cost, TextEngine, VisionEngine
-from tessera.engine.batch import TextBatch, TextVectors
+from tessera.engine.base import TextEngine, VisionEngine
+from tessera.engine.batch import Cost, TextBatch, TextVectors
 from tessera.errors import EngineDead, EngineFailed
 from tessera.launched import Launched
 

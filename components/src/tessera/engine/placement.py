@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,10 +19,10 @@ class Placement:
 
     device: str
     dtype: str
+    torch_dtype: torch.dtype = field(init=False)
 
-    @property
-    def torch_dtype(self) -> torch.dtype:
-        return DTYPES[self.dtype].torch
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "torch_dtype", DTYPES[self.dtype].torch)
 
     @property
     def is_cuda(self) -> bool:

@@ -24,7 +24,7 @@ import torch
 from torch.multiprocessing import reductions
 
 from tessera.dtypes import FLOATS
-from tessera.engine.base import Cost, packed_cost
+from tessera.engine.batch import Cost, packed_cost
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
 from tessera.engine.tensorrt.module import load_tensorrt_llm

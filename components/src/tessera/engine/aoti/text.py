@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from tessera.engine.aoti.package import AotiProgram, open_package
-from tessera.engine.base import Cost, packed_cost
+from tessera.engine.batch import Cost, packed_cost
 from tessera.engine.compiled.spec import Layout, Stage
 from tessera.engine.graphs import TextGraphs
 from tessera.engine.placement import Placement

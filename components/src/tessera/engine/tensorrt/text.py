@@ -8,8 +8,16 @@ import numpy as np
 import torch
 
 from tessera.dtypes import DTYPES
-from tessera.engine.base import Cost, packed_cost, padded_cost
-from tessera.engine.batch import PackedInput, TextBatch, TextVectors, pack, zeros
+from tessera.engine.batch import (
+    Cost,
+    PackedInput,
+    TextBatch,
+    TextVectors,
+    pack,
+    packed_cost,
+    padded_cost,
+    zeros,
+)
 from tessera.engine.compiled.manifest import Binding, Manifest
 from tessera.engine.compiled.spec import Layout, Profile, Stage
 from tessera.engine.placement import Placement

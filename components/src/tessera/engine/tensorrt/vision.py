@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from tessera.dtypes import DTYPES
-from tessera.engine.base import Cost, packed_cost
+from tessera.engine.batch import Cost, packed_cost
 from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import Stage
 from tessera.engine.placement import Placement

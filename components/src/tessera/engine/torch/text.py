@@ -6,8 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.base import Cost, packed_cost
-from tessera.engine.batch import TextBatch, TextVectors, split, zeros
+from tessera.engine.batch import Cost, TextBatch, TextVectors, packed_cost, split, zeros
 from tessera.engine.lanes import Lanes
 from tessera.engine.placement import Placement
 from tessera.engine.process import one_thread, tune_interpreter

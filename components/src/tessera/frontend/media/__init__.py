@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tessera.frontend.media.embeddings import LoadedEmbeddings
 from tessera.frontend.media.fetch import Fetcher
-from tessera.frontend.media.loader import LoadedImage, MediaLoader
-from tessera.frontend.media.policy import ImageLimits, MediaBudget, MediaPolicy
+from tessera.frontend.media.loader import LoadedImage, MediaBudget, MediaLoader
+from tessera.frontend.media.policy import ImageLimits, MediaPolicy
 
 __all__ = [
     "Fetcher",

@@ -36,16 +36,6 @@ class LoadedEmbeddings:
     digest: bytes
 
 
-def looks_like_safetensors(data: bytes) -> bool:
-    """Whether the bytes begin as the format does, which no image format's do."""
-    after = len(data) - LENGTH_BYTES
-    return (
-        after > 0
-        and data[LENGTH_BYTES : LENGTH_BYTES + 1] == b"{"
-        and header_length(data) <= min(after, 1 << 32)
-    )
-
-
 def read_embeddings(data: bytes, *, hidden: int, digest: bytes, param: str) -> LoadedEmbeddings:
     """The first tensor, ``[rows, hidden]`` or ``[1, rows, hidden]``.
 

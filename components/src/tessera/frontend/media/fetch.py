@@ -16,7 +16,7 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import httpcore
@@ -25,8 +25,11 @@ from opentelemetry.trace import SpanKind
 
 from tessera import tracing
 from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge
-from tessera.frontend.media.policy import ImageLimits, MediaBudget, MediaPolicy
+from tessera.frontend.media.policy import ImageLimits, MediaPolicy
 from tessera.tasks import Deadline
+
+if TYPE_CHECKING:
+    from tessera.frontend.media.loader import MediaBudget
 
 Resolver = Callable[[str, int], Awaitable[Sequence[str]]]
 """(host, port) → IP addresses as text, best first. Raises ``OSError`` when there is none."""

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from tessera.errors import PayloadTooLarge
 from tessera.settings import MIB, POSITIVE, Setting
 
 Address = IPv4Address | IPv6Address
@@ -207,20 +206,3 @@ def _embedded(address: Address) -> list[IPv4Address]:
     if int(address) >> 32 & 0xFFFFFFFF in _ISATAP:
         found.append(IPv4Address(low))
     return found
-
-
-class MediaBudget:
-    """Counts bytes while they arrive, so that many images cannot fill the memory side by side."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._left = limit
-
-    def take(self, nbytes: int, *, param: str) -> None:
-        """Raises ``PayloadTooLarge`` naming ``param`` when the request's images are too many bytes."""
-        self._left -= nbytes
-        if self._left < 0:
-            raise PayloadTooLarge(
-                f"{param}: the images of this request are larger than {self._limit} bytes together",
-                param=param,
-            )

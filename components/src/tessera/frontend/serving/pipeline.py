@@ -18,8 +18,7 @@ from tessera.frontend.api.request import EmbeddingsRequest, Input
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Embedder
-from tessera.frontend.serving.images import ImageReader, Visions
-from tessera.frontend.serving.prompts import Prompter
+from tessera.frontend.serving.prompts import ImageReader, Prompter, Visions
 from tessera.frontend.settings import Limits
 from tessera.models.base import Model, Piece, Prompt, Role
 from tessera.tasks import Deadline

@@ -1,21 +1,164 @@
-"""Prompts for inputs whose vision rows may come from images or from tensors of any length."""
+"""The prompts of a request: its images as prompts and workers need them, tokens with their placeholders."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from tessera import wire
-from tessera.errors import InvalidInput, TesseraError
-from tessera.frontend.api.request import EmbeddingsRequest, Input
-from tessera.frontend.serving.images import Visions
+from tessera.cache import BoundedLru
+from tessera.errors import InvalidInput, MediaNotCached, RequestCancelled, TesseraError
+from tessera.frontend.api.request import EmbeddingsRequest, ImageSource, Input
+from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
 from tessera.models.base import Int32Array, Model, Prompt
+from tessera.tasks import Deadline, run_all
+from tessera.transport.lending import inline_handle
+
+
+@dataclass(frozen=True, slots=True)
+class KnownImage:
+    """What a prompt and a cache key need of an image: its 32-byte blake3 hash, upright size in pixels."""
+
+    digest: bytes
+    width: int
+    height: int
+
+
+class KnownMedia:
+    """The last ``most`` names of each client; owned by one event loop.
+
+    A name is only ever looked up for the client that gave it: guessing another one's names leads nowhere.
+    What it stands for is what that client sent last under it; images themselves are not kept.
+    """
+
+    def __init__(self, most: int = 4096) -> None:
+        self._clients: defaultdict[str, BoundedLru[str, KnownImage]] = defaultdict(lambda: BoundedLru(most))
+
+    def remember(self, client: str, name: str, known: KnownImage) -> None:
+        self._clients[client].put(name, known)
+
+    def find(self, client: str, name: str) -> KnownImage | None:
+        names = self._clients.get(client)
+        return None if names is None else names.get(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vision:
+    """One image or one tensor of rows: what travels, the tokens it takes and the pixels it has."""
+
+    payload: wire.Image | wire.Embeddings
+    tokens: int
+    pixels: int
+
+    @property
+    def tiles(self) -> int:
+        return self.payload.tiles if isinstance(self.payload, wire.Image) else 0
+
+
+Visions = tuple[Vision, ...]
+
+_NOT_LOADED = RequestCancelled("not loaded, because an input before it failed")
+
+
+class ImageReader:
+    """Loads all images of a request at the same time."""
+
+    def __init__(self, model: Model, media: MediaLoader) -> None:
+        self._known = KnownMedia()
+        self._model = model
+        self._media = media
+
+    async def read(
+        self, inputs: Sequence[Input], deadline: Deadline, *, allow_partial: bool, client: str = ""
+    ) -> list[Visions | TesseraError]:
+        """Each input's images, or what was wrong with the first bad one.
+
+        Unless ``allow_partial``, a bad input ends the loading of those behind it: the request fails over this
+        one or one before it. ``client`` is whose names for images count.
+        """
+        found: list[Visions | TesseraError] = [entry.malformed or () for entry in inputs]
+        if not any(entry.images for entry in inputs):
+            return found
+        budget = self._media.budget()
+        tasks = {
+            index: asyncio.ensure_future(self._read_input(entry, deadline, budget, client))
+            for index, entry in enumerate(inputs)
+            if entry.images
+        }
+
+        def settled(index: int, task: asyncio.Future[Visions | TesseraError]) -> None:
+            if not task.cancelled() and isinstance(task.result(), TesseraError):
+                for later, other in tasks.items():
+                    if later > index:
+                        other.cancel()
+
+        if not allow_partial:
+            for index, task in tasks.items():
+                task.add_done_callback(functools.partial(settled, index))
+        try:
+            await asyncio.wait(tasks.values())
+        finally:
+            for task in tasks.values():
+                task.cancel()
+        for index, task in tasks.items():
+            found[index] = _NOT_LOADED if task.cancelled() else task.result()
+        return found
+
+    async def _read_input(
+        self, entry: Input, deadline: Deadline, budget: MediaBudget, client: str
+    ) -> Visions | TesseraError:
+        loads = [self._one(source, deadline, budget, client) for source in entry.images]
+        try:
+            return tuple(await run_all(loads))
+        except TesseraError as error:
+            return error
+
+    async def _one(self, source: ImageSource, deadline: Deadline, budget: MediaBudget, client: str) -> Vision:
+        if source.uuid is not None and not source.url:
+            return self._recalled(source, client, source.uuid)
+        loaded = await self._media.load(source, hidden=self._model.hidden, deadline=deadline, budget=budget)
+        if isinstance(loaded, LoadedEmbeddings):
+            return Vision(
+                payload=wire.Embeddings(
+                    digest=loaded.digest,
+                    handle=inline_handle(loaded.data, shape=loaded.shape, dtype=loaded.dtype),
+                    param=source.param,
+                ),
+                tokens=loaded.shape[0],
+                pixels=0,
+            )
+        known = KnownImage(loaded.digest, loaded.header.width, loaded.header.height)
+        if source.uuid is not None:
+            self._known.remember(client, source.uuid, known)
+        return self._vision(known, loaded.data, source.param)
+
+    def _recalled(self, source: ImageSource, client: str, uuid: str) -> Vision:
+        """An image that the client has sent before: its rows may be in a worker's cache."""
+        known = self._known.find(client, uuid)
+        if known is None:
+            # To the client it is the same as one that a worker has no rows of any more.
+            raise MediaNotCached(
+                f"{source.param}: no image is known by this uuid; send it again", param=source.param
+            )
+        return self._vision(known, b"", source.param)
+
+    def _vision(self, known: KnownImage, data: bytes, param: str) -> Vision:
+        tiles = self._model.tiles(known.width, known.height)
+        return Vision(
+            payload=wire.Image(digest=known.digest, data=data, tiles=tiles, param=param),
+            tokens=tiles * self._model.tokens_per_tile,
+            pixels=known.width * known.height,
+        )
+
 
 # Shorter texts are tokenised on the event loop: handing them to a thread costs more than the work.
 _INLINE_CHARACTERS = 4096

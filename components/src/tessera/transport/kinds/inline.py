@@ -9,7 +9,7 @@ import torch
 from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError
 from tessera.transport.slab.geometry import check_shape
-from tessera.transport.slab.rows import check_destination, dtype_name
+from tessera.transport.slab.rows import TORCH_DTYPES, check_destination, dtype_name
 from tessera.transport.slab.slab import Slot
 from tessera.wire import Handle, SlabInfo
 
@@ -58,7 +58,7 @@ class InlineSlab:
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
         _check(handle)
-        rows = into(handle.shape, FLOATS[handle.dtype].torch)
+        rows = into(handle.shape, TORCH_DTYPES[handle.dtype])
         check_destination(handle, rows)
         target = rows if rows.device.type == "cpu" else torch.empty_like(rows, device="cpu")
         raw: Any = target.view(torch.uint8).view(-1).numpy()

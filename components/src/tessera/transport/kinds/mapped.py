@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError, LeaseExpired
 from tessera.transport.slab.geometry import check_origin, unknown_slab
 from tessera.transport.slab.memory import HostMemory
-from tessera.transport.slab.rows import check_destination
+from tessera.transport.slab.rows import TORCH_DTYPES, check_destination
 from tessera.wire import Handle, SlabInfo
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ class MappedSlab:
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
         unit = self._unit_of(handle)
-        rows = into(handle.shape, FLOATS[handle.dtype].torch)
+        rows = into(handle.shape, TORCH_DTYPES[handle.dtype])
         check_destination(handle, rows)
         if not self._memory.holds(unit, handle.lease):
             raise LeaseExpired(f"lease {handle.lease} had ended before its rows were copied")

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 import torch
 
-from tessera.dtypes import FLOATS
 from tessera.errors import ConfigError, HandOffError, LeaseExpired
 from tessera.transport.kinds.nixl_agent import NixlAgent
 from tessera.transport.slab.geometry import (
@@ -25,7 +24,7 @@ from tessera.transport.slab.geometry import (
     slab_info,
     unknown_slab,
 )
-from tessera.transport.slab.rows import check_destination, copy_rows
+from tessera.transport.slab.rows import TORCH_DTYPES, check_destination, copy_rows
 from tessera.transport.slab.slab import Slab, Slot
 from tessera.transport.slab.space import Space
 from tessera.wire import Handle, SlabInfo
@@ -93,13 +92,13 @@ class NixlTransport:
         self._agent = NixlAgent(producer, interfaces=options.interfaces)
         self._staging: _Staging | None = None
         self._info: SlabInfo | None = None
+        self._published = False
         if slab is not None:
             try:
                 self._info = self._register(slab)
             except BaseException:
                 self._agent.close()
                 raise
-            slab.add_source(self._finished_leases)
 
     @property
     def quarantined(self) -> int:
@@ -120,6 +119,10 @@ class NixlTransport:
             raise HandOffError("this process has no slab to publish from")
         if not self._direct(self._slab):
             await self._slab.stage(slot)
+        if not self._published:
+            # The agent is asked for its peers' messages from here on: before, no reader can have any.
+            self._slab.add_source(self._finished_leases)
+            self._published = True
         slot.start_lease()
         return slab_handle(self.kind, self._producer, self._slab, slot)
 
@@ -184,7 +187,7 @@ class NixlSlab:
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
         self._check(handle)
-        rows = into(handle.shape, FLOATS[handle.dtype].torch)
+        rows = into(handle.shape, TORCH_DTYPES[handle.dtype])
         check_destination(handle, rows)
         if await self._lease_word(handle) != handle.lease:
             raise LeaseExpired(f"lease {handle.lease} had ended before its rows were read")

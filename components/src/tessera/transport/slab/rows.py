@@ -13,21 +13,24 @@ from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError
 from tessera.wire import Handle
 
+TORCH_DTYPES: Final = {name: dtype.torch for name, dtype in FLOATS.items()}
+"""The torch type of each element type that crosses, by its wire name."""
+
 CHUNK_BYTES: Final = 2 << 20
 """What ``copy_rows`` moves before it lets other work of the loop run."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """The wire name of ``dtype``; ``ValueError`` for one that does not cross."""
-    for name, known in FLOATS.items():
-        if known.torch == dtype:
+    for name, known in TORCH_DTYPES.items():
+        if known == dtype:
             return name
-    raise ValueError(f"{dtype} rows cannot be handed off; known are {', '.join(FLOATS)}")
+    raise ValueError(f"{dtype} rows cannot be handed off; known are {', '.join(TORCH_DTYPES)}")
 
 
 def check_destination(handle: Handle, into: torch.Tensor) -> None:
     """Raise ``HandOffError`` unless ``into`` is exactly what the handle's rows fill."""
-    if into.dtype != FLOATS[handle.dtype].torch:
+    if into.dtype != TORCH_DTYPES[handle.dtype]:
         raise HandOffError(f"the handle's dtype is {handle.dtype}, the destination's {into.dtype}")
     if tuple(into.shape) != handle.shape:
         raise HandOffError(f"the handle's shape is {handle.shape}, the destination's {tuple(into.shape)}")

@@ -60,19 +60,6 @@ decode_task = msgspec.msgpack.Decoder(Task).decode
 decode_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
-def anonymous(data: bytes) -> int:
-    """A descriptor of new memory that holds ``data``; the caller closes it."""
-    descriptor = os.memfd_create("tessera-image", os.MFD_CLOEXEC)
-    try:
-        view, written = memoryview(data), 0
-        while written < len(view):
-            written += os.write(descriptor, view[written:])
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
-
-
 def shared(nbytes: int) -> int:
     """A descriptor of ``nbytes`` of zeros whose size can never change; the caller closes it."""
     descriptor = os.memfd_create("tessera-tiles", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

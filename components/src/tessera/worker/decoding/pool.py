@@ -31,7 +31,6 @@ from tessera.worker.decoding.messages import (
     Limits,
     Refusal,
     Task,
-    anonymous,
     decode_answer,
     encode,
     mapped,
@@ -169,7 +168,7 @@ class _Process:
     def decode(self, data: bytes, *, param: str, timeout: float) -> UInt8Array:
         self._channel.settimeout(timeout)
         try:
-            descriptor = anonymous(data)
+            descriptor = _in_memory(data)
             try:
                 task = encode(Task(size=len(data), param=param))
                 socket.send_fds(self._channel, [task], [descriptor])
@@ -202,6 +201,19 @@ class _Process:
             self._channel.close()
             # Unmapped now, and not when the last traceback that refers to this object is gone.
             self._memory = np.empty(0, np.uint8)
+
+
+def _in_memory(data: bytes) -> int:
+    """A descriptor of new memory that holds ``data``; the caller closes it."""
+    descriptor = os.memfd_create("tessera-image", os.MFD_CLOEXEC)
+    try:
+        view, written = memoryview(data), 0
+        while written < len(view):
+            written += os.write(descriptor, view[written:])
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 class _ForkServer:
