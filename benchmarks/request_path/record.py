@@ -7,6 +7,7 @@ import io
 import json
 import mmap
 import os
+import statistics
 import tempfile
 import time
 import urllib.request
@@ -20,13 +21,15 @@ import numpy as np
 from PIL import Image
 
 import tessera
-from benchmarks.request_path.sitecustomize import ROLES, VARIABLE, WORD, package_files
+from benchmarks.request_path.sitecustomize import ROLES, VARIABLE, WORD, lines_of
 from benchmarks.service import Deployment, service
 
 PACKAGE = Path(tessera.__file__).parent
-_REPEATS = 8
+_REPEATS = 12
 # What a request leaves to be done behind its answer: cache inserts, leases given back, log lines.
 _SETTLE_SECONDS = 0.1
+# Longer than any period of what runs by the clock: looks at discovery, at workers, at notifications.
+_IDLE_SECONDS = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,46 +51,95 @@ class Paths:
 def record(checkpoint: Path, *, mode: str = "e_p") -> Paths:
     """Starts a service on CPU and sends it texts and images of which none was seen before."""
     with tempfile.TemporaryDirectory() as folder:
-        notes = Path(folder) / "notes"
-        files = package_files(PACKAGE)
-        notes.write_bytes(bytes(WORD * (1 + len(ROLES) * len(files))))
-        with _environment(notes):
-            engine = {"text": {"device": "cpu"}, "vision": {"device": "cpu"}, "threads": 1}
-            deployment = Deployment(model_path=checkpoint, mode=mode, engine=engine, frontend_flags=())
-            with service(deployment, Path(folder) / "logs") as (url,), notes.open("r+b") as file:
-                memory = mmap.mmap(file.fileno(), 0)
-                try:
-                    text = _path(memory, files, lambda number: _text(url, number))
-                    image = _path(memory, files, lambda number: _image(url, number))
-                finally:
-                    memory.close()
+        file = Path(folder) / "notes"
+        notes = _Notes(file)
+        try:
+            with _environment(file):
+                engine = {"text": {"device": "cpu"}, "vision": {"device": "cpu"}, "threads": 1}
+                deployment = Deployment(model_path=checkpoint, mode=mode, engine=engine, frontend_flags=())
+                with service(deployment, Path(folder) / "logs") as (url,):
+                    text = _path(notes, lambda number: _text(url, number))
+                    image = _path(notes, lambda number: _image(url, number))
+        finally:
+            notes.close()
     return Paths(text=text, image=image)
 
 
-def _path(memory: mmap.mmap, files: list[Path], send: Callable[[int], None]) -> tuple[Stop, ...]:
-    """The files that every one of several requests passed: what runs by the clock beside one is left out."""
+Function = tuple[str, str, int]
+"""The role, the file below the package, the first line."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """How often each function was called in so many seconds, and after how many nanoseconds first."""
+
+    seconds: float
+    called: dict[Function, tuple[int, int]]
+
+
+class _Notes:
+    """What the processes have noted."""
+
+    def __init__(self, file: Path) -> None:
+        self._functions: list[Function] = [
+            (role, str(Path(path).relative_to(PACKAGE)), line)
+            for role in ROLES
+            for path, (_, count) in lines_of(PACKAGE).items()
+            for line in range(count)
+        ]
+        file.write_bytes(bytes(WORD * (1 + 2 * len(self._functions))))
+        with file.open("r+b") as opened:
+            self._memory = mmap.mmap(opened.fileno(), 0)
+
+    def during(self, work: Callable[[], object]) -> _Calls:
+        self._memory[WORD:] = bytes(len(self._memory) - WORD)
+        began = time.monotonic_ns()
+        self._memory[0] = 1
+        try:
+            work()
+        finally:
+            self._memory[0] = 0
+        seconds = (time.monotonic_ns() - began) / 1e9
+        words = np.frombuffer(self._memory[WORD:], np.uint64).reshape(-1, 2)
+        called = {
+            self._functions[place]: (int(words[place, 0]), int(words[place, 1]) - began)
+            for place in np.flatnonzero(words[:, 0])
+        }
+        return _Calls(seconds=seconds, called=called)
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+def _path(notes: _Notes, send: Callable[[int], None]) -> tuple[Stop, ...]:
+    """The files of the functions that every request calls.
+
+    What runs by the clock is called between requests as often as beside them, and is left out.
+    """
     send(0)
     send(1)
-    found: list[dict[tuple[str, str], int]] = []
+    idle = notes.during(lambda: time.sleep(_IDLE_SECONDS))
+    found: list[_Calls] = []
     for repeat in range(_REPEATS):
         time.sleep(_SETTLE_SECONDS)
-        memory[WORD:] = bytes(len(memory) - WORD)
-        memory[0] = 1
-        send(2 + repeat)
-        time.sleep(_SETTLE_SECONDS)
-        memory[0] = 0
-        words = memoryview(bytes(memory[WORD:])).cast("Q")
-        found.append(
-            {
-                (role, str(path.relative_to(PACKAGE))): at
-                for (role, path), at in zip(((r, p) for r in ROLES for p in files), words, strict=True)
-                if at
-            }
-        )
-    always = set.intersection(*(set(passed) for passed in found))
-    stops = sorted(always, key=lambda stop: found[0][stop])
+
+        def ask(number: int = 2 + repeat) -> None:
+            send(number)
+            time.sleep(_SETTLE_SECONDS)
+
+        found.append(notes.during(ask))
+    seconds = sum(calls.seconds for calls in found)
+
+    def belongs(function: Function) -> bool:
+        by_clock = idle.called.get(function, (0, 0))[0] / idle.seconds * seconds
+        return sum(calls.called[function][0] for calls in found) - by_clock > _REPEATS / 2
+
+    always = filter(belongs, set.intersection(*(set(calls.called) for calls in found)))
     first: dict[str, Stop] = {}
-    for role, file in stops:
+    for function in sorted(
+        always, key=lambda function: statistics.median(c.called[function][1] for c in found)
+    ):
+        role, file, _ = function
         first.setdefault(file, Stop(role, file))
     return tuple(first.values())
 
