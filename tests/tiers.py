@@ -41,8 +41,8 @@ FIRST = (
     "clients",
     "e2e/test_parity.py",
     "models/llama_nemotron_vl/test_parity.py",
-    "engine/test_onnx.py",
-    "engine/test_triton_repository.py",
+    "tools/test_onnx.py",
+    "tools/test_triton_repository.py",
 )
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from tessera.dynamo_model import CarriedMedia
 from tessera.errors import MediaFetchError
-from tessera.frontend.api.request import ImageSource
 from tessera.frontend.media import MediaPolicy
+from tessera.frontend.request import ImageSource
 from tessera.tasks import Deadline
 from tests.e2e.test_e_p import image_input, picture
 

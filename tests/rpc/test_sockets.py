@@ -6,7 +6,7 @@ import os
 import socket
 from contextlib import suppress
 
-from tessera.rpc.runtime import copies, send_at_once
+from tessera.rpc.runtime import own_sockets, send_at_once
 from tests.rpc.conftest import Deployment, echo, echoing, until
 
 
@@ -48,7 +48,7 @@ async def test_a_server_acknowledges_at_once(deployment: Deployment) -> None:
 def connections() -> list[bool]:
     """For each connected TCP socket of this process whether it sends at once."""
     found = []
-    for each in copies():
+    for each in own_sockets():
         with suppress(OSError), each:
             if each.family == socket.AF_INET and each.getpeername():
                 found.append(at_once(each))

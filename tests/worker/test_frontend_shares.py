@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.fair_share import FrontendShares
+from tessera.worker.frontend_shares import FrontendShares
 
 
 def test_whoever_has_stopped_asking_is_not_counted() -> None:

@@ -13,7 +13,7 @@ import pytest
 PROGRAM = """
 import asyncio, contextlib, ctypes, sys
 from pathlib import Path
-from tessera.worker.memory import give_back_when_idle
+from tessera.worker.idle_memory import give_back_when_idle
 
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p

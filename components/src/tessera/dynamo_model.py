@@ -20,14 +20,14 @@ from tessera.errors import (
     ProtocolError,
     TesseraError,
 )
-from tessera.frontend.api.formats import check_width, finish
+from tessera.frontend.api.formats import finish
 from tessera.frontend.api.openai import ROLE_SUFFIXES, parse_embeddings
-from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, ImageSource
 from tessera.frontend.http.errors import render
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, ImageSource
 from tessera.frontend.serving.dispatch import Answer
-from tessera.frontend.serving.pipeline import Pipeline, Result
+from tessera.frontend.serving.pipeline import Pipeline, Result, check_width
 from tessera.frontend.settings import Limits
 from tessera.models.base import Model
 from tessera.rpc import ModelServer, Runtime, Server

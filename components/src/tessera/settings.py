@@ -134,7 +134,7 @@ class Field:
 
 
 def fields_of(settings: type[msgspec.Struct]) -> Iterator[Field]:
-    """All fields, in their order; what is no setting (it has no ``Setting`` and is no Struct) among them."""
+    """All fields, in their order, also those that are no settings: without a ``Setting``, and no Struct."""
     for field in msgspec.structs.fields(settings):
         kind, setting = field.type, Setting()
         if get_origin(kind) is Annotated:
@@ -239,7 +239,7 @@ def _decode(kind: type, value: object) -> object:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One setting or several of the same meaning, for a table of people's."""
+    """One setting or several of the same meaning, for a table in the docs."""
 
     names: tuple[str, ...]
     defaults: tuple[str, ...]

@@ -13,14 +13,13 @@ import pytest
 from tessera.errors import EngineFailed, InvalidInput, UnsupportedMedia
 from tessera.frontend.api.formats import (
     ResponseBody,
-    check_width,
     convert,
     finish,
     numbers,
 )
 from tessera.frontend.api.openai import embeddings_body, parse_embeddings
-from tessera.frontend.api.request import EmbedDtype
-from tessera.frontend.serving.pipeline import Usage
+from tessera.frontend.request import EmbedDtype
+from tessera.frontend.serving.pipeline import Usage, check_width
 
 HIDDEN = 64
 

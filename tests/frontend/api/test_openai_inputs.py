@@ -6,7 +6,7 @@ import pytest
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api.openai import parse_embeddings
-from tessera.frontend.api.request import EmbeddingsRequest, ImageSource, Input, RequestLimits
+from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input, RequestLimits
 from tessera.models.base import Role
 
 PNG = "data:image/png;base64,iVBORw0KGgo="

@@ -23,9 +23,9 @@ from tessera.errors import (
     RequestError,
     UnsupportedMedia,
 )
-from tessera.frontend.api.request import BARE_BASE64, ImageSource
 from tessera.frontend.media import Fetcher, ImageLimits, LoadedImage, MediaLoader, MediaPolicy
 from tessera.frontend.media.loader import decode, read_local
+from tessera.frontend.request import BARE_BASE64, ImageSource
 from tessera.tasks import Deadline
 from tests.frontend.media.hostile import LoopbackPolicy, response, server
 

@@ -11,10 +11,10 @@ from typing import Annotated
 
 import msgspec
 
-from tessera.frontend.api.request import RequestLimits
 from tessera.frontend.http.auth import API_KEYS_VARIABLE, ApiKey, read_keys
 from tessera.frontend.http.connection import ConnectionLimits
 from tessera.frontend.media.policy import ImageLimits, MediaPolicy
+from tessera.frontend.request import RequestLimits
 from tessera.logs import LogSettings
 from tessera.rpc.runtime import RpcSettings
 from tessera.settings import (

@@ -74,7 +74,7 @@ class Supervisor:
     def wait_until(self, done: Callable[[], bool]) -> int | None:
         """Wait until something is done, or a child ends before: its id. Raises ``Told``.
 
-        Whoever does it sends SIGCHLD to this process.
+        What makes it done must send SIGCHLD to this process.
         """
         while not done():
             self._signals.wait(None)

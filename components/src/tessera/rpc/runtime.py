@@ -27,13 +27,13 @@ def send_at_once() -> None:
     """
     # Twice: what was accepted while the listening sockets had their turn is listed the second time.
     for _ in range(2):
-        for each in copies():
+        for each in own_sockets():
             with each:
                 if each.proto == socket.IPPROTO_TCP:
                     each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def copies() -> Iterator[socket.socket]:
+def own_sockets() -> Iterator[socket.socket]:
     """Every socket of this process under a descriptor of its own, for the caller to close."""
     for descriptor in os.listdir("/proc/self/fd"):
         try:

@@ -1,4 +1,4 @@
-"""Rows that a process without a slab, a GPU or torch hands to one reader on its own host.
+"""Rows that a process without a shared slab, a GPU or torch hands to one reader on its own host.
 
 Each loan is a slab of one slot, of kind ``shm``. The reader maps it, copies the rows, checks that the lease
 was still good, and acknowledges, as it does with an encode worker's slab. The lender ends the lease when the

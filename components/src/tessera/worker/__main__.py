@@ -19,7 +19,7 @@ from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, un
 from tessera.tasks import Left, run_until
 from tessera.worker.access_log import AccessLog
 from tessera.worker.embed import EmbedService
-from tessera.worker.memory import give_back_when_idle
+from tessera.worker.idle_memory import give_back_when_idle
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.roles import COMPONENT, Builder, Service
 from tessera.worker.settings import WorkerSettings, parse

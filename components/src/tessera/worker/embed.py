@@ -26,10 +26,10 @@ from tessera.errors import (
     ProtocolError,
     TesseraError,
 )
-from tessera.fair_share import FrontendShares
 from tessera.launched import Launched
 from tessera.models.base import Model
 from tessera.tasks import run_all
+from tessera.worker.frontend_shares import FrontendShares
 from tessera.worker.image_rows import ImageRows, Job, VisionSource
 from tessera.worker.metrics import WorkerMetrics
 

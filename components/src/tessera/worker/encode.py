@@ -11,8 +11,8 @@ import msgspec
 from tessera import tracing, wire
 from tessera.cache import BoundedLru
 from tessera.errors import DeadlineExceeded, ProtocolError, RequestCancelled, TesseraError
-from tessera.fair_share import FrontendShares
 from tessera.transport.outbox import Outbox
+from tessera.worker.frontend_shares import FrontendShares
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.vision_stage import VisionStage
 

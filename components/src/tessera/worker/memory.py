@@ -1,14 +1,9 @@
-"""A worker's memory: the account of what it will use, and the return of free memory when it is idle."""
+"""What a worker is going to use of memory, against what is there; worked out before anything is loaded."""
 
 from __future__ import annotations
 
-import asyncio
-import ctypes
-import logging
-import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
 import torch
 
@@ -102,34 +97,3 @@ def _lines(path: Path) -> list[str]:
         return path.read_text().splitlines()
     except OSError:
         return []
-
-
-log = logging.getLogger(__name__)
-
-_EVERY_SECONDS: Final = 5.0
-# The share of one core: health checks and scrapes take less, and any work takes more.
-_IDLE_SHARE: Final = 0.1
-
-
-async def give_back_when_idle(every: float = _EVERY_SECONDS) -> None:
-    """Return free memory to the system once in each idle time that follows work; looks every ``every`` s.
-
-    glibc keeps much of what is freed, above all by several threads: after a burst of images a worker held
-    four times what it used, for as long as it ran. A request that comes just then waits for a few
-    milliseconds. Does nothing where the C library cannot trim.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
-    if trim is None:
-        return
-    worked = True
-    before = time.process_time()
-    while True:
-        await asyncio.sleep(every)
-        now = time.process_time()
-        idle = now - before < _IDLE_SHARE * every
-        before = now
-        if idle and worked:
-            started = time.perf_counter()
-            await asyncio.to_thread(trim, ctypes.c_size_t(0))
-            log.debug("gave free memory back in %.1f ms", (time.perf_counter() - started) * 1e3)
-        worked = not idle

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -14,8 +13,7 @@ from starlette.responses import Response
 from tessera.errors import InvalidInput
 from tessera.frontend.api.content import InputBuilder, image_at, read_message
 from tessera.frontend.api.endpoint import Served, Translated
-from tessera.frontend.api.formats import ResponseBody, check_width, convert, finish
-from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, Input, RequestLimits
+from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish
 from tessera.frontend.api.schema import (
     NUMBERS,
     PARTS,
@@ -43,8 +41,9 @@ from tessera.frontend.api.values import (
     string,
 )
 from tessera.frontend.http.errors import Failure
+from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input, RequestLimits
 from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.pipeline import Result
+from tessera.frontend.serving.pipeline import Result, check_width
 from tessera.models.base import Role, Truncate
 
 INPUT_TYPES: Final[dict[str, Role | None]] = {
@@ -130,9 +129,7 @@ def write_cohere(parsed: CohereRequest, result: Result) -> ResponseBody:
         "id": result.request_id,
         "response_type": "embeddings_by_type",
         "embeddings": {
-            name: [b64encode(row).decode("ascii") for row in rows]
-            if name == "base64"
-            else list(convert(rows, TYPES[name]))
+            name: base64_rows(rows) if name == "base64" else list(convert(rows, TYPES[name]))
             for name in parsed.types
         },
         "meta": {"api_version": {"version": "2"}, "billed_units": units},

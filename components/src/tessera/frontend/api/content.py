@@ -32,7 +32,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.request import BARE_BASE64, ImageSource, Input, Modality, RequestLimits
 from tessera.frontend.api.values import (
     INT32,
     Json,
@@ -43,6 +42,7 @@ from tessera.frontend.api.values import (
     reject_unknown,
     string,
 )
+from tessera.frontend.request import BARE_BASE64, ImageSource, Input, Modality, RequestLimits
 from tessera.models.base import Role
 
 MESSAGE_ROLES: Final[dict[str, Role | None]] = {

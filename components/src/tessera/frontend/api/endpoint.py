@@ -15,11 +15,11 @@ from starlette.responses import Response
 from tessera import tracing, wire
 from tessera.errors import ModelNotFound, PayloadTooLarge, RequestCancelled, RequestTimeout, UnsupportedMedia
 from tessera.frontend.api.formats import ResponseBody
-from tessera.frontend.api.request import EmbeddingsRequest, RequestLimits
 from tessera.frontend.api.values import Json, read_json
 from tessera.frontend.http.admission import RateLimiter, Ticket
 from tessera.frontend.http.auth import Authenticator, client_of
 from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.request import EmbeddingsRequest, RequestLimits
 from tessera.frontend.serving.pipeline import Pipeline, Result
 from tessera.frontend.settings import Limits
 from tessera.logs import RequestLine, note

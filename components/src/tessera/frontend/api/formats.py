@@ -18,6 +18,7 @@ above 0.1: a fixed scale of 127 would leave a handful of levels.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -26,14 +27,13 @@ import numpy.typing as npt
 import orjson
 
 from tessera.dtypes import bfloat16_bits, from_bfloat16_bits
-from tessera.errors import EngineFailed, InvalidInput
-from tessera.frontend.api.request import EmbedDtype
+from tessera.errors import EngineFailed
+from tessera.frontend.request import EmbedDtype
 
 Vectors = npt.NDArray[np.float32]
 Values = npt.NDArray[Any]
 
 _EPSILON: Final = 1e-12
-_PACKED: Final = (EmbedDtype.BINARY, EmbedDtype.UBINARY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,25 +52,6 @@ class ResponseBody:
             media_type="application/json",
             headers=headers or {},
         )
-
-
-def check_width(hidden: int, dimensions: int | None, dtype: EmbedDtype, param: str = "dimensions") -> int:
-    """The width of the vectors to send, checked before anything is computed.
-
-    Raises ``InvalidInput``, naming ``param``, for more dimensions than there are, and for a packed type whose
-    width is not a multiple of 8. Which widths a model was trained for is the caller's to check.
-    """
-    width = hidden if dimensions is None else dimensions
-    if not 0 < width <= hidden:
-        raise InvalidInput(
-            f"{param}: expected 1 to {hidden}, the model's own width, found {width}", param=param
-        )
-    if dtype in _PACKED and width % 8:
-        raise InvalidInput(
-            f"{param}: {dtype.value} packs eight values to a byte, and {width} is not a multiple of 8",
-            param=param,
-        )
-    return width
 
 
 def finish(vectors: Vectors, *, width: int, normalize: bool) -> Vectors:
@@ -109,3 +90,8 @@ def numbers(values: Values, dtype: EmbedDtype) -> Values:
     if dtype is EmbedDtype.BFLOAT16:
         return from_bfloat16_bits(values)
     return values
+
+
+def base64_rows(values: Values) -> list[str]:
+    """Each row's bytes in base64; ``values`` are contiguous."""
+    return [b64encode(row).decode("ascii") for row in values]

@@ -27,7 +27,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from base64 import b64encode
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
@@ -52,15 +51,7 @@ from tessera.frontend.api.content import (
     split_messages,
 )
 from tessera.frontend.api.endpoint import Served, Translated
-from tessera.frontend.api.formats import ResponseBody, Values, Vectors, check_width, convert, finish, numbers
-from tessera.frontend.api.request import (
-    EmbeddingsRequest,
-    EmbedDtype,
-    EncodingFormat,
-    Input,
-    Modality,
-    RequestLimits,
-)
+from tessera.frontend.api.formats import ResponseBody, Values, Vectors, base64_rows, convert, finish, numbers
 from tessera.frontend.api.schema import (
     BOOLEAN,
     CONVERSATION,
@@ -96,8 +87,16 @@ from tessera.frontend.api.values import (
     summarize,
 )
 from tessera.frontend.http.errors import error_object
+from tessera.frontend.request import (
+    EmbeddingsRequest,
+    EmbedDtype,
+    EncodingFormat,
+    Input,
+    Modality,
+    RequestLimits,
+)
 from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.pipeline import Result, Usage
+from tessera.frontend.serving.pipeline import Result, Usage, check_width
 from tessera.models.base import Role, Truncate
 
 INERT: Final[dict[str, tuple[Json, ...]]] = {
@@ -545,7 +544,7 @@ def embeddings_body(
     if request.encoding_format is EncodingFormat.BYTES:
         return _raw_body(values, request.dtype, head, usage, failures)
     if request.encoding_format is EncodingFormat.BASE64:
-        rows: list[Any] = [b64encode(row).decode("ascii") for row in values]
+        rows: list[Any] = base64_rows(values)
     else:
         rows = list(numbers(values, request.dtype))
     data: list[dict[str, Any]] = [

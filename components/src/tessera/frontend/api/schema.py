@@ -6,8 +6,8 @@ from enum import StrEnum
 from typing import Any, Final
 
 from tessera.frontend.api.content import MESSAGE_ROLES
-from tessera.frontend.api.request import EmbedDtype
 from tessera.frontend.http.errors import MEANINGS
+from tessera.frontend.request import EmbedDtype
 
 Schema = dict[str, Any]
 

@@ -13,8 +13,7 @@ from starlette.responses import Response
 from tessera.errors import EmptyInput, PayloadTooLarge
 from tessera.frontend.api.content import InputBuilder, named_role, read_tokens
 from tessera.frontend.api.endpoint import Served, Translated
-from tessera.frontend.api.formats import ResponseBody, check_width, finish
-from tessera.frontend.api.request import EmbeddingsRequest, Input, RequestLimits
+from tessera.frontend.api.formats import ResponseBody, finish
 from tessera.frontend.api.schema import (
     BOOLEAN,
     NUMBERS,
@@ -38,8 +37,9 @@ from tessera.frontend.api.values import (
     string,
 )
 from tessera.frontend.http.errors import Failure
+from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits
 from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.pipeline import Result
+from tessera.frontend.serving.pipeline import Result, check_width
 from tessera.models.base import Piece, Role, Truncate
 
 PROMPTS: Final = {"query": Role.QUERY, "passage": Role.PASSAGE, "document": Role.PASSAGE}

@@ -13,7 +13,6 @@ from tessera.errors import InvalidInput
 from tessera.frontend.api import tei
 from tessera.frontend.api.endpoint import Endpoint, client, identify, until_disconnect
 from tessera.frontend.api.openai import EMBEDDINGS_SCHEMA, FIELDS, parse_embeddings
-from tessera.frontend.api.request import EmbeddingsRequest, RequestLimits
 from tessera.frontend.api.schema import (
     BOOLEAN,
     OPENAI_ERROR,
@@ -25,6 +24,7 @@ from tessera.frontend.api.schema import (
     operation,
 )
 from tessera.frontend.api.values import Json, json_object, optional_boolean, request_body, string
+from tessera.frontend.request import EmbeddingsRequest, RequestLimits
 from tessera.frontend.service import ClientApi, Service
 
 SCHEMA: Final[Schema] = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
 from functools import partial
 from typing import Any, Final
 
@@ -12,8 +11,7 @@ from starlette.responses import Response
 
 from tessera.frontend.api.content import InputBuilder, named_role, read_message
 from tessera.frontend.api.endpoint import Served, Translated
-from tessera.frontend.api.formats import ResponseBody, check_width, convert, finish, numbers
-from tessera.frontend.api.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, RequestLimits
+from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish, numbers
 from tessera.frontend.api.schema import (
     BOOLEAN,
     NUMBERS,
@@ -39,8 +37,9 @@ from tessera.frontend.api.values import (
     request_body,
 )
 from tessera.frontend.http.errors import Failure
+from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, RequestLimits
 from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.pipeline import Result
+from tessera.frontend.serving.pipeline import Result, check_width
 from tessera.models.base import Role, Truncate
 
 INPUT_TYPES: Final = {"query": Role.QUERY, "document": Role.PASSAGE}
@@ -89,7 +88,7 @@ def write_voyage(request: EmbeddingsRequest, model: str, result: Result) -> Resp
     width = check_width(vectors.shape[1], request.dimensions, request.dtype)
     values = convert(finish(vectors, width=width, normalize=True), request.dtype)
     rows: list[Any] = (
-        [b64encode(row).decode("ascii") for row in values]
+        base64_rows(values)
         if request.encoding_format is EncodingFormat.BASE64
         else list(numbers(values, request.dtype))
     )

@@ -17,7 +17,6 @@ from blake3 import blake3
 
 from tessera.checkpoint.safetensors import LENGTH_BYTES, header_length
 from tessera.errors import InvalidInput, MediaFetchError, PayloadTooLarge, UnsupportedMedia
-from tessera.frontend.api.request import BARE_BASE64, ImageSource
 from tessera.frontend.media.embeddings import (
     SUFFIX,
     UNSAFE_SUFFIXES,
@@ -26,6 +25,7 @@ from tessera.frontend.media.embeddings import (
 )
 from tessera.frontend.media.fetch import Fetcher
 from tessera.frontend.media.policy import ImageLimits, MediaPolicy
+from tessera.frontend.request import BARE_BASE64, ImageSource
 from tessera.imaging import ImageHeader, probe
 from tessera.tasks import Deadline
 

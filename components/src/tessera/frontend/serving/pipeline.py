@@ -7,21 +7,23 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from tessera import tracing, wire
 from tessera.errors import InvalidInput, TesseraError
-from tessera.frontend.api.formats import check_width
-from tessera.frontend.api.request import EmbeddingsRequest, Input
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input
 from tessera.frontend.serving.dispatch import Embedder
 from tessera.frontend.serving.prompts import ImageReader, Prompter, Visions
 from tessera.frontend.settings import Limits
 from tessera.models.base import Model, Piece, Prompt, Role
 from tessera.tasks import Deadline
+
+_PACKED: Final = (EmbedDtype.BINARY, EmbedDtype.UBINARY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +53,25 @@ class Result:
     usage: Usage
     image_pixels: int
     timings: wire.Timings
+
+
+def check_width(hidden: int, dimensions: int | None, dtype: EmbedDtype, param: str = "dimensions") -> int:
+    """The width of the vectors to send, checked before anything is computed.
+
+    Raises ``InvalidInput``, naming ``param``, for more dimensions than there are, and for a packed type whose
+    width is not a multiple of 8. Which widths a model was trained for is the caller's to check.
+    """
+    width = hidden if dimensions is None else dimensions
+    if not 0 < width <= hidden:
+        raise InvalidInput(
+            f"{param}: expected 1 to {hidden}, the model's own width, found {width}", param=param
+        )
+    if dtype in _PACKED and width % 8:
+        raise InvalidInput(
+            f"{param}: {dtype.value} packs eight values to a byte, and {width} is not a multiple of 8",
+            param=param,
+        )
+    return width
 
 
 class Pipeline:

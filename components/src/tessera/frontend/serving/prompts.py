@@ -17,8 +17,8 @@ import numpy as np
 from tessera import wire
 from tessera.cache import BoundedLru
 from tessera.errors import InvalidInput, MediaNotCached, RequestCancelled, TesseraError
-from tessera.frontend.api.request import EmbeddingsRequest, ImageSource, Input
 from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
+from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input
 from tessera.models.base import Int32Array, Model, Prompt
 from tessera.tasks import Deadline, run_all
 from tessera.transport.lending import inline_handle

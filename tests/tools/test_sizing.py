@@ -10,7 +10,7 @@ import pytest
 
 from tessera.tools.sizing import H100, Demand, Images, Plan, Text, demand, main, plan
 
-RESULTS = (Path(__file__).parents[1] / "benchmarks/RESULTS.md").read_text()
+RESULTS = (Path(__file__).parents[2] / "benchmarks/RESULTS.md").read_text()
 
 
 def measured(row: str) -> float:

@@ -17,8 +17,8 @@ from tessera.cli.engine import main
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.spec import CheckpointSpec
-from tests.engine.triton_stand_in import InferenceResponse, Repository, Request, Tensor
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
+from tests.tools.triton_stand_in import InferenceResponse, Repository, Request, Tensor
 
 pytestmark = pytest.mark.compiles
 

@@ -18,7 +18,7 @@ from tessera.engine.compiled.spec import Stage
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
-from tests.engine.building.test_networks import TOKENS, Stages, worst_cosine
+from tests.engine.compiled.test_networks import TOKENS, Stages, worst_cosine
 
 pytestmark = [
     pytest.mark.timeout(1800),
