@@ -20,5 +20,6 @@ launch() {
     local hold=(env --block-signal="INT,TERM,HUP")
     # Coreutils before 8.31 cannot.
     "${hold[@]}" true 2>/dev/null || hold=()
-    exec "${hold[@]}" "$python" -m tessera.launch --root "$ROOT" "$@"
+    # Without its site-packages, which it needs once the processes are under way: their .pth files may take long.
+    exec "${hold[@]}" "$python" -S -m tessera.launch --root "$ROOT" "$@"
 }

@@ -60,11 +60,19 @@ SCRIPTS: Final = {
 }
 
 
-def launch(script: Script, root: Path, arguments: Sequence[str], *, prepared: bool) -> int:
+def launch(
+    script: Script,
+    root: Path,
+    arguments: Sequence[str],
+    *,
+    prepared: bool = False,
+    current: int | None = None,
+) -> int:
     """Run the service until a signal ends it; the status that the script ends with.
 
     ``root`` is the repository, ``arguments`` are flags of the workers. ``prepared`` says that this is the
-    interpreter of the environment, which was made before.
+    interpreter of the environment, which was made before; ``current`` is the id of the process that finds out
+    whether it still is as it should be.
     """
     if not {"-h", "--help"}.isdisjoint(arguments):
         sys.stdout.write(script.help())
@@ -75,7 +83,7 @@ def launch(script: Script, root: Path, arguments: Sequence[str], *, prepared: bo
         service = Service(script, root, tuple(arguments), signals, report)
         if not prepared:
             service.check()
-            service.prepare()
+            service.prepare(current)
         try:
             service.start()
             service.wait_ready()
@@ -145,24 +153,27 @@ class Service:
         if not os.path.isdir(settings.model_path):
             raise SettingError(f"MODEL_PATH={settings.model_path}: no such directory")
 
-    def prepare(self) -> None:
+    def prepare(self, current: int | None) -> None:
         """Make the environment on first use, and again when what it is made from has changed.
 
-        From an interpreter that is not the environment's its own takes over. Raises ``Told``, and
-        ``SystemExit`` when the environment cannot be made.
+        The process ``current`` ends with 0 where that is not needed. From an interpreter that is not the
+        environment's its own takes over. Raises ``Told``, and ``SystemExit`` when the environment cannot be
+        made.
         """
-        # A host of frontends alone needs no torch.
-        extra = "worker" if self._worker_count else "frontend"
-        setup = str(self._root / "scripts" / "setup")
-        status = run([setup, extra], self._environment, self._signals)
+        status = self._setup() if current is None or os.waitpid(current, 0)[1] else 0
         self._signals.wait(0)
         if status:
             raise SystemExit(status)
         if os.path.abspath(self._python) == os.path.abspath(sys.executable):
             return
         self._signals.replaced()
-        command = [self._python, "-m", "tessera.launch", "--root", str(self._root), "--prepared"]
+        command = [self._python, "-S", "-m", "tessera.launch", "--root", str(self._root), "--prepared"]
         os.execv(self._python, [*command, self._script.command, *self._flags])
+
+    def _setup(self) -> int:
+        # A host of frontends alone needs no torch.
+        extra = "worker" if self._worker_count else "frontend"
+        return run([str(self._root / "scripts" / "setup"), extra], self._environment, self._signals)
 
     def start(self) -> None:
         """Start every process. Raises ``SettingError`` when one cannot be started."""
@@ -194,6 +205,10 @@ class Service:
         Raises ``NotReady`` when a child has ended before, or READY_TIMEOUT_SECONDS are over.
         """
         # Now that the children are under way: it takes 40 ms, for HTTP and logging.
+        if sys.flags.no_site:
+            import site
+
+            site.main()
         from tessera.launch.ready import Asking, Expected, say_ended
         from tessera.logs import log_as, log_settings
 
