@@ -69,7 +69,7 @@ class TensorReader:
     """Reads tensors from safetensors files, of which it keeps one mapped.
 
     Pages that were read count against the process for as long as a file is mapped, so the file is mapped anew
-    after every 64 MiB. For 976 MiB of bfloat16 in one file the peak was 1956 MiB with one mapping, 1044 MiB so,
+    after every 64 MiB. For 976 MiB of bfloat16 in one file the peak was 1956 MiB with one mapping, 1044 so,
     996 MiB with a mapping for each tensor of 16 MiB; in 1.1 to 1.5 s on a busy machine.
     """
 
