@@ -38,15 +38,13 @@ class Setting:
     """What is known of a field beside its type and its default.
 
     ``help`` says what it means, in one line of ``--help``; ``more`` follows in tables alone. ``flag`` is its
-    flag, ``variable`` its environment variable; a key of a YAML file has neither. The flag's value, which
-    ``check`` judges, times ``unit`` is the field's. On a field that is a Struct itself, ``group`` puts the
-    flags below it under this heading.
+    flag; a key of a YAML file has none. The flag's value, which ``check`` judges, times ``unit`` is the
+    field's. On a field that is a Struct itself, ``group`` puts the flags below it under this heading.
     """
 
     help: str = ""
     more: str = ""
     flag: str = ""
-    variable: str = ""
     unit: int = 1
     check: Check | None = None
     metavar: str | None = None
@@ -247,7 +245,7 @@ class Row:
 
 
 def rows_of(settings: type[msgspec.Struct], *names: str) -> list[Row]:
-    """What to write about flags, variables and keys: of these names, or all, in the order of the settings.
+    """What to write about flags and keys: of these names, or all, in the order of the settings.
 
     Neighbours that mean the same share a row. A key below another one is written with a dot between.
     """
@@ -276,7 +274,7 @@ def _named(settings: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, F
                 # What the whole has for it, where that is not the part's own.
                 yield name, replace(inner, default=getattr(field.default, inner.name, inner.default))
         elif field.setting.help:
-            yield field.setting.flag or field.setting.variable or prefix + field.name, field
+            yield field.setting.flag or prefix + field.name, field
 
 
 def _written(field: Field) -> str:
