@@ -15,8 +15,9 @@ from typing import Final
 import msgspec
 
 from tessera.errors import ProtocolError, TesseraError, from_code
+from tessera.image_plan import ImagePlan
 
-VERSION: Final = 5
+VERSION: Final = 6
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -42,18 +43,24 @@ class Failure(Message, frozen=True, kw_only=True):
 class Image(Message, frozen=True, kw_only=True):
     """One encoded image file; ``data`` is empty for one that was sent before and is to be in the cache.
 
-    ``digest`` is the 32-byte blake3 hash of ``data``; ``tiles`` is what the frontend computed from the
-    file's header, and so what the prompt's placeholder count was built from.
+    ``digest`` is the 32-byte blake3 hash of ``data``; ``units``, ``rows`` and ``grid`` are the plan that the
+    frontend made from the file's header, and so what the prompt's placeholders were built from.
     """
 
     digest: bytes
     data: bytes
-    tiles: int
+    units: int
+    rows: int
+    grid: tuple[int, int, int] | None = None
     param: str
+
+    @property
+    def plan(self) -> ImagePlan:
+        return ImagePlan(units=self.units, rows=self.rows, grid=self.grid)
 
 
 class Handle(Message, frozen=True, kw_only=True):
-    """Where one image's vision rows lie: ``[rows, hidden]`` of ``dtype`` at ``offset`` bytes in a slab.
+    """Where one image's vision rows lie: ``[rows, row_width]`` of ``dtype`` at ``offset`` bytes in a slab.
 
     ``lease`` is never reused by its producer. ``data`` is filled by the inline kind alone. ``checksum`` is
     the 16-byte blake3 hash of the rows, where the producer is configured to give one.
@@ -91,7 +98,12 @@ class Embeddings(Message, frozen=True, kw_only=True):
     digest: bytes
     handle: Handle
     slab: SlabInfo | None = None
+    grid: tuple[int, int, int] | None = None
     param: str
+
+    @property
+    def plan(self) -> ImagePlan:
+        return ImagePlan(units=0, rows=self.handle.shape[0], grid=self.grid)
 
 
 class Item(Message, frozen=True, kw_only=True):
@@ -103,6 +115,10 @@ class Item(Message, frozen=True, kw_only=True):
     tokens: bytes
     images: tuple[Image | Embeddings, ...] = ()
     param: str
+
+    @property
+    def token_count(self) -> int:
+        return len(self.tokens) // 4
 
 
 class EmbedRequest(Message, frozen=True, kw_only=True):
@@ -145,15 +161,17 @@ class Timings(Message, frozen=True, kw_only=True):
 
 
 class EmbedReply(Message, frozen=True, kw_only=True):
-    """``vectors`` is float32 ``[items, hidden]``; a failed item's row is zeros and its failure is listed.
+    """``rows`` is float32 ``[sum(counts), width]``: ``counts`` says how many rows each item became.
 
-    The rows are unit vectors, and ``norms``, float32 ``[items]``, says how long the model had made them.
+    A failed item has none, and its failure is listed. ``norms``, float32 ``[sum(counts)]``, says how long the
+    model had made the rows, where they are scaled to unit length, and is 1 elsewhere.
     ``cached_tokens`` counts, for each item, the image tokens whose rows came from the cache.
     """
 
-    vectors: bytes
+    rows: bytes
     norms: bytes
-    hidden: int
+    width: int
+    counts: tuple[int, ...]
     failures: dict[int, Failure] = {}
     cached_tokens: tuple[int, ...]
     timings: Timings
@@ -213,8 +231,9 @@ class WorkerInfo(Message, frozen=True, kw_only=True):
 
     Work is sent only where ``fingerprint`` (the checkpoint's) equals the caller's own; an embed worker also
     asks that the rows it would get are of its own ``dtype``. ``rounding`` says what its engines round beyond
-    that; what was kept of another rounding is not taken for its own. ``tokens`` and ``tiles`` say how much
-    the instance takes from the caller at a time, at its pace of now; 0 where it has no such stage or does
+    that; what was kept of another rounding is not taken for its own. ``width`` is that of an output row,
+    ``row_width`` that of a vision row, 0 without a vision stage. ``tokens`` and ``units`` say how much the
+    instance takes from the caller at a time, at its pace of now; 0 where it has no such stage or does
     not know.
     """
 
@@ -222,13 +241,14 @@ class WorkerInfo(Message, frozen=True, kw_only=True):
     model: str
     fingerprint: str
     dtype: str
-    hidden: int
+    width: int
+    row_width: int
     images: bool
     rounding: str = ""
     host: str = ""
     slabs: tuple[SlabInfo, ...] = ()
     tokens: int = 0
-    tiles: int = 0
+    units: int = 0
 
 
 class Inspect(Message, frozen=True, kw_only=True):
@@ -254,7 +274,7 @@ class SlabState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class WorkerState(Message, frozen=True, kw_only=True):
-    """How busy an instance is; ``queued`` is in tokens for the text stage, in tiles for the vision stage."""
+    """How busy an instance is; ``queued`` is in tokens for the text stage, in units for the vision stage."""
 
     queued: dict[str, float]
     cache: CacheState | None = None

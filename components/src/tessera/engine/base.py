@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from tessera.engine.batch import Cost, TextBatch, TextVectors
+from tessera.engine.batch import Cost, TextBatch, TextOutput, VisionBatch
 from tessera.launched import Launched
 
 if TYPE_CHECKING:
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class VisionEngine(Protocol):
-    """Turns uint8 tiles into vision rows and writes them into tensors of the caller."""
+    """Turns pixels into vision rows and writes them into tensors of the caller."""
 
     @property
     def cost(self) -> Cost: ...
@@ -34,11 +31,10 @@ class VisionEngine(Protocol):
         """Run what is slow the first time; raises ``EngineFailed``."""
         ...
 
-    def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:
-        """Encode images, one entry of ``tiles`` and of ``out`` for each.
+    def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object]:
+        """Encode images; ``out`` has an entry ``[rows, row_width]`` for each of them.
 
-        An entry of ``tiles`` is ``[n, 3, height, width]``; its rows are written into the entry of ``out``,
-        ``[n * tokens_per_tile, hidden]``, and are complete when the result is there.
+        The rows of an image are written into its entry, and are complete when the result is there.
         """
         ...
 
@@ -46,7 +42,7 @@ class VisionEngine(Protocol):
 
 
 class TextEngine(Protocol):
-    """Turns packed sequences into pooled float32 vectors, L2-normalised, with their norms."""
+    """Turns packed sequences into float32 output rows, with the norms that they had."""
 
     @property
     def cost(self) -> Cost: ...
@@ -56,8 +52,8 @@ class TextEngine(Protocol):
 
     def warm(self) -> None: ...
 
-    def launch(self, batch: TextBatch) -> Launched[TextVectors]:
-        """Run a batch; the vectors come in its order."""
+    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
+        """Run a batch; the rows come in its order."""
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""A batch of the text stage: sequences packed end to end on the host, and the vectors that are its result."""
+"""Batches of the two stages, packed end to end on the host, and the rows that the text stage gives."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from tessera.image_plan import ImagePlan
+from tessera.models.base import Model, Output, OutputKind, Pixels
+
 if TYPE_CHECKING:
     import torch
 
@@ -18,7 +21,7 @@ _EPSILON = np.float32(1e-12)
 
 
 Cost = Callable[[int, int, int], int]
-"""What a batch costs, in tokens or tiles: from its number of entries, their total size, the largest size."""
+"""What a batch costs, in tokens or units: from its number of entries, their total size, the largest size."""
 
 
 def packed_cost(count: int, total: int, longest: int) -> int:
@@ -32,15 +35,44 @@ def padded_cost(count: int, total: int, longest: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VisionBatch:
+    """Whole images. ``pixels`` holds ``[units, *unit_shape]`` for each, all uint8 or all float32.
+
+    ``positions`` is int32 ``[j, units]`` and ``cu_units`` int32 ``[images + 1]``, on the host.
+    """
+
+    pixels: tuple[npt.NDArray[np.uint8] | npt.NDArray[np.float32], ...]
+    plans: tuple[ImagePlan, ...]
+    positions: npt.NDArray[np.int32]
+    cu_units: npt.NDArray[np.int32]
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        return tuple(len(image) for image in self.pixels)
+
+
+def pack_images(images: Sequence[Pixels], positions: Sequence[npt.NDArray[np.int32]]) -> VisionBatch:
+    """Pack at least one image; ``positions`` has ``Model.unit_positions`` of each."""
+    bounds = np.zeros(len(images) + 1, np.int32)
+    np.cumsum([len(image.values) for image in images], out=bounds[1:])
+    return VisionBatch(
+        pixels=tuple(image.values for image in images),
+        plans=tuple(image.plan for image in images),
+        positions=positions[0] if len(positions) == 1 else np.concatenate(positions, axis=1),
+        cu_units=bounds,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextBatch:
     """Sequences packed without padding. Index arrays are int32 on the host.
 
-    ``vision`` holds one tensor ``[rows, hidden]`` for each image, on host or device, in the order in which
+    ``vision`` holds one tensor ``[rows, row_width]`` for each image, on host or device, in the order in which
     ``vision_index`` lists their packed positions.
     """
 
-    input_ids: npt.NDArray[np.int32]  # [total]
-    positions: npt.NDArray[np.int32]  # [total]
+    input_ids: npt.NDArray[np.int32]  # [tokens]
+    positions: npt.NDArray[np.int32]  # [k, tokens]
     cu_seqlens: npt.NDArray[np.int32]  # [batch + 1]
     lengths: tuple[int, ...]  # [batch]
     vision: tuple[torch.Tensor, ...]
@@ -48,31 +80,46 @@ class TextBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextVectors:
-    """The result of a text batch: float32 unit ``vectors`` ``[batch, hidden]`` and ``norms`` ``[batch]``.
+class TextOutput:
+    """The result of a text batch: float32 ``rows`` ``[rows, width]``, ``norms`` ``[rows]``, int32 ``bounds``.
 
-    A vector times its norm is what the model pooled.
+    ``bounds`` ``[batch + 1]`` says which rows each input became. Where the family scales rows to unit length,
+    a row times its norm is what the model computed; elsewhere norms are 1.
     """
 
-    vectors: npt.NDArray[np.float32]
+    rows: npt.NDArray[np.float32]
     norms: npt.NDArray[np.float32]
+    bounds: npt.NDArray[np.int32]
 
     @classmethod
-    def of(cls, pooled: npt.NDArray[np.float32]) -> TextVectors:
-        """Scale pooled float32 ``[batch, hidden]``; a row shorter than 1e-12 is divided by 1e-12."""
-        norms = np.sqrt(np.einsum("ij,ij->i", pooled, pooled))
-        return cls(vectors=pooled / np.maximum(norms, _EPSILON)[:, None], norms=norms)
+    def of(cls, computed: npt.NDArray[np.float32], batch: TextBatch, output: Output) -> TextOutput:
+        """Scale float32 rows if the output says so; a row shorter than 1e-12 is divided by 1e-12."""
+        bounds = (
+            batch.cu_seqlens
+            if output.kind is OutputKind.TOKENS
+            else np.arange(len(batch.lengths) + 1, dtype=np.int32)
+        )
+        if not output.unit_length:
+            return cls(rows=computed, norms=np.ones(len(computed), np.float32), bounds=bounds)
+        norms = np.sqrt(np.einsum("ij,ij->i", computed, computed))
+        return cls(rows=computed / np.maximum(norms, _EPSILON)[:, None], norms=norms, bounds=bounds)
 
-    def by_sequence(self) -> list[tuple[npt.NDArray[np.float32], float]]:
-        """Each sequence's vector with its norm."""
-        return list(zip(self.vectors, self.norms.tolist(), strict=True))
+    def by_sequence(self) -> list[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]:
+        """Each sequence's rows with their norms."""
+        return [
+            (self.rows[first:last], self.norms[first:last]) for first, last in pairwise(self.bounds.tolist())
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedInput:
-    """One input: ``tokens`` int32 ``[n]``; ``vision_index`` int32, the positions of its vision rows in it."""
+    """One input: ``tokens`` int32 ``[n]``, ``positions`` int32 ``[k, n]``.
+
+    ``vision_index`` is int32, the positions of its vision rows in it.
+    """
 
     tokens: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int32]
     vision: tuple[torch.Tensor, ...] = ()
     vision_index: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
 
@@ -82,7 +129,6 @@ def pack(sequences: Sequence[PackedInput]) -> TextBatch:
     lengths = np.fromiter((len(sequence.tokens) for sequence in sequences), np.int32, len(sequences))
     bounds = np.zeros(len(sequences) + 1, np.int32)
     np.cumsum(lengths, out=bounds[1:])
-    positions = np.arange(bounds[-1], dtype=np.int32) - np.repeat(bounds[:-1], lengths)
     with_vision = [
         (sequence.vision_index + start, sequence.vision)
         for sequence, start in zip(sequences, bounds[:-1], strict=True)
@@ -90,7 +136,7 @@ def pack(sequences: Sequence[PackedInput]) -> TextBatch:
     ]
     return TextBatch(
         input_ids=np.concatenate([sequence.tokens for sequence in sequences]),
-        positions=positions,
+        positions=np.concatenate([sequence.positions for sequence in sequences], axis=1),
         cu_seqlens=bounds,
         lengths=tuple(lengths.tolist()),
         vision=tuple(rows for _, vision in with_vision for rows in vision),
@@ -100,10 +146,15 @@ def pack(sequences: Sequence[PackedInput]) -> TextBatch:
     )
 
 
-def zeros(total: int, length: int) -> TextBatch:
+def zeros(model: Model, total: int, length: int) -> TextBatch:
     """A batch to warm up with: ``total`` tokens of id 0, in sequences of ``length`` but the last one."""
     lengths = [length] * (total // length) + [total % length] * (total % length > 0)
-    return pack([PackedInput(tokens=np.zeros(length, np.int32)) for length in lengths])
+    return pack(
+        [
+            PackedInput(tokens=tokens, positions=model.positions(tokens, ()))
+            for tokens in (np.zeros(length, np.int32) for length in lengths)
+        ]
+    )
 
 
 def split(batch: TextBatch, count: int) -> list[TextBatch]:
@@ -120,7 +171,7 @@ def split(batch: TextBatch, count: int) -> list[TextBatch]:
     return [
         TextBatch(
             input_ids=batch.input_ids[bounds[first] : bounds[last]],
-            positions=batch.positions[bounds[first] : bounds[last]],
+            positions=batch.positions[:, bounds[first] : bounds[last]],
             cu_seqlens=bounds[first : last + 1] - bounds[first],
             lengths=batch.lengths[first:last],
             vision=batch.vision[images[piece] : images[piece + 1]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -23,10 +24,11 @@ def families() -> list[Family]:
     return found + [cast(Family, entry.load()) for entry in entry_points(group=_ENTRY_POINTS)]
 
 
-def open_model(path: str | Path) -> Model:
-    """Open the checkpoint directory at ``path``.
+def open_model(path: str | Path, options: Mapping[str, object] = {}) -> Model:
+    """Open the checkpoint directory at ``path``; ``options`` are the family's own, by name.
 
-    Raises ``CheckpointError`` when it has no readable ``config.json`` or no family serves its ``model_type``.
+    Raises ``CheckpointError`` when it has no readable ``config.json`` or no family serves its ``model_type``,
+    and ``ConfigError`` for an option that the family does not know.
     """
     directory = Path(path).resolve()
     config = directory / "config.json"
@@ -42,6 +44,6 @@ def open_model(path: str | Path) -> Model:
     known = families()
     for family in known:
         if model_type in family.model_types:
-            return family.open_model(directory)
+            return family.open_model(directory, options)
     served = sorted(name for family in known for name in family.model_types)
     raise CheckpointError(f"{config}: model_type {model_type!r} is none of {served}")

@@ -8,14 +8,16 @@ configuration and tokenizer files only and never imports torch, because the fron
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from tessera.image_plan import ImagePlan
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +40,76 @@ class Truncate(StrEnum):
     NONE = "NONE"
     START = "START"
     END = "END"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionSpec:
+    """The vision stage of a family.
+
+    ``row_width`` is the width of a vision row, a multiple of the backbone's width. Pixels of an image are
+    ``[units, *unit_shape]``. ``max_units`` and ``max_rows`` are those of the largest image.
+    """
+
+    row_width: int
+    unit_shape: tuple[int, ...]
+    max_units: int
+    max_rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pixels:
+    """What preprocessing gives for one image: ``values`` ``[units, *unit_shape]``.
+
+    uint8, or float32 that a client normalised itself, which is never rounded.
+    """
+
+    values: npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+    plan: ImagePlan
+
+
+class OutputKind(StrEnum):
+    """What comes out for one input: one vector, one vector for each token, or one number."""
+
+    VECTOR = "vector"
+    TOKENS = "tokens"
+    SCORE = "score"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """The rows that an input becomes: float32, ``width`` wide (1 for a score).
+
+    ``unit_length`` says that a row is scaled to length 1 before anybody sees it.
+    """
+
+    kind: OutputKind
+    width: int
+    unit_length: bool = True
+
+    def rows(self, tokens: int) -> int:
+        """How many rows an input of so many tokens becomes, known before any work is done."""
+        return tokens if self.kind is OutputKind.TOKENS else 1
+
+
+Part = str | tuple[int, ...] | ImagePlan
+"""A part of an input: a text, token ids, or an image."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """One input: its texts and images in the client's order.
+
+    Token ids stand alone and are taken as they are, without prefix, instruction or special tokens.
+    ``instruction`` is None where the client gave none.
+    """
+
+    parts: tuple[Part, ...]
+    role: Role = Role.NONE
+    instruction: str | None = None
+
+    @property
+    def images(self) -> tuple[ImagePlan, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ImagePlan))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,26 +140,38 @@ class Piece:
 
 
 class VisionModule(Protocol):
-    """``uint8 [n, 3, height, width]`` on the module's device → ``[n, tokens_per_tile, hidden]``."""
+    """Pixels of whole images, packed, to their vision rows ``[rows, row_width]``, packed in the same order.
 
-    def __call__(self, tiles: torch.Tensor) -> torch.Tensor: ...
+    Indices come from the host; nothing in the call may wait for the device. Whether an image sees another
+    one is the module's to prevent, by ``cu_units``. Units behind the last bound belong to no image: what
+    comes out for them is never read.
+    """
+
+    def __call__(
+        self,
+        pixels: torch.Tensor,  # [units, *unit_shape], uint8 or float32
+        positions: torch.Tensor,  # int32 [j, units], ``Model.unit_positions`` of the images side by side
+        cu_units: torch.Tensor,  # int32 [images + 1], the images' bounds in the packed axis
+        units: Sequence[int],  # the same bounds on the host, as lengths
+    ) -> torch.Tensor: ...
 
 
 class TextModule(Protocol):
-    """A packed batch → float32 ``[batch, hidden]``, pooled and as long as pooling made them.
+    """A packed batch → float32 rows, as long as pooling made them.
 
-    Whoever runs the module scales them to unit length: some clients ask for the vectors as they are.
+    ``[batch, width]`` where the output is one row for each input, ``[tokens, width]`` where it is one for
+    each token. Whoever runs the module scales them to unit length: some clients ask for them as they are.
 
     All index tensors lie on the module's device; nothing in the call may wait for it.
     """
 
     def __call__(
         self,
-        input_ids: torch.Tensor,  # int32 [total]
-        positions: torch.Tensor,  # int32 [total], restarting at 0 in each sequence
+        input_ids: torch.Tensor,  # int32 [tokens]
+        positions: torch.Tensor,  # int32 [k, tokens], ``Model.positions`` of the inputs side by side
         cu_seqlens: torch.Tensor,  # int32 [batch + 1], the sequences' bounds in the packed axis
         lengths: Sequence[int],  # the same bounds on the host, as lengths
-        vision_rows: torch.Tensor,  # [vision, hidden]
+        vision_rows: torch.Tensor,  # [vision, row_width]
         vision_index: torch.Tensor,  # int32 [vision], the packed position of each vision row
     ) -> torch.Tensor: ...
 
@@ -103,7 +187,7 @@ class Model(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """Names weights, preprocessing and prompts; part of every cache key.
+        """Names weights, preprocessing, prompts and options; part of every cache key.
 
         A family may look at a sample of the weights alone; what its fingerprint cannot tell apart is said
         where it is computed.
@@ -111,8 +195,11 @@ class Model(Protocol):
         ...
 
     @property
-    def hidden(self) -> int:
-        """Width of a vision row and of the final vector."""
+    def output(self) -> Output: ...
+
+    @property
+    def vision(self) -> VisionSpec | None:
+        """The vision stage; None for a family that reads text alone."""
         ...
 
     @property
@@ -124,46 +211,27 @@ class Model(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
-    def tokens_per_tile(self) -> int: ...
-
-    @property
-    def max_tiles(self) -> int:
-        """Most tiles that one image can become, the thumbnail included."""
-        ...
-
-    @property
-    def tile_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of one preprocessed tile."""
-        ...
-
-    @property
     def dimensions(self) -> frozenset[int]:
-        """Output widths other than ``hidden`` that the checkpoint was trained for."""
+        """Widths other than the output's that the checkpoint was trained to be cut to."""
         ...
 
-    def tiles(self, width: int, height: int) -> int:
-        """Tiles that an image of this upright size becomes."""
-        ...
+    def plan(self, width: int, height: int, *, param: str) -> ImagePlan:
+        """What an image of this upright size becomes.
 
-    def prompt(
-        self,
-        text: str | Sequence[int],
-        tiles: Sequence[int],
-        *,
-        role: Role,
-        max_tokens: int,
-        truncate: Truncate,
-        param: str,
-    ) -> Prompt:
-        """Tokenise one input; ``tiles`` lists each image's tile count.
-
-        A sequence of token ids is taken as it is, without prefix or special tokens, and cannot be
-        combined with images. Raises ``InvalidInput`` naming ``param`` for an input that is too long and
-        may not be truncated, for an empty one, and for a token id outside the vocabulary.
+        Raises ``InvalidInput`` naming ``param`` for a size that the family does not take.
         """
         ...
 
-    def pieces(self, text: str, *, role: Role, param: str) -> Sequence[Piece]:
+    def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
+        """Tokenise one input; the placeholders of its images are in the order of the images.
+
+        Raises ``InvalidInput`` naming ``param`` for an input that is too long and may not be truncated, for
+        an empty one, for a token id outside the vocabulary, for token ids beside anything else, and for
+        images or an instruction where the family takes none.
+        """
+        ...
+
+    def pieces(self, text: str, *, role: Role, instruction: str | None = None, param: str) -> Sequence[Piece]:
         """The tokens that a text is embedded as, special ones included; places count the role's prefix.
 
         Raises ``InvalidInput`` naming ``param`` for what is no text.
@@ -178,8 +246,16 @@ class Model(Protocol):
         """Positions of the placeholders in ``tokens``, ascending."""
         ...
 
-    def preprocess(self, data: bytes, *, param: str) -> UInt8Array:
-        """Decode an image file into uint8 ``[tiles, *tile_shape]``; thread-safe.
+    def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
+        """int32 ``[k, tokens]``: where RoPE has each token of one input; k is 1, or 3 for mRoPE."""
+        ...
+
+    def unit_positions(self, image: ImagePlan) -> Int32Array:
+        """int32 ``[j, units]``: what the vision module has to know of each unit's place; j may be 0."""
+        ...
+
+    def preprocess(self, data: bytes, *, param: str) -> Pixels:
+        """Decode an image file; thread-safe.
 
         Raises ``UnsupportedMedia`` or ``InvalidInput`` naming ``param``.
         """
@@ -195,13 +271,24 @@ class Model(Protocol):
 
     def text_nbytes(self, dtype: str) -> int: ...
 
-    def vision_activation_nbytes(self, dtype: str, tiles: int) -> int:
-        """Bytes that a vision batch of so many tiles takes beside the weights, at its widest point."""
+    def vision_activation_nbytes(self, dtype: str, units: int) -> int:
+        """Bytes that a vision batch of so many units takes beside the weights, at its widest point."""
         ...
 
     def text_activation_nbytes(self, dtype: str, tokens: int) -> int:
         """Bytes that a text batch of so many tokens takes beside the weights, at its widest point."""
         ...
+
+
+_SEQUENTIAL: Final = np.arange(1 << 17, dtype=np.int32)[None]
+_SEQUENTIAL.setflags(write=False)
+
+
+def sequential(tokens: int) -> Int32Array:
+    """int32 ``[1, tokens]``: 0, 1, 2, … for families with one-dimensional positions; not to be written."""
+    if tokens <= _SEQUENTIAL.shape[1]:
+        return _SEQUENTIAL[:, :tokens]
+    return np.arange(tokens, dtype=np.int32)[None]
 
 
 class Family(Protocol):
@@ -210,4 +297,9 @@ class Family(Protocol):
     name: str
     model_types: Sequence[str]
 
-    def open_model(self, path: Path) -> Model: ...
+    def open_model(self, path: Path, options: Mapping[str, object]) -> Model:
+        """Open a checkpoint; ``options`` are the family's own (limits of a resize, say), by name.
+
+        Raises ``CheckpointError``, and ``ConfigError`` naming an option that the family does not know.
+        """
+        ...
