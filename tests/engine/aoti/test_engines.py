@@ -28,9 +28,9 @@ from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError, EngineBuildFailed, EngineMismatch
 from tessera.models import open_model
-from tessera.models.layers import exported_products
 from tessera.models.llama_nemotron_vl import stage_vision
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.nn.kernels import exported_products
 from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tests.families.dual_encoder import FAMILY
 

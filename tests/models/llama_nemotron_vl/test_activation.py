@@ -4,8 +4,8 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from tessera.models.llama_nemotron_vl.activation import activation
 from tessera.models.llama_nemotron_vl.config_reader import ACTIVATIONS
+from tessera.nn.activation import activation
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)

@@ -25,8 +25,8 @@ from tessera.engine.compiled.spec import AxisRanges, BuildSpec, Range, axis_rang
 from tessera.engine.placement import CPU, capability
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.base import Model
-from tessera.models.layers import exported_products
 from tessera.models.stages import StageModule, StageTensor
+from tessera.nn.kernels import exported_products
 
 _STANDARD_LIBRARY = "libstdc++.so.6"
 _OPTIONS = {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from tessera.models.layers.fused import uses_fused
 from tessera.models.llama_nemotron_vl.config import Pooling
+from tessera.nn.fused import uses_fused
 
 
 def pool(hidden: torch.Tensor, cu_seqlens: torch.Tensor, pooling: Pooling) -> torch.Tensor:
@@ -19,7 +19,7 @@ def pool(hidden: torch.Tensor, cu_seqlens: torch.Tensor, pooling: Pooling) -> to
     if pooling == "last":
         return hidden.index_select(0, cu_seqlens[1:] - 1).float()
     if uses_fused(hidden.device, hidden.dtype):
-        from tessera.models.layers.mean_kernel import segment_mean
+        from tessera.nn.kernels.mean import segment_mean
 
         return segment_mean(hidden, cu_seqlens)
     lengths = cu_seqlens.diff()

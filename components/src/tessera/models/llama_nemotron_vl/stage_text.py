@@ -13,11 +13,11 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, pad, scaled_dot_product_attention
 
-from tessera.models.layers import exported_products, gemm
-from tessera.models.layers.fused import FUSED_HEAD_DIMS, uses_fused
 from tessera.models.llama_nemotron_vl.config import Pooling
 from tessera.models.llama_nemotron_vl.rope import rotation
 from tessera.models.llama_nemotron_vl.text import Layer, TextTower
+from tessera.nn.fused import FUSED_HEAD_DIMS, uses_fused
+from tessera.nn.kernels import exported_products, gemm
 
 _EPSILON = 1e-12
 
@@ -135,7 +135,7 @@ class PackedText(nn.Module):
         self.fused_attention = self._fused and tower.head_dim in FUSED_HEAD_DIMS
         if self._fused:
             # A compiled program looks these operators up by name.
-            import tessera.models.layers.exported_ops  # noqa: F401
+            import tessera.nn.kernels.exported_ops  # noqa: F401
         self._search = 1 << (max_sequences - 1).bit_length()
 
     def forward(
@@ -169,7 +169,7 @@ class PackedText(nn.Module):
             return self._called(layer, hidden, cosines, sines, cu_seqlens)
         q, k, v = layer.self_attn.turned(layer.input_layernorm.plain(hidden), cosines, sines)
         if self.fused_attention:
-            from tessera.models.layers.exported_ops import packed_attention
+            from tessera.nn.kernels.exported_ops import packed_attention
 
             attended = packed_attention(q, k, v, cu_seqlens, self._search)
         else:
@@ -208,7 +208,7 @@ class PackedText(nn.Module):
         if self._pooling == "last":
             return hidden.index_select(0, cu_seqlens[1:] - 1).float()
         if self._fused:
-            from tessera.models.layers.exported_ops import segment_mean
+            from tessera.nn.kernels.exported_ops import segment_mean
 
             mean: torch.Tensor = segment_mean(hidden, cu_seqlens)
             return mean

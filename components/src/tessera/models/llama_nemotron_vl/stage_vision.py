@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, scaled_dot_product_attention
 
-from tessera.models.layers import exported_products, gemm
-from tessera.models.layers.fused import uses_fused
 from tessera.models.llama_nemotron_vl.config import VisionConfig
 from tessera.models.llama_nemotron_vl.vision import ADDED_ROWS, Attention, Layer, Mlp, VisionTower
+from tessera.nn.fused import uses_fused
+from tessera.nn.kernels import exported_products, gemm
 
 
 class VisionStage(nn.Module):

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tessera.models.layers import gemm
-from tessera.models.layers.fused import uses_fused
-from tessera.models.layers.table import Table
-from tessera.models.llama_nemotron_vl.activation import activation
-from tessera.models.llama_nemotron_vl.attention import varlen_attention
 from tessera.models.llama_nemotron_vl.config import TextConfig
 from tessera.models.llama_nemotron_vl.pooling import pool
 from tessera.models.llama_nemotron_vl.rope import inverse_frequencies, rotate, rotation
+from tessera.nn.activation import activation
+from tessera.nn.attention import varlen_attention
+from tessera.nn.fused import uses_fused
+from tessera.nn.kernels import gemm
+from tessera.nn.table import Table
 
 if TYPE_CHECKING:
     from tessera.models.llama_nemotron_vl.text_fp8 import Fp8TextLayers
@@ -86,7 +86,7 @@ class Attention(nn.Module):
 
     def attend(self, qkv: torch.Tensor, packing: Packing) -> torch.Tensor:
         """From the one product to ``[total, heads * head_dim]``; turns the queries and keys in place."""
-        from tessera.models.layers.rotary_kernel import rotate_in_place
+        from tessera.nn.kernels.rotary import rotate_in_place
 
         heads = qkv.view(len(qkv), -1, self._head_dim)
         turned = self._heads + self._kv_heads
@@ -126,7 +126,7 @@ class Mlp(nn.Module):
             return gemm.gated(normed, self.gate_up_proj.weight)
         both = self.gate_up_proj(normed)
         if self.is_silu:
-            from tessera.models.layers.gate_kernel import silu_gate
+            from tessera.nn.kernels.gate import silu_gate
 
             return silu_gate(both)
         return self.activate(both)
@@ -147,7 +147,7 @@ class RmsNorm(nn.Module):
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if uses_fused(hidden.device, hidden.dtype):
-            from tessera.models.layers.norm_kernels import rms_norm
+            from tessera.nn.kernels.norm import rms_norm
 
             return rms_norm(hidden, self.weight, self.eps)
         return self.plain(hidden)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from tessera.models.layers import fp8_kernels
-from tessera.models.layers.fp8 import Fp8Weight
 from tessera.models.llama_nemotron_vl.text import Layer, Packing
+from tessera.nn.fp8 import Fp8Weight
+from tessera.nn.kernels import fp8
 
 
 class Fp8TextLayers:
@@ -46,10 +46,10 @@ class _Fp8Layer:
         """Add ``pending`` to ``hidden`` and return what is to be added next."""
         attention, mlp = self._layer.self_attn, self._layer.mlp
         before, between = self._layer.input_layernorm, self._layer.post_attention_layernorm
-        normed = fp8_kernels.add_rms_norm(hidden, pending, before.weight, before.eps)
+        normed = fp8.add_rms_norm(hidden, pending, before.weight, before.eps)
         attended = attention.attend(self._qkv.product(normed), packing)
-        pending = self._out.product(fp8_kernels.quantise(attended))
-        normed = fp8_kernels.add_rms_norm(hidden, pending, between.weight, between.eps)
+        pending = self._out.product(fp8.quantise(attended))
+        normed = fp8.add_rms_norm(hidden, pending, between.weight, between.eps)
         both = self._gate_up.product(normed)
-        gated = fp8_kernels.silu_gate(both) if mlp.is_silu else fp8_kernels.quantise(mlp.activate(both))
+        gated = fp8.silu_gate(both) if mlp.is_silu else fp8.quantise(mlp.activate(both))
         return self._down.product(gated)

@@ -8,16 +8,16 @@ import torch
 from torch import nn
 from torch.nn.functional import linear, pad, scaled_dot_product_attention
 
-from tessera.models.layers import gemm
-from tessera.models.layers.fused import uses_fused
-from tessera.models.layers.table import Table
-from tessera.models.llama_nemotron_vl.activation import activation
 from tessera.models.llama_nemotron_vl.config import ImageConfig, ModelConfig, VisionConfig
 from tessera.models.llama_nemotron_vl.projector import Projector
+from tessera.nn.activation import activation
+from tessera.nn.fused import uses_fused
+from tessera.nn.kernels import gemm
+from tessera.nn.table import Table
 
 if TYPE_CHECKING:
-    from tessera.models.layers.fp8_kernels import Quantised
     from tessera.models.llama_nemotron_vl.vision_fp8 import Fp8VisionLayers
+    from tessera.nn.kernels.fp8 import Quantised
 
 # Products whose width is a multiple of this run at full rate. At 32 tiles on an H100 the two products of
 # the MLP take 1.01 ms with 4352 columns and 1.04 ms with 4304. The heads are left as they are: 72 padded
@@ -57,7 +57,7 @@ class Embeddings(nn.Module):
 
     def start(self, tiles: torch.Tensor) -> torch.Tensor:
         """The same fused, ``[n * patches, hidden]``, without the bias of the patch embedding."""
-        from tessera.models.layers.patch_kernel import normalised_patches
+        from tessera.nn.kernels.patches import normalised_patches
 
         weight = self.position_embedding.weight
         pixels = normalised_patches(tiles, self.mean, self.std, patch=self._patch, dtype=weight.dtype)
@@ -153,11 +153,11 @@ class Mlp(nn.Module):
 
     def quantised(self, wide: torch.Tensor) -> Quantised:
         """The activation of ``[n * patches, intermediate]``, in FP8."""
-        from tessera.models.layers import fp8_kernels
+        from tessera.nn.kernels import fp8
 
         if self.is_gelu_tanh:
-            return fp8_kernels.gelu_tanh(wide)
-        return fp8_kernels.quantise(self._activation(wide))
+            return fp8.gelu_tanh(wide)
+        return fp8.quantise(self._activation(wide))
 
     def add_to(self, hidden: torch.Tensor, normed: torch.Tensor) -> None:
         """Add the network of ``normed``, but for the output's bias, to ``hidden``."""
@@ -193,7 +193,7 @@ class Layer(nn.Module):
 
 
 def _norm(hidden: torch.Tensor, offset: torch.Tensor, norm: nn.LayerNorm) -> torch.Tensor:
-    from tessera.models.layers.norm_kernels import layer_norm
+    from tessera.nn.kernels.norm import layer_norm
 
     return layer_norm(hidden, offset, norm.weight, norm.bias, norm.eps)
 

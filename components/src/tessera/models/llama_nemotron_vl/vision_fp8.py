@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from tessera.models.layers import fp8_kernels
-from tessera.models.layers.fp8 import Fp8Weight
 from tessera.models.llama_nemotron_vl.vision import Layer
+from tessera.nn.fp8 import Fp8Weight
+from tessera.nn.kernels import fp8
 
 
 class Fp8VisionLayers:
@@ -52,7 +52,7 @@ class _Fp8Layer:
         layer = self._layer
         normed = _norm(hidden, pending, offsets[0], layer.layer_norm1)
         attended = layer.self_attn.attend(self._qkv.product(normed, self._qkv_bias), patches)
-        pending = self._out.product(fp8_kernels.quantise(attended))
+        pending = self._out.product(fp8.quantise(attended))
         normed = _norm(hidden, pending, offsets[1], layer.layer_norm2)
         wide = self._fc1.product(normed, self._fc1_bias)
         return self._fc2.product(layer.mlp.quantised(wide))
@@ -60,5 +60,5 @@ class _Fp8Layer:
 
 def _norm(
     hidden: torch.Tensor, pending: torch.Tensor | None, offset: torch.Tensor, norm: nn.LayerNorm
-) -> fp8_kernels.Quantised:
-    return fp8_kernels.add_layer_norm(hidden, pending, offset, norm.weight, norm.bias, norm.eps)
+) -> fp8.Quantised:
+    return fp8.add_layer_norm(hidden, pending, offset, norm.weight, norm.bias, norm.eps)

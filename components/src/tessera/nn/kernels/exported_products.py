@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch.library import custom_op
 
-from tessera.models.layers import gemm
+from tessera.nn.kernels import gemm
 
 OPERATORS = ("gated_product", "gelu_product", "biased_product", "attention_product", "add_product")
 
@@ -56,7 +56,7 @@ def offset_layer_norm(
     rows: torch.Tensor, offset: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
 ) -> torch.Tensor:
     """``norm_kernels.layer_norm``; a compiler would read rows of more than 1024 numbers twice."""
-    from tessera.models.layers.norm_kernels import layer_norm
+    from tessera.nn.kernels.norm import layer_norm
 
     return layer_norm(rows.contiguous(), offset.contiguous(), weight, bias, eps)
 
@@ -82,8 +82,8 @@ def attention_product(
 
     A compiler would turn queries and keys in float32 memory, with cosines computed anew in every layer.
     """
-    from tessera.models.layers.attention_kernel import packed_attention
-    from tessera.models.layers.rotary_kernel import rotate_in_place
+    from tessera.nn.kernels.attention import packed_attention
+    from tessera.nn.kernels.rotary import rotate_in_place
 
     rows = rows.contiguous()
     qkv = rows @ weight.t() if len(rows) < gemm.LEAST_ROWS else gemm.product(rows, weight)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from tessera.models.layers.fused import uses_fused
+from tessera.nn.fused import uses_fused
 
 
 def varlen_attention(
@@ -24,7 +24,7 @@ def varlen_attention(
     the same on the host, so that nothing has to wait for the device. Returns ``[total, heads, head_dim]``.
     """
     if uses_fused(q.device, q.dtype):
-        from tessera.models.layers.attention_kernel import packed_attention, supports
+        from tessera.nn.kernels.attention import packed_attention, supports
 
         if supports(q.shape[2]):
             return packed_attention(q, k, v, cu_seqlens, max(lengths))

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tessera.models.layers.fused import FUSED_HEAD_DIMS
+from tessera.nn.fused import FUSED_HEAD_DIMS
 
 ROWS = 128
 # Milliseconds on an H100, 32,768 tokens, 32 heads on 8, head width 64, against FlashAttention 2:

@@ -9,16 +9,16 @@ import torch
 import triton
 from torch.library import triton_op, wrap_triton
 
-from tessera.models.layers.attention_kernel import ROWS, attend
-from tessera.models.layers.mean_kernel import COLUMNS, mean
-from tessera.models.layers.mean_kernel import ROWS as MEAN_ROWS
+from tessera.nn.kernels.attention import ROWS, attend
+from tessera.nn.kernels.mean import COLUMNS, mean
+from tessera.nn.kernels.mean import ROWS as MEAN_ROWS
 
 
 @triton_op("tessera::packed_attention", mutates_args={})
 def packed_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, search: int
 ) -> torch.Tensor:
-    """``attention_kernel.packed_attention`` for lengths that are not known to the host.
+    """``attention.packed_attention`` for lengths that are not known to the host.
 
     ``search`` is a power of two, at least the number of sequences.
     """
@@ -53,7 +53,7 @@ def packed_attention(
 
 @triton_op("tessera::segment_mean", mutates_args={})
 def segment_mean(rows: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
-    """``mean_kernel.segment_mean``."""
+    """``mean.segment_mean``."""
     rows = rows.contiguous()
     batch, width = cu_seqlens.shape[0] - 1, rows.shape[1]
     out = torch.empty(batch, width, dtype=torch.float32, device=rows.device)

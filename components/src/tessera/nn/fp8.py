@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from tessera.models.layers.fp8_kernels import Quantised, quantise
+from tessera.nn.kernels.fp8 import Quantised, quantise
 
 
 class Fp8Weight:

@@ -42,7 +42,7 @@ def serves(weight: torch.Tensor) -> bool:
 
 def gated(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """``silu(rows @ gate.T) * (rows @ up.T)``; ``weight`` ``[2 * width, inner]`` holds gate, then up."""
-    from tessera.models.layers.gemm_epilogues import activated
+    from tessera.nn.kernels.gemm_epilogues import activated
 
     out = torch.empty(rows.shape[0], weight.shape[0] // 2, dtype=rows.dtype, device=rows.device)
     return activated(rows, weight, None, "swiglu", out, wide=len(rows) >= _WIDE_ROWS)
@@ -50,7 +50,7 @@ def gated(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 def gelu_tanh(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """``gelu(rows @ weight.T + bias)`` in the tanh form; ``bias`` is float32."""
-    from tessera.models.layers.gemm_epilogues import activated
+    from tessera.nn.kernels.gemm_epilogues import activated
 
     out = torch.empty(rows.shape[0], weight.shape[0], dtype=rows.dtype, device=rows.device)
     return activated(rows, weight, bias, "gelu_tanh_approx", out, wide=len(rows) >= _WIDE_ROWS)
@@ -58,7 +58,7 @@ def gelu_tanh(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> t
 
 def product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``rows @ weight.T + bias``; ``bias`` is float32."""
-    from tessera.models.layers.gemm_epilogues import plain
+    from tessera.nn.kernels.gemm_epilogues import plain
 
     out = torch.empty(rows.shape[0], weight.shape[0], dtype=rows.dtype, device=rows.device)
     plain(rows, weight, bias, out, wide=len(rows) >= _WIDE_ROWS)
@@ -67,6 +67,6 @@ def product(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None 
 
 def add_product(onto: torch.Tensor, rows: torch.Tensor, weight: torch.Tensor) -> None:
     """``onto += rows @ weight.T``, rounded once."""
-    from tessera.models.layers.gemm_epilogues import added
+    from tessera.nn.kernels.gemm_epilogues import added
 
     added(onto, rows, weight, wide=len(rows) >= _WIDE_ROWS)

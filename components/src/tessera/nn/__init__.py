@@ -1,0 +1,1 @@
+"""Blocks that every model family is made of."""
