@@ -11,7 +11,8 @@ class ImagePlan:
 
     ``units`` is what it costs the vision engine (tiles, or patches), ``rows`` the vision rows that come out,
     which is also the number of its placeholders. ``grid`` is (t, h, w) in patches, for families whose
-    positions need it, else None. Rows that a client computed itself have 0 units and, unless it says so, no grid.
+    positions need it, else None. Rows that a client computed itself have 0 units and, unless it says so, no
+    grid.
     """
 
     units: int
