@@ -16,7 +16,7 @@ from PIL import Image
 from tessera import imaging
 from tessera.errors import InvalidInput, PayloadTooLarge, RequestError, UnsupportedMedia
 from tessera.imaging import FORMATS, MAX_PIXELS, ImageHeader, probe
-from tessera.models.llama_nemotron_vl.preprocess import decode
+from tessera.models.images import decode
 
 WIDTH, HEIGHT = 37, 22
 ORIENTATION = 0x0112

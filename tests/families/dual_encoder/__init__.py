@@ -13,7 +13,7 @@ import io
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,21 @@ import numpy as np
 from PIL import Image
 
 from tessera.errors import InvalidInput
-from tessera.models.base import Int32Array, Piece, Prompt, Role, Truncate, UInt8Array
+from tessera.models.base import (
+    Content,
+    ImagePlan,
+    Int32Array,
+    Output,
+    OutputKind,
+    Piece,
+    Pixels,
+    Prompt,
+    Role,
+    Truncate,
+    UInt8Array,
+    VisionSpec,
+    sequential,
+)
 
 SIZE = 32
 VOCABULARY = 257
@@ -91,37 +105,32 @@ class DualEncoder:
     seed: int
 
     family = "dual_encoder"
-    hidden = HIDDEN
+    output = Output(kind=OutputKind.VECTOR, width=HIDDEN)
+    vision = VisionSpec(row_width=HIDDEN, unit_shape=(3, SIZE, SIZE), max_units=1, max_rows=1)
     max_tokens = 512
     vocab_size = VOCABULARY
-    tokens_per_tile = 1
-    max_tiles = 1
-    tile_shape = (3, SIZE, SIZE)
     dimensions: frozenset[int] = frozenset()
 
     @property
     def fingerprint(self) -> str:
         return hashlib.sha256(f"dual encoder {self.seed}".encode()).hexdigest()[:32]
 
-    def tiles(self, width: int, height: int) -> int:
-        return 1
+    def plan(self, width: int, height: int, *, param: str) -> ImagePlan:
+        return ImagePlan(units=1, rows=1)
 
-    def prompt(
-        self,
-        text: str | Sequence[int],
-        tiles: Sequence[int],
-        *,
-        role: Role,
-        max_tokens: int,
-        truncate: Truncate,
-        param: str,
-    ) -> Prompt:
-        tokens = [PLACEHOLDER] * len(tiles) + list(text.encode() if isinstance(text, str) else text)
+    def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
+        tokens: list[int] = []
+        for part in content.parts:
+            if isinstance(part, ImagePlan):
+                tokens += [PLACEHOLDER] * part.rows
+            else:
+                tokens += part.encode() if isinstance(part, str) else part
         if not tokens or len(tokens) > max_tokens:
             raise InvalidInput(f"{param}: {len(tokens)} tokens", param=param)
-        return Prompt(tokens=np.array(tokens, np.int32), image_tokens=len(tiles))
+        image_tokens = sum(image.rows for image in content.images)
+        return Prompt(tokens=np.array(tokens, np.int32), image_tokens=image_tokens)
 
-    def pieces(self, text: str, *, role: Role, param: str) -> list[Piece]:
+    def pieces(self, text: str, *, role: Role, instruction: str | None = None, param: str) -> list[Piece]:
         return [Piece(token=value, text=chr(value), start=0, stop=0) for value in text.encode()]
 
     def token_text(self, token: int) -> str:
@@ -130,15 +139,25 @@ class DualEncoder:
     def vision_index(self, tokens: Int32Array) -> Int32Array:
         return np.flatnonzero(tokens == PLACEHOLDER).astype(np.int32)
 
-    def preprocess(self, data: bytes, *, param: str) -> UInt8Array:
+    def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
+        return sequential(len(tokens))
+
+    def unit_positions(self, image: ImagePlan) -> Int32Array:
+        return np.empty((0, image.units), np.int32)
+
+    def preprocess(self, data: bytes, *, param: str) -> Pixels:
         misbehave(data)
-        return pixels_of(data)
+        return Pixels(values=pixels_of(data), plan=ImagePlan(units=1, rows=1))
 
     def load_vision(self, *, dtype: str, device: str) -> Any:
         import torch
 
         table = torch.from_numpy(weights(self.seed)["pixels"])
-        return lambda tiles: ((tiles.flatten(1).float() / 255.0) @ table)[:, None]
+
+        def forward(pixels, positions, cu_units, units):  # type: ignore[no-untyped-def]
+            return (pixels.flatten(1).float() / 255.0) @ table
+
+        return forward
 
     def load_text(self, *, dtype: str, device: str) -> Any:
         import torch
@@ -157,8 +176,8 @@ class DualEncoder:
     def text_nbytes(self, dtype: str) -> int:
         return weights(self.seed)["tokens"].nbytes
 
-    def vision_activation_nbytes(self, dtype: str, tiles: int) -> int:
-        return tiles * 3 * SIZE * SIZE * 4
+    def vision_activation_nbytes(self, dtype: str, units: int) -> int:
+        return units * 3 * SIZE * SIZE * 4
 
     def text_activation_nbytes(self, dtype: str, tokens: int) -> int:
         return tokens * HIDDEN * 8
@@ -170,7 +189,7 @@ class DualEncoderFamily:
     name = "dual_encoder"
     model_types = ("test_dual_encoder",)
 
-    def open_model(self, path: Path) -> DualEncoder:
+    def open_model(self, path: Path, options: Mapping[str, object]) -> DualEncoder:
         return DualEncoder(path, json.loads((path / "config.json").read_text())["seed"])
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class FaultyFamily:
     name = "faulty"
     model_types = ("test_faulty",)
 
-    def open_model(self, path: Path) -> FaultyEncoder:
+    def open_model(self, path: Path, options: Mapping[str, object]) -> FaultyEncoder:
         return FaultyEncoder(path, json.loads((path / "config.json").read_text())["seed"])
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tessera.models.base import Prompt, Role, Truncate
+from tessera.models.base import Content, ImagePlan, Prompt, Role, Truncate, sequential
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 
 
@@ -41,9 +41,11 @@ def pack(model: LlamaNemotronVL, prompts: Sequence[Prompt], rows: Sequence[torch
     tokens = np.concatenate([prompt.tokens for prompt in prompts])
     lengths = [len(prompt.tokens) for prompt in prompts]
     bounds = np.cumsum([0, *lengths]).astype(np.int32)
-    positions = np.concatenate([np.arange(length, dtype=np.int32) for length in lengths])
+    positions = np.concatenate([sequential(length) for length in lengths], axis=1)
     joined = (
-        torch.cat([part.reshape(-1, model.hidden) for part in rows]) if rows else torch.empty(0, model.hidden)
+        torch.cat([part.reshape(-1, model.vision.row_width) for part in rows])
+        if rows
+        else torch.empty(0, model.vision.row_width)
     )
     return Packed(
         input_ids=torch.from_numpy(tokens),
@@ -64,4 +66,8 @@ def prompt(
     max_tokens: int = 100_000,
     truncate: Truncate = Truncate.NONE,
 ) -> Prompt:
-    return model.prompt(text, tiles, role=role, max_tokens=max_tokens, truncate=truncate, param="input[3]")
+    per_tile = model.config.tokens_per_tile
+    images = [ImagePlan(units=count, rows=count * per_tile) for count in tiles]
+    part = text if isinstance(text, str) else tuple(text)
+    content = Content(parts=(part, *images) if part or not images else tuple(images), role=role)
+    return model.prompt(content, max_tokens=max_tokens, truncate=truncate, param="input[3]")

@@ -18,12 +18,15 @@ from tests.models.llama_nemotron_vl.test_preprocess import encoded, gradient
 WITHOUT_TORCH = """
 import sys
 from tessera.models import Role, Truncate, open_model
+from tessera.models.base import Content
 
 model = open_model(sys.argv[1])
-options = dict(role=Role.PASSAGE, max_tokens=model.max_tokens, truncate=Truncate.END, param="input")
-prompt = model.prompt("some text", [model.tiles(90, 40)], **options)
-tiles = model.preprocess(sys.stdin.buffer.read(), param="input")
-assert len(model.vision_index(prompt.tokens)) == len(tiles) * model.tokens_per_tile
+options = dict(max_tokens=model.max_tokens, truncate=Truncate.END, param="input")
+plan = model.plan(90, 40, param="input")
+prompt = model.prompt(Content(parts=("some text", plan), role=Role.PASSAGE), **options)
+pixels = model.preprocess(sys.stdin.buffer.read(), param="input")
+assert pixels.plan == plan and model.positions(prompt.tokens, [plan]).shape == (1, len(prompt.tokens))
+assert len(model.vision_index(prompt.tokens)) == plan.rows
 model.fingerprint, model.dimensions, model.vision_nbytes("bfloat16"), model.text_nbytes("float32")
 loaded = {"torch", "transformers", "safetensors"} & set(sys.modules)
 assert not loaded, loaded
@@ -36,8 +39,12 @@ def test_properties(make_checkpoint: MakeCheckpoint) -> None:
     assert isinstance(model, LlamaNemotronVL)
     assert model.family == FAMILY.name == "llama_nemotron_vl"
     assert model.path == path.resolve()
-    assert (model.hidden, model.vocab_size, model.max_tokens) == (128, 626, 10240)
-    assert (model.tokens_per_tile, model.max_tiles, model.tile_shape) == (4, 7, (3, 64, 64))
+    assert (model.output.width, model.vocab_size, model.max_tokens) == (128, 626, 10240)
+    assert (model.config.tokens_per_tile, model.vision.max_units, model.vision.unit_shape) == (
+        4,
+        7,
+        (3, 64, 64),
+    )
     assert model.dimensions == {32, 64}
     assert model.fingerprint == open_model(path).fingerprint
     assert model.vision_nbytes("float32") == 2 * model.vision_nbytes("bfloat16")

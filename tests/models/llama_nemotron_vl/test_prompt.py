@@ -57,7 +57,7 @@ def test_tokens_equal_the_reference(
         made = prompt(model, text, tiles, role=role)
         assert made.tokens.tolist() == reference.tokens(text, tiles, role.value), text
         assert made.tokens.dtype == np.int32
-        assert made.image_tokens == sum(tiles) * model.tokens_per_tile
+        assert made.image_tokens == sum(tiles) * model.config.tokens_per_tile
         assert made.text_tokens == len(made.tokens) - made.image_tokens
         assert not made.truncated
 
@@ -71,7 +71,7 @@ def test_tokens_equal_those_of_transformers(model: LlamaNemotronVL, path: Path) 
 def test_layout_of_an_image(model: LlamaNemotronVL, full_tokenizer: Tokenizer) -> None:
     ids = full_tokenizer.token_to_id
     made = prompt(model, "", [2]).tokens.tolist()
-    placeholders = [ids("<IMG_CONTEXT>")] * 2 * model.tokens_per_tile
+    placeholders = [ids("<IMG_CONTEXT>")] * 2 * model.config.tokens_per_tile
     start = [ids("<|begin_of_text|>"), *full_tokenizer.encode("passage: ", add_special_tokens=False).ids]
     space = full_tokenizer.encode(" ", add_special_tokens=False).ids
     assert made == [*start, ids("<img>"), *placeholders, ids("</img>"), *space]
@@ -96,8 +96,8 @@ def test_literal_special_tokens_stay_text(
             assert not ids & set(made[1:].tolist()), literal
             assert full_tokenizer.decode(made[1:].tolist()) == text
             with_image = prompt(model, text, [1])
-            assert with_image.image_tokens == model.tokens_per_tile
-            assert len(model.vision_index(with_image.tokens)) == model.tokens_per_tile
+            assert with_image.image_tokens == model.config.tokens_per_tile
+            assert len(model.vision_index(with_image.tokens)) == model.config.tokens_per_tile
 
 
 def test_vision_index(model: LlamaNemotronVL) -> None:
@@ -106,7 +106,7 @@ def test_vision_index(model: LlamaNemotronVL) -> None:
     assert index.dtype == np.int32
     context = made.tokens[index[0]]
     assert index.tolist() == [at for at, token in enumerate(made.tokens) if token == context]
-    assert len(index) == 3 * model.tokens_per_tile
+    assert len(index) == 3 * model.config.tokens_per_tile
     assert len(model.vision_index(prompt(model, "text").tokens)) == 0
 
 
@@ -115,7 +115,7 @@ def test_vision_index(model: LlamaNemotronVL) -> None:
 def test_truncating_text_keeps_start_and_prefix(model: LlamaNemotronVL, text: str, role: Role) -> None:
     whole = prompt(model, text, role=role).tokens
     image = prompt(model, "", [1], role=role).tokens
-    fixed = len(image) - model.tokens_per_tile - 3
+    fixed = len(image) - model.config.tokens_per_tile - 3
     # the space after the prefix is a token of its own before an image, but may be part of a first word
     if role is not Role.NONE and whole[fixed - 1] != image[-1]:
         fixed -= 1

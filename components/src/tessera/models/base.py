@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tessera.image_plan import ImagePlan
+from tessera.image_plan import ImagePlan as ImagePlan
 
 if TYPE_CHECKING:
     import torch

@@ -15,14 +15,20 @@ from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
 from tessera.dtypes import FLOATS
 from tessera.models.base import (
+    Content,
+    ImagePlan,
     Int32Array,
+    Output,
+    OutputKind,
     Piece,
+    Pixels,
     Prompt,
     Role,
     TextModule,
     Truncate,
-    UInt8Array,
     VisionModule,
+    VisionSpec,
+    sequential,
 )
 from tessera.models.llama_nemotron_vl.activation_memory import text_activations, vision_activations
 from tessera.models.llama_nemotron_vl.config import ModelConfig
@@ -32,6 +38,7 @@ from tessera.models.llama_nemotron_vl.prompt import PromptBuilder
 from tessera.models.llama_nemotron_vl.tensors import text_shapes, used_for_vision
 from tessera.models.llama_nemotron_vl.tiling import count_tiles
 from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
+from tessera.models.prompts import refuse_instruction
 
 if TYPE_CHECKING:
     from tessera.models.base import Model
@@ -60,7 +67,6 @@ class LlamaNemotronVL:
         prompts = PromptBuilder(
             TextTokenizer.open(path, config),
             config.prompt,
-            tokens_per_tile=config.tokens_per_tile,
             vocab_size=config.text.vocab_size,
         )
         return cls(path, config, prompts)
@@ -75,8 +81,18 @@ class LlamaNemotronVL:
         return fingerprint(self.path, revision=_REVISION, files=_FINGERPRINTED)
 
     @property
-    def hidden(self) -> int:
-        return self.config.text.hidden
+    def output(self) -> Output:
+        return Output(kind=OutputKind.VECTOR, width=self.config.text.hidden)
+
+    @cached_property
+    def vision(self) -> VisionSpec:
+        size = self.config.image.tile_size
+        return VisionSpec(
+            row_width=self.config.text.hidden,
+            unit_shape=(self.config.vision.channels, size, size),
+            max_units=self.config.max_tiles,
+            max_rows=self.config.max_tiles * self.config.tokens_per_tile,
+        )
 
     @property
     def max_tokens(self) -> int:
@@ -87,40 +103,18 @@ class LlamaNemotronVL:
         return self.config.text.vocab_size
 
     @property
-    def tokens_per_tile(self) -> int:
-        return self.config.tokens_per_tile
-
-    @property
-    def max_tiles(self) -> int:
-        return self.config.max_tiles
-
-    @property
-    def tile_shape(self) -> tuple[int, int, int]:
-        size = self.config.image.tile_size
-        return (self.config.vision.channels, size, size)
-
-    @property
     def dimensions(self) -> frozenset[int]:
         return self.config.dimensions
 
-    def tiles(self, width: int, height: int) -> int:
-        return count_tiles(width, height, self.config.image)
+    def plan(self, width: int, height: int, *, param: str) -> ImagePlan:
+        tiles = count_tiles(width, height, self.config.image)
+        return ImagePlan(units=tiles, rows=tiles * self.config.tokens_per_tile)
 
-    def prompt(
-        self,
-        text: str | Sequence[int],
-        tiles: Sequence[int],
-        *,
-        role: Role,
-        max_tokens: int,
-        truncate: Truncate,
-        param: str,
-    ) -> Prompt:
-        return self._prompts.build(
-            text, tiles, role=role, max_tokens=max_tokens, truncate=truncate, param=param
-        )
+    def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
+        return self._prompts.build(content, max_tokens=max_tokens, truncate=truncate, param=param)
 
-    def pieces(self, text: str, *, role: Role, param: str) -> Sequence[Piece]:
+    def pieces(self, text: str, *, role: Role, instruction: str | None = None, param: str) -> Sequence[Piece]:
+        refuse_instruction(Content(parts=(text,), instruction=instruction), param=param)
         return self._prompts.pieces(text, role=role, param=param)
 
     def token_text(self, token: int) -> str:
@@ -129,8 +123,17 @@ class LlamaNemotronVL:
     def vision_index(self, tokens: Int32Array) -> Int32Array:
         return np.flatnonzero(tokens == self.config.prompt.image_token_id).astype(np.int32)
 
-    def preprocess(self, data: bytes, *, param: str) -> UInt8Array:
-        return preprocess(data, self.config.image, param=param)
+    def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
+        return sequential(len(tokens))
+
+    def unit_positions(self, image: ImagePlan) -> Int32Array:
+        """Tiles know their places themselves: int32 ``[0, units]``."""
+        return np.empty((0, image.units), np.int32)
+
+    def preprocess(self, data: bytes, *, param: str) -> Pixels:
+        tiles = preprocess(data, self.config.image, param=param)
+        rows = len(tiles) * self.config.tokens_per_tile
+        return Pixels(values=tiles, plan=ImagePlan(units=len(tiles), rows=rows))
 
     def load_vision(self, *, dtype: str, device: str) -> VisionModule:
         """Read the vision and projector tensors; raises ``CheckpointError``."""
@@ -176,8 +179,8 @@ class LlamaNemotronVL:
     def text_nbytes(self, dtype: str) -> int:
         return _nbytes(text_shapes(self.config.text), dtype)
 
-    def vision_activation_nbytes(self, dtype: str, tiles: int) -> int:
-        return vision_activations(self.config, tiles) * FLOATS[dtype].itemsize
+    def vision_activation_nbytes(self, dtype: str, units: int) -> int:
+        return vision_activations(self.config, units) * FLOATS[dtype].itemsize
 
     def text_activation_nbytes(self, dtype: str, tokens: int) -> int:
         return text_activations(self.config, tokens) * FLOATS[dtype].itemsize
