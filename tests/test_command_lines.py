@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,7 @@ def test_a_file_replaces_only_what_it_names(tmp_path: Path) -> None:
 
 def test_the_override_is_merged_key_by_key(tmp_path: Path) -> None:
     path = written(tmp_path, "text: {max_batch_cost: 64, dtype: float32}\n")
-    stages = load_stages(path, '{"text": {"max_batch_cost": 32}, "preprocess_threads": 5}')
+    stages = load_stages(path, {"text": {"max_batch_cost": 32}, "preprocess_threads": 5})
     assert (stages.text.max_batch_cost, stages.text.dtype, stages.preprocess_threads) == (32, "float32", 5)
 
 
@@ -82,7 +83,23 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("override", ["{", "[1]", '{"text": {"colour": 1}}', '{"text": 3}'])
 def test_a_wrong_override_is_named(override: str) -> None:
     with pytest.raises(ConfigError, match="--override-engine-args"):
-        load_stages(None, override)
+        parse_worker(["--model-path", "here", "--override-engine-args", override])
+
+
+def test_model_options_of_the_command_line_go_over_those_of_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path, "model_options: {max_pixels: 4096, min_pixels: 1024}\n")
+    flags = ["--model-path", "here", "--model-options", '{"max_pixels": 8192}']
+    worker = parse_worker([*flags, "--extra-engine-args", str(path)])
+    assert worker.model_options == {"max_pixels": 8192, "min_pixels": 1024}
+    assert parse_frontend(flags).model_options == {"max_pixels": 8192}
+    assert parse_frontend(["--model-path", "here"]).model_options == {}
+
+
+@pytest.mark.parametrize("options", ["{", "[1]", "7"])
+@pytest.mark.parametrize("parse", [parse_worker, parse_frontend])
+def test_wrong_model_options_are_named(parse: Callable[[list[str]], object], options: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--model-options: "):
+        parse(["--model-path", "here", "--model-options", options])
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("engine_configs/*/*.yaml")), ids=lambda path: path.stem)

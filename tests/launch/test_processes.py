@@ -28,6 +28,7 @@ def test_ports_cards_and_numbers_of_workers() -> None:
         "ENCODE_CUDA_VISIBLE_DEVICES": "4",
         "EMBED_CUDA_VISIBLE_DEVICES": "0,1",
         "MODEL_PATH": "/models/one",
+        "MODEL_OPTIONS": '{"max_pixels": 8192}',
     }
     settings = LaunchSettings.read(given)
     found = processes(settings, e_p_workers(settings, ROOT, ("--colour", "blue")), {"DYN_SYSTEM_PORT": "7"})
@@ -48,6 +49,7 @@ def test_ports_cards_and_numbers_of_workers() -> None:
     assert ["--colour" in worker.arguments for worker in workers] == [False, False, True, True, True]
     assert after(workers[2], "--encode-endpoint") == "dyn://tessera.encode.generate"
     assert {after(process, "--served-model-name") for process in found} == {"one"}
+    assert {after(process, "--model-options") for process in found} == {'{"max_pixels": 8192}'}
     assert Path(after(workers[0], "--extra-engine-args")).is_file()
 
 

@@ -9,6 +9,7 @@ process puts its parts together. Nothing below a ``main`` reads flags or files.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import types
@@ -80,6 +81,14 @@ ServedModelName = Annotated[
         help="the name that requests use; the checkpoint directory's name by default",
     ),
 ]
+ModelOptions = Annotated[
+    dict[str, Any],
+    Setting(
+        flag="--model-options",
+        metavar="JSON",
+        help="a JSON object with options of the model's family; the same for frontends and workers",
+    ),
+]
 Traces = Annotated[
     bool | None,
     Setting(
@@ -124,7 +133,7 @@ class Field:
     @property
     def shown(self) -> Any:
         """The default as it would be written: in the flag's unit, None where there is none to write."""
-        if self.default in (msgspec.NODEFAULT, None, "", (), frozenset()):
+        if self.default in (msgspec.NODEFAULT, None, "", (), frozenset(), {}):
             return None
         if isinstance(self.default, StrEnum):
             return self.default.value
@@ -140,7 +149,9 @@ def fields_of(settings: type[msgspec.Struct]) -> Iterator[Field]:
             setting = next((extra for extra in extras if isinstance(extra, Setting)), setting)
         if get_origin(kind) in (Union, types.UnionType):
             (kind,) = (each for each in get_args(kind) if each is not type(None))
-        yield Field(name=field.name, kind=kind, setting=setting, default=field.default)
+        # msgspec makes an empty dict anew for each Struct.
+        default = {} if field.default_factory is dict else field.default
+        yield Field(name=field.name, kind=kind, setting=setting, default=default)
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -207,6 +218,8 @@ def _argument(field: Field) -> dict[str, Any]:
         return said | {"nargs": "*"}
     if field.choices:
         return said | {"choices": field.choices}
+    if get_origin(field.kind) is dict:
+        return said | {"type": str}
     return said | {"type": float if field.setting.unit > 1 else field.kind}
 
 
@@ -216,7 +229,23 @@ def _value(field: Field, given: Any) -> Any:
         raise ConfigError(refusal)
     if setting.unit > 1:
         return int(given * setting.unit)
+    if get_origin(field.kind) is dict:
+        return _json_object(given, setting.flag)
     return given if get_origin(field.kind) is Literal else (get_origin(field.kind) or field.kind)(given)
+
+
+def _json_object(text: str, flag: str) -> dict[str, Any]:
+    try:
+        return mapping(json.loads(text), flag)
+    except ValueError as error:
+        raise ConfigError(f"{flag}: not valid JSON: {error}") from error
+
+
+def mapping(value: object, source: str) -> dict[str, Any]:
+    """``value`` itself; raises ``ConfigError`` naming ``source`` where it is not a mapping."""
+    if not isinstance(value, dict):
+        raise ConfigError(f"{source}: must hold a mapping, not {type(value).__name__}")
+    return value
 
 
 def convert(kind: type[T], value: object, source: str) -> T:

@@ -70,7 +70,7 @@ class Service:
     @classmethod
     async def connect(cls, settings: FrontendSettings) -> Service:
         """Open the model and follow discovery; waits for no worker."""
-        model = open_model(settings.model_path)
+        model = open_model(settings.model_path, settings.model_options)
         runtime = Runtime(settings.rpc)
         name = f"frontend-{uuid.uuid4().hex}"
         workers = await _workers(settings, runtime, model, name)

@@ -22,6 +22,7 @@ from tessera.settings import (
     NOT_NEGATIVE,
     PORT,
     POSITIVE,
+    ModelOptions,
     ModelPath,
     ServedModelName,
     Setting,
@@ -83,6 +84,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One frontend process."""
 
     model_path: ModelPath
+    model_options: ModelOptions = {}
     served_model_name: ServedModelName = ""
     host: Annotated[str, Setting(flag="--host", help="the address to listen on")] = "127.0.0.1"
     port: Annotated[int, Setting(flag="--port", check=PORT, help="of HTTP")] = 8000

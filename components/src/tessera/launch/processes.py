@@ -28,6 +28,7 @@ def shared_flags(settings: Shared) -> list[str]:
     """The flags of every process."""
     return [
         *("--model-path", settings.model_path),
+        *(("--model-options", settings.model_options) if settings.model_options else ()),
         *("--served-model-name", settings.model_name),
         *("--namespace", settings.dyn_namespace),
         *("--discovery-backend", settings.dyn_discovery_backend),

@@ -26,6 +26,7 @@ class Shared:
     """
 
     model_path: str = str(_PACKAGE / "checkpoints" / "tessera-demo")
+    model_options: str = ""
     served_model_name: str = ""
     dyn_http_host: str = "127.0.0.1"
     dyn_http_port: int = 8000
@@ -146,6 +147,7 @@ TABLE: Final = (
         "the checkpoint directory and the name in requests",
         "the demonstration model",
     ),
+    Row("MODEL_OPTIONS", "a JSON object with options of the model's family (`--model-options`)", "none"),
     Row("ENCODE_WORKERS, EMBED_WORKERS", "processes of each kind (`e_p.sh`)"),
     Row(
         "AGG_, ENCODE_, EMBED_CUDA_VISIBLE_DEVICES",

@@ -75,7 +75,10 @@ class Builder:
     stop: asyncio.Event
 
     async def build(self) -> Service:
-        model = await _timed("opened the checkpoint", lambda: open_model(self.settings.model_path))
+        settings = self.settings
+        model = await _timed(
+            "opened the checkpoint", lambda: open_model(settings.model_path, settings.model_options)
+        )
         await _timed("fingerprinted it", lambda: model.fingerprint)
         log.info("memory:\n%s", self._account(model).check())
         if self.settings.mode is Mode.ENCODE:

@@ -5,7 +5,6 @@ The parts stand beside the code that they are for. The order of the fields is th
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,12 +24,14 @@ from tessera.settings import (
     GIB,
     NOT_NEGATIVE,
     POSITIVE,
+    ModelOptions,
     ModelPath,
     ServedModelName,
     Setting,
     Traces,
     convert,
     exporters,
+    mapping,
     parse_flags,
 )
 
@@ -84,6 +85,10 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     preprocess_threads: Annotated[int, Setting(help="images that are decoded at a time")] = 2
     preprocess_seconds: Annotated[float, Setting(help="that a process has for one image")] = 10.0
     preprocess_mb: Annotated[int, Setting(help="MiB that a process may use for one image")] = 2048
+    model_options: Annotated[
+        dict[str, Any],
+        Setting(help="options of the model's family; `--model-options` goes over them, key by key"),
+    ] = {}
     threads: Annotated[
         int,
         Setting(
@@ -111,6 +116,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process."""
 
     model_path: ModelPath
+    model_options: ModelOptions = {}
     served_model_name: ServedModelName = ""
     mode: Annotated[
         Mode,
@@ -137,8 +143,11 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Path | None, Setting(flag="--extra-engine-args", help="YAML file, see engine_configs/")
     ] = None
     override_engine_args: Annotated[
-        str, Setting(flag="--override-engine-args", help="JSON object merged over the YAML file")
-    ] = ""
+        dict[str, Any],
+        Setting(
+            flag="--override-engine-args", metavar="JSON", help="a JSON object merged over the YAML file"
+        ),
+    ] = {}
     max_image_pixels: Annotated[
         int,
         Setting(
@@ -189,17 +198,19 @@ def parse(argv: Sequence[str] | None = None) -> WorkerSettings:
     )
     if given.dynamo_model and given.mode is Mode.ENCODE:
         raise ConfigError("--dynamo-model is for workers that embed")
+    stages = load_stages(given.extra_engine_args, given.override_engine_args)
     return msgspec.structs.replace(
         given,
+        model_options=stages.model_options | given.model_options,
         served_model_name=given.served_model_name or given.model_path.resolve().name,
         encode_endpoint=given.encode_endpoint or f"dyn://{given.rpc.namespace}.encode.generate",
-        stages=load_stages(given.extra_engine_args, given.override_engine_args),
+        stages=stages,
         traces=exporters(given.want_traces),
     )
 
 
-def load_stages(path: Path | None, override: str | None = None) -> StageSettings:
-    """The YAML file's values, with the JSON object ``override`` merged over them key by key."""
+def load_stages(path: Path | None, override: dict[str, Any] | None = None) -> StageSettings:
+    """The YAML file's values, with those of ``override`` merged over them key by key."""
     values: dict[str, Any] = {}
     source = "engine config"
     defaults = msgspec.to_builtins(StageSettings())
@@ -211,21 +222,11 @@ def load_stages(path: Path | None, override: str | None = None) -> StageSettings
             raise ConfigError(f"{source}: {error.strerror}") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
             raise ConfigError(f"{source}: not valid YAML: {error}") from error
-        values = _mapping({} if parsed is None else parsed, source)
+        values = mapping({} if parsed is None else parsed, source)
     if override:
-        try:
-            changes = json.loads(override)
-        except ValueError as error:
-            raise ConfigError(f"--override-engine-args: not valid JSON: {error}") from error
-        values = _merge(values, _mapping(changes, "--override-engine-args"))
+        values = _merge(values, override)
         source += " with --override-engine-args"
     return convert(StageSettings, _merge(defaults, values), source)
-
-
-def _mapping(value: object, source: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise ConfigError(f"{source}: must hold a mapping, not {type(value).__name__}")
-    return value
 
 
 def _merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
