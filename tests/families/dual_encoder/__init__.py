@@ -24,6 +24,7 @@ from PIL import Image
 from tessera.errors import InvalidInput
 from tessera.models.base import (
     Content,
+    Feature,
     ImagePlan,
     Int32Array,
     Output,
@@ -106,10 +107,16 @@ class DualEncoder:
 
     family = "dual_encoder"
     output = Output(kind=OutputKind.VECTOR, width=HIDDEN)
-    vision = VisionSpec(row_width=HIDDEN, unit_shape=(3, SIZE, SIZE), max_units=1, max_rows=1)
+    vision = VisionSpec(
+        row_width=HIDDEN,
+        unit_shape=(3, SIZE, SIZE),
+        largest=ImagePlan(units=1, rows=1),
+        independent_units=True,
+    )
     max_tokens = 512
     vocab_size = VOCABULARY
     dimensions: frozenset[int] = frozenset()
+    features: frozenset[Feature] = frozenset()
 
     @property
     def fingerprint(self) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -47,13 +47,38 @@ class VisionSpec:
     """The vision stage of a family.
 
     ``row_width`` is the width of a vision row, a multiple of the backbone's width. Pixels of an image are
-    ``[units, *unit_shape]``. ``max_units`` and ``max_rows`` are those of the largest image.
+    ``[units, *unit_shape]``; its rows are its units times a factor that is the same for all images.
+    ``largest`` is the plan of the largest image. ``independent_units`` says that units see nothing of one
+    another and that each becomes whole rows: each may be run as an image of its own.
     """
 
     row_width: int
     unit_shape: tuple[int, ...]
-    max_units: int
-    max_rows: int
+    largest: ImagePlan
+    independent_units: bool = False
+
+    @property
+    def max_units(self) -> int:
+        return self.largest.units
+
+    @property
+    def max_rows(self) -> int:
+        return self.largest.rows
+
+    def rows(self, units: int) -> int:
+        """The rows of so many units."""
+        return units * self.largest.rows // self.largest.units
+
+
+class Feature(StrEnum):
+    """What the modules of a family may offer beyond a call; an engine refuses by name what they do not.
+
+    ``graphs``: CUDA graphs can record them, and the text module is a ``SplitTextModule``. ``fp8``: their
+    GEMMs can run in FP8.
+    """
+
+    GRAPHS = "graphs"
+    FP8 = "fp8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +169,8 @@ class VisionModule(Protocol):
 
     Indices come from the host; nothing in the call may wait for the device. Whether an image sees another
     one is the module's to prevent, by ``cu_units``. Units behind the last bound belong to no image: what
-    comes out for them is never read.
+    comes out for them is never read. Images may be empty. While a CUDA graph is recorded, positions are 0 and
+    ``units`` is one length that no image exceeds; the images of a replay are those of ``cu_units``.
     """
 
     def __call__(
@@ -174,6 +200,32 @@ class TextModule(Protocol):
         vision_rows: torch.Tensor,  # [vision, row_width]
         vision_index: torch.Tensor,  # int32 [vision], the packed position of each vision row
     ) -> torch.Tensor: ...
+
+
+@runtime_checkable
+class SplitTextModule(TextModule, Protocol):
+    """A text module in two parts, one behind the other.
+
+    CUDA graphs record the second alone, since vision rows have other places in each batch. Tokens behind the
+    last bound belong to no sequence. While a graph is recorded, ``lengths`` is one length that no sequence
+    exceeds; the sequences of a replay are those of ``cu_seqlens``.
+    """
+
+    def embed(
+        self, input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        """Tensors ``[tokens, ...]``: token embeddings, and what later layers take of the vision rows."""
+        ...
+
+    def pooled(
+        self,
+        embedded: tuple[torch.Tensor, ...],
+        positions: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+    ) -> torch.Tensor:
+        """What follows ``embed``, whose tensors may be overwritten; rows as the whole call gives them."""
+        ...
 
 
 class Model(Protocol):
@@ -213,6 +265,11 @@ class Model(Protocol):
     @property
     def dimensions(self) -> frozenset[int]:
         """Widths other than the output's that the checkpoint was trained to be cut to."""
+        ...
+
+    @property
+    def features(self) -> frozenset[Feature]:
+        """What the modules that it loads offer beyond a call."""
         ...
 
     def plan(self, width: int, height: int, *, param: str) -> ImagePlan:

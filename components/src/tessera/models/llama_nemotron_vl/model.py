@@ -16,6 +16,7 @@ from tessera.checkpoint.weights import Shapes
 from tessera.dtypes import FLOATS
 from tessera.models.base import (
     Content,
+    Feature,
     ImagePlan,
     Int32Array,
     Output,
@@ -90,8 +91,8 @@ class LlamaNemotronVL:
         return VisionSpec(
             row_width=self.config.text.hidden,
             unit_shape=(self.config.vision.channels, size, size),
-            max_units=self.config.max_tiles,
-            max_rows=self.config.max_tiles * self.config.tokens_per_tile,
+            largest=self._tiled(self.config.max_tiles),
+            independent_units=True,
         )
 
     @property
@@ -106,8 +107,14 @@ class LlamaNemotronVL:
     def dimensions(self) -> frozenset[int]:
         return self.config.dimensions
 
+    @property
+    def features(self) -> frozenset[Feature]:
+        return frozenset(Feature)
+
     def plan(self, width: int, height: int, *, param: str) -> ImagePlan:
-        tiles = count_tiles(width, height, self.config.image)
+        return self._tiled(count_tiles(width, height, self.config.image))
+
+    def _tiled(self, tiles: int) -> ImagePlan:
         return ImagePlan(units=tiles, rows=tiles * self.config.tokens_per_tile)
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
@@ -132,8 +139,7 @@ class LlamaNemotronVL:
 
     def preprocess(self, data: bytes, *, param: str) -> Pixels:
         tiles = preprocess(data, self.config.image, param=param)
-        rows = len(tiles) * self.config.tokens_per_tile
-        return Pixels(values=tiles, plan=ImagePlan(units=len(tiles), rows=rows))
+        return Pixels(values=tiles, plan=self._tiled(len(tiles)))
 
     def load_vision(self, *, dtype: str, device: str) -> VisionModule:
         """Read the vision and projector tensors; raises ``CheckpointError``."""
