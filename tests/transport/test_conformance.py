@@ -16,7 +16,7 @@ import pytest
 import torch
 from tests.shared_memory import mapped
 from tests.signals import freeze
-from transport_peer import HIDDEN, UNIT_ROWS, Peer, outbox_config, same_bits, sample
+from transport_peer import BLOCK_ROWS, ROW_WIDTH, Peer, outbox_config, same_bits, sample
 
 from tessera.errors import HandOffError, LeaseExpired, Overloaded, TransportUnavailable
 from tessera.transport.inbox import Inbox
@@ -99,23 +99,41 @@ async def test_rows_arrive_bit_for_bit(
     case: Case, dtype: torch.dtype, peer: Peer, make_inbox: MakeInbox
 ) -> None:
     pair = await connect(peer, make_inbox, case, dtype=dtype)
-    for seed, rows in enumerate((1, UNIT_ROWS, 3 * UNIT_ROWS + 5)):
+    for seed, rows in enumerate((1, BLOCK_ROWS, 3 * BLOCK_ROWS + 5)):
         handle = await pair.publish(seed, rows)
         assert handle.kind == case.kind
-        assert handle.shape == (rows, HIDDEN)
+        assert handle.shape == (rows, ROW_WIDTH)
         got = await pair.inbox.fetch(handle)
         assert got.dtype == dtype
         assert same_bits(got, sample(seed, rows, dtype))
     assert pair.inbox.routes() == {"encoder-1": case.kind}
     counters = pair.inbox.counters()[case.kind]
     assert counters.transfers == 3
-    assert counters.bytes == (1 + 4 * UNIT_ROWS + 5) * HIDDEN * dtype.itemsize
+    assert counters.bytes == (1 + 4 * BLOCK_ROWS + 5) * ROW_WIDTH * dtype.itemsize
+
+
+@every_kind
+@pytest.mark.parametrize(
+    ("width", "images"), [(8192, (1800, 4, 1023)), (3, (1, 33))], ids=["four times as wide", "odd"]
+)
+async def test_rows_of_any_width_and_number_arrive_bit_for_bit(
+    case: Case, width: int, images: tuple[int, ...], peer: Peer, make_inbox: MakeInbox
+) -> None:
+    # A page of a family with three more rows for each of its own, beside small images.
+    pair = await connect(
+        peer, make_inbox, case, row_width=width, dtype=torch.bfloat16, capacity_rows=184 * BLOCK_ROWS
+    )
+    handles = [await pair.publish(seed, rows) for seed, rows in enumerate(images)]
+    for seed, (handle, rows) in enumerate(zip(handles, images, strict=True)):
+        assert handle.shape == (rows, width)
+        assert same_bits(await pair.inbox.fetch(handle), sample(seed, rows, torch.bfloat16, width))
+    assert (await pair.settle()).used_bytes == 0
 
 
 @every_kind
 async def test_rows_go_where_the_reader_wants_them(case: Case, peer: Peer, make_inbox: MakeInbox) -> None:
     pair = await connect(peer, make_inbox, case)
-    cache = torch.zeros(64, HIDDEN)
+    cache = torch.zeros(64, ROW_WIDTH)
     handle = await pair.publish(3, 20)
     got = await pair.inbox.fetch(handle, lambda shape, dtype: cache[8 : 8 + shape[0]])
     assert got.data_ptr() == cache[8:].data_ptr()
@@ -138,7 +156,7 @@ async def test_release_frees_the_slot(case: Case, peer: Peer, make_inbox: MakeIn
     pair = await connect(peer, make_inbox, case)
     # More hand-offs than the slab has room for: each slot must have come back for the next.
     for seed in range(20):
-        await pair.inbox.fetch(await pair.publish(seed, 4 * UNIT_ROWS))
+        await pair.inbox.fetch(await pair.publish(seed, 4 * BLOCK_ROWS))
     stats = await pair.settle()
     assert (stats.used_bytes, stats.leased, stats.held, stats.expired) == (0, 0, 0, 0)
 
@@ -223,33 +241,33 @@ async def test_a_full_slab_makes_the_producer_wait_and_then_refuse(
     case: Case, peer: Peer, make_inbox: MakeInbox
 ) -> None:
     pair = await connect(peer, make_inbox, case)
-    first = await pair.publish(1, 8 * UNIT_ROWS)
+    first = await pair.publish(1, 8 * BLOCK_ROWS)
     with pytest.raises(Overloaded, match="full"):
         await pair.publish(2, 1, timeout=0.05)
     waiting = asyncio.ensure_future(pair.publish(3, 1, timeout=5.0))
     await asyncio.sleep(0.05)
     assert not waiting.done()
-    assert same_bits(await pair.inbox.fetch(first), sample(1, 8 * UNIT_ROWS))
+    assert same_bits(await pair.inbox.fetch(first), sample(1, 8 * BLOCK_ROWS))
     assert same_bits(await pair.inbox.fetch(await waiting), sample(3, 1))
 
 
 def _tampered(handle: Handle) -> list[tuple[str, Handle]]:
-    rows, hidden = handle.shape
+    rows, row_width = handle.shape
     changes: dict[str, Any] = {
         "kind": "carrier-pigeon",
         "producer": "encoder-9",
         "slab": "0" * 32,
-        "offset=-unit": -UNIT_ROWS * HIDDEN * 4,
+        "offset=-block": -BLOCK_ROWS * ROW_WIDTH * 4,
         "offset=4": handle.offset + 4,
-        "offset=end": 8 * UNIT_ROWS * HIDDEN * 4,
+        "offset=end": 8 * BLOCK_ROWS * ROW_WIDTH * 4,
         "offset=huge": 2**62,
-        "shape=rows+1024": (rows + 1024, hidden),
-        "shape=hidden+1": (rows, hidden + 1),
-        "shape=hidden/2": (rows, hidden // 2),
-        "shape=0": (0, hidden),
-        "shape=negative": (-rows, -hidden),
-        "shape=huge": (2**40, hidden),
-        "shape=3d": (rows, hidden, 1),
+        "shape=rows+1024": (rows + 1024, row_width),
+        "shape=row_width+1": (rows, row_width + 1),
+        "shape=row_width/2": (rows, row_width // 2),
+        "shape=0": (0, row_width),
+        "shape=negative": (-rows, -row_width),
+        "shape=huge": (2**40, row_width),
+        "shape=3d": (rows, row_width, 1),
         "dtype": "float64",
         "dtype=other": "float16",
         "lease=0": 0,
@@ -288,13 +306,13 @@ async def test_a_tampered_handle_is_refused_before_memory_is_touched(
 @pytest.mark.parametrize(
     "into",
     [
-        torch.zeros(21, HIDDEN),
-        torch.zeros(20, HIDDEN + 1),
-        torch.zeros(20, HIDDEN, dtype=torch.float16),
-        torch.zeros(HIDDEN, 20).T,
-        torch.zeros(20 * HIDDEN),
+        torch.zeros(21, ROW_WIDTH),
+        torch.zeros(20, ROW_WIDTH + 1),
+        torch.zeros(20, ROW_WIDTH, dtype=torch.float16),
+        torch.zeros(ROW_WIDTH, 20).T,
+        torch.zeros(20 * ROW_WIDTH),
     ],
-    ids=["rows", "hidden", "dtype", "strides", "flat"],
+    ids=["rows", "row_width", "dtype", "strides", "flat"],
 )
 async def test_a_destination_of_another_shape_is_refused(
     case: Case, into: torch.Tensor, peer: Peer, make_inbox: MakeInbox
@@ -406,11 +424,11 @@ async def test_a_frozen_writer_blocks_nobody_for_long(
 
 @every_kind
 async def test_a_cancelled_fetch_gives_its_slot_back(case: Case, peer: Peer, make_inbox: MakeInbox) -> None:
-    pair = await connect(peer, make_inbox, case, capacity_rows=64 * UNIT_ROWS)
+    pair = await connect(peer, make_inbox, case, capacity_rows=64 * BLOCK_ROWS)
     await pair.inbox.fetch(await pair.publish(0))
     # A task that is cancelled before its first step never sees the handle, so it starts with one turn.
     for turns in range(1, 7):
-        handle = await pair.publish(turns, 60 * UNIT_ROWS)
+        handle = await pair.publish(turns, 60 * BLOCK_ROWS)
         task = asyncio.ensure_future(pair.inbox.fetch(handle))
         for _ in range(turns):
             await asyncio.sleep(0)

@@ -12,21 +12,21 @@ from tessera.transport.slab.rows import dtype_name
     ("changes", "message"),
     [
         ({"dtype": "int8"}, "int8"),
-        ({"hidden": 0}, "positive"),
-        ({"unit_rows": -1}, "positive"),
+        ({"row_width": 0}, "positive"),
+        ({"block_rows": -1}, "positive"),
         ({"capacity_rows": 0}, "positive"),
         ({"capacity_rows": 25}, "no multiple"),
     ],
 )
 def test_a_geometry_that_makes_no_sense(changes: dict[str, object], message: str) -> None:
-    values = {"capacity_rows": 20, "unit_rows": 10, "hidden": 4, "dtype": "float16"} | changes
+    values = {"capacity_rows": 20, "block_rows": 10, "row_width": 4, "dtype": "float16"} | changes
     with pytest.raises(ValueError, match=message):
         Geometry(**values)  # type: ignore[arg-type]
 
 
 def test_sizes() -> None:
-    geometry = Geometry(capacity_rows=20, unit_rows=10, hidden=4, dtype="bfloat16")
-    assert (geometry.units, geometry.row_bytes, geometry.unit_bytes, geometry.nbytes) == (2, 8, 80, 160)
+    geometry = Geometry(capacity_rows=20, block_rows=10, row_width=4, dtype="bfloat16")
+    assert (geometry.blocks, geometry.row_bytes, geometry.block_bytes, geometry.nbytes) == (2, 8, 80, 160)
 
 
 def test_names_of_dtypes_go_both_ways() -> None:

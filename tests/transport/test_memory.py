@@ -12,7 +12,7 @@ from tessera.errors import TransportUnavailable
 from tessera.transport.slab.geometry import Geometry
 from tessera.transport.slab.memory import HostAddress, HostMemory
 
-GEOMETRY = Geometry(capacity_rows=2048, unit_rows=2, hidden=4, dtype="bfloat16")
+GEOMETRY = Geometry(capacity_rows=2048, block_rows=2, row_width=4, dtype="bfloat16")
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 from tests.signals import freeze
-from transport_peer import UNIT_ROWS, Peer, outbox_config, same_bits, sample
+from transport_peer import BLOCK_ROWS, Peer, outbox_config, same_bits, sample
 
 from tessera.errors import HandOffError, LeaseExpired
 from tessera.transport.inbox import Inbox
@@ -34,9 +34,9 @@ def distant() -> Iterator[tuple[Peer, Peer]]:
 
 async def test_rows_cross_a_network(distant: tuple[Peer, Peer]) -> None:
     writer, reader = distant
-    infos = await writer.call("open_outbox", outbox_config(transport="nixl", capacity_rows=512 * UNIT_ROWS))
+    infos = await writer.call("open_outbox", outbox_config(transport="nixl", capacity_rows=512 * BLOCK_ROWS))
     info = await reader.call("open_inbox", "nixl", "encoder-1", infos)
-    for seed, rows in enumerate((1, 20, 300 * UNIT_ROWS)):
+    for seed, rows in enumerate((1, 20, 300 * BLOCK_ROWS)):
         handle = await writer.call("publish", seed, rows, info)
         assert same_bits(torch.tensor(await reader.call("fetch", handle)), sample(seed, rows))
     assert await writer.call("drain", 2.0)
@@ -90,10 +90,10 @@ async def test_a_killed_writer_is_noticed(distant: tuple[Peer, Peer]) -> None:
 async def test_an_image_larger_than_the_staging_memory_is_refused(
     make_outbox: Callable[..., Outbox], make_inbox: Callable[..., Inbox]
 ) -> None:
-    outbox = make_outbox(transport="nixl", capacity_rows=64 * UNIT_ROWS)
+    outbox = make_outbox(transport="nixl", capacity_rows=64 * BLOCK_ROWS)
     inbox = make_inbox("nixl", nixl=NixlOptions(staging_bytes=64 << 10))
     inbox.connect("encoder-1", outbox.infos())
-    slot = await outbox.acquire(64 * UNIT_ROWS, timeout=1)
+    slot = await outbox.acquire(64 * BLOCK_ROWS, timeout=1)
     handle = await outbox.publish(slot, inbox.reader_info("encoder-1"))
     with pytest.raises(HandOffError, match="never fit the NIXL staging memory"):
         await inbox.fetch(handle)
@@ -108,11 +108,11 @@ async def test_reads_wait_for_staging_memory(
     inbox.connect("encoder-1", outbox.infos())
     handles = []
     for seed in range(4):
-        slot = await outbox.acquire(UNIT_ROWS, timeout=1)
-        slot.rows.copy_(sample(seed, UNIT_ROWS))
+        slot = await outbox.acquire(BLOCK_ROWS, timeout=1)
+        slot.rows.copy_(sample(seed, BLOCK_ROWS))
         handles.append(await outbox.publish(slot, inbox.reader_info("encoder-1")))
     for seed, rows in enumerate(await asyncio.gather(*map(inbox.fetch, handles))):
-        assert same_bits(rows, sample(seed, UNIT_ROWS))
+        assert same_bits(rows, sample(seed, BLOCK_ROWS))
 
 
 async def test_closing_takes_back_every_registration(

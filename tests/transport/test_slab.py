@@ -10,7 +10,7 @@ from tessera.errors import HandOffError, Overloaded
 from tessera.transport.slab.geometry import Geometry
 from tessera.transport.slab.slab import Slab
 
-GEOMETRY = Geometry(capacity_rows=40, unit_rows=10, hidden=4, dtype="float32")
+GEOMETRY = Geometry(capacity_rows=40, block_rows=10, row_width=4, dtype="float32")
 
 
 @pytest.fixture
@@ -87,9 +87,9 @@ async def test_the_word_is_cleared_before_the_memory_can_be_taken(slab: Slab) ->
 async def test_an_acknowledged_slot_is_swept(slab: Slab) -> None:
     slot = await slab.acquire(10, timeout=1)
     slot.start_lease()
-    slab.memory.ack[slot.unit] = slot.lease - 1
+    slab.memory.ack[slot.block] = slot.lease - 1
     assert slab.sweep() == 0
-    slab.memory.ack[slot.unit] = slot.lease
+    slab.memory.ack[slot.block] = slot.lease
     assert slab.sweep() == 1
     assert (slab.stats().released, slab.stats().expired) == (1, 0)
 
@@ -108,7 +108,7 @@ async def test_the_timer_runs_only_while_something_is_leased(slab: Slab) -> None
     assert slab._timer is None
     slot.start_lease()
     assert slab._timer is not None
-    slab.memory.ack[slot.unit] = slot.lease
+    slab.memory.ack[slot.block] = slot.lease
     await asyncio.sleep(0.15)
     assert slab.stats().leased == 0
     assert slab._timer is None
@@ -122,7 +122,7 @@ async def test_a_waiter_hurries_the_sweep() -> None:
     waiting = asyncio.ensure_future(slab.acquire(10, timeout=5))
     await asyncio.sleep(0)
     assert slab._timer is not None and slab._timer.when() - loop.time() < 0.05
-    slab.memory.ack[slot.unit] = slot.lease
+    slab.memory.ack[slot.block] = slot.lease
     await waiting
     slab.close()
 
@@ -142,7 +142,7 @@ async def test_draining_waits_for_readers(slab: Slab) -> None:
     slot = await slab.acquire(10, timeout=1)
     slot.start_lease()
     assert await slab.drain(timeout=0.01) is False
-    asyncio.get_running_loop().call_later(0.02, slab.memory.ack.__setitem__, slot.unit, slot.lease)
+    asyncio.get_running_loop().call_later(0.02, slab.memory.ack.__setitem__, slot.block, slot.lease)
     assert await slab.drain(timeout=5) is True
 
 

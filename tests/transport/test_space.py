@@ -13,8 +13,8 @@ async def test_waiters_are_served_in_the_order_in_which_they_came() -> None:
     start = await space.take(4, timeout=1)
     order: list[str] = []
 
-    async def take(name: str, units: int) -> int:
-        got = await space.take(units, timeout=1)
+    async def take(name: str, blocks: int) -> int:
+        got = await space.take(blocks, timeout=1)
         order.append(name)
         return got
 
@@ -46,7 +46,7 @@ async def test_a_newcomer_does_not_overtake() -> None:
 async def test_full_means_overloaded_after_the_timeout() -> None:
     space = Space(4, name="slab")
     await space.take(3, timeout=1)
-    with pytest.raises(Overloaded, match="slab is full: 3 of 4 units") as caught:
+    with pytest.raises(Overloaded, match="slab is full: 3 of 4 blocks") as caught:
         await space.take(2, timeout=0.01)
     assert caught.value.retry_after
     assert space.waiting == 0

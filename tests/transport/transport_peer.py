@@ -24,22 +24,22 @@ from tessera.transport.outbox import Outbox, OutboxConfig
 from tessera.transport.slab.slab import Slot
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
-HIDDEN = 64
-UNIT_ROWS = 16
+ROW_WIDTH = 64
+BLOCK_ROWS = 16
 
 
-def sample(seed: int, rows: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """Rows ``[rows, HIDDEN]`` that two processes can both make."""
+def sample(seed: int, rows: int, dtype: torch.dtype = torch.float32, width: int = ROW_WIDTH) -> torch.Tensor:
+    """Rows ``[rows, width]`` that two processes can both make."""
     generator = torch.Generator().manual_seed(seed)
-    return torch.randn(rows, HIDDEN, generator=generator).to(dtype)
+    return torch.randn(rows, width, generator=generator).to(dtype)
 
 
 def outbox_config(**changes: Any) -> OutboxConfig:
     values: dict[str, Any] = {
         "producer": "encoder-1",
-        "capacity_rows": 8 * UNIT_ROWS,
-        "unit_rows": UNIT_ROWS,
-        "hidden": HIDDEN,
+        "capacity_rows": 8 * BLOCK_ROWS,
+        "block_rows": BLOCK_ROWS,
+        "row_width": ROW_WIDTH,
         "dtype": torch.float32,
         "lease_seconds": 30.0,
     }
@@ -81,7 +81,8 @@ class Host:
     async def publish(self, seed: int, rows: int, reader: ReaderInfo, timeout: float = 1.0) -> Handle:
         assert self.outbox is not None
         slot = await self.outbox.acquire(rows, timeout=timeout)
-        slot.rows.copy_(sample(seed, rows, self.outbox.config.dtype))
+        config = self.outbox.config
+        slot.rows.copy_(sample(seed, rows, config.dtype, config.row_width))
         if self.outbox.slab.device.type == "cuda":
             torch.cuda.synchronize()
         return await self.outbox.publish(slot, reader)

@@ -30,7 +30,7 @@ class Outcome(Generic[R]):
 class Entry(Generic[P, R]):
     """One payload on its way to the engine.
 
-    ``size`` counts tokens or tiles; ``client`` is whose share it counts against, smaller ``priority`` is
+    ``size`` counts tokens or units; ``client`` is whose share it counts against, smaller ``priority`` is
     sooner; ``enqueued`` is a reading of ``perf_counter``. ``on_cancelled`` is called once, on the event loop,
     when the future was cancelled and the engine will not touch the payload any more: only then may memory
     that the payload names be used for something else. ``request_id`` is for the log, empty where none is

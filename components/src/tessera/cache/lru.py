@@ -85,7 +85,7 @@ class CacheStats:
 
 
 class EmbeddingCache:
-    """Maps a content key to rows ``[rows, hidden]`` in host memory; bounded by ``capacity`` in bytes.
+    """Maps a content key to rows ``[rows, row_width]`` in host memory; bounded by ``capacity`` in bytes.
 
     Rows are handed out without a copy and must not be written to; an evicted entry stays alive for as long
     as a batch uses it. Owned by one event loop. A capacity of 0 stores nothing.

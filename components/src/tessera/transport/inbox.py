@@ -113,7 +113,7 @@ class Inbox:
         return ReaderInfo(host=host_id(), devices=device_ids(), kinds=tuple(kinds))
 
     async def fetch(self, handle: Handle, into: torch.device | Destination = CPU) -> torch.Tensor:
-        """The handle's rows ``[rows, hidden]``, copied out of the slab, whose slot is then released.
+        """The handle's rows ``[rows, row_width]``, copied out of the slab, whose slot is then released.
 
         ``into`` is the device to allocate them on, or a function of shape and dtype that makes the tensor.
 

@@ -65,7 +65,7 @@ class Lender:
         data, shape, dtype = rows.data, rows.shape, rows.dtype
         if self.lent + len(data) > self._capacity:
             return None
-        geometry = Geometry(capacity_rows=shape[0], unit_rows=shape[0], hidden=shape[1], dtype=dtype)
+        geometry = Geometry(capacity_rows=shape[0], block_rows=shape[0], row_width=shape[1], dtype=dtype)
         memory = HostMemory.create(geometry, rows=True)
         memory.write(data)
         lease = secrets.randbelow(MAX_LEASE) + 1

@@ -24,17 +24,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxConfig:
-    """A producer's slab of ``capacity_rows`` rows ``[hidden]`` and the ways out of it.
+    """A producer's slab of ``capacity_rows`` rows ``[row_width]`` and the ways out of it.
 
-    ``unit_rows`` is what one tile yields: slots are multiples of it. ``lease_seconds`` is the time a reader
-    has, ``transport`` is ``auto`` or kinds separated by commas. With ``checksum`` every handle says what its
-    rows were, and readers make sure of it.
+    Slots are multiples of ``block_rows``. ``lease_seconds`` is the time a reader has, ``transport`` is
+    ``auto`` or kinds separated by commas. With ``checksum`` every handle says what its rows were, and readers
+    make sure of it.
     """
 
     producer: str
     capacity_rows: int
-    unit_rows: int
-    hidden: int
+    block_rows: int
+    row_width: int
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
     lease_seconds: float
@@ -56,8 +56,8 @@ class Outbox:
         try:
             geometry = Geometry(
                 capacity_rows=config.capacity_rows,
-                unit_rows=config.unit_rows,
-                hidden=config.hidden,
+                block_rows=config.block_rows,
+                row_width=config.row_width,
                 dtype=dtype_name(config.dtype),
             )
         except ValueError as error:
@@ -80,7 +80,7 @@ class Outbox:
             raise
 
     async def acquire(self, rows: int, *, timeout: float) -> Slot:
-        """A slot to write ``[rows, hidden]`` into; see ``Slab.acquire``."""
+        """A slot to write ``[rows, row_width]`` into; see ``Slab.acquire``."""
         return await self.slab.acquire(rows, timeout=timeout)
 
     async def publish(self, slot: Slot, reader: ReaderInfo) -> Handle:

@@ -94,4 +94,4 @@ def _open(address: CudaIpcAddress, device: int) -> torch.Tensor:
         memory = DeviceMemory.open(address.handle, geometry.nbytes, device)
     except HandOffError as error:
         raise TransportUnavailable(f"cannot open a peer's GPU memory: {error}") from error
-    return memory.tensor((geometry.capacity_rows, geometry.hidden), FLOATS[geometry.dtype].torch)
+    return memory.tensor((geometry.capacity_rows, geometry.row_width), FLOATS[geometry.dtype].torch)

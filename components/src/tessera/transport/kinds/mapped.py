@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tessera.transport.base import Destination
 
 CopyRows = Callable[[torch.Tensor, torch.Tensor], Awaitable[None]]
-"""Copies ``[rows, hidden]`` from the slab into the destination, and returns when that has really happened."""
+"""Copies ``[rows, row_width]`` from the slab into the destination, and returns when that has happened."""
 
 
 class MappedSlab:
@@ -32,27 +32,27 @@ class MappedSlab:
         self._closed = False
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
-        unit = self._unit_of(handle)
+        block = self._block_of(handle)
         rows = into(handle.shape, TORCH_DTYPES[handle.dtype])
         check_destination(handle, rows)
-        if not self._memory.holds(unit, handle.lease):
+        if not self._memory.holds(block, handle.lease):
             raise LeaseExpired(f"lease {handle.lease} had ended before its rows were copied")
-        first = unit * self._memory.geometry.unit_rows
+        first = block * self._memory.geometry.block_rows
         await self._copy(self._rows[first : first + handle.shape[0]], rows)
         return rows
 
     async def release(self, handle: Handle) -> bool:
-        unit = self._unit_of(handle)
-        good = self._memory.holds(unit, handle.lease)
-        self._memory.acknowledge(unit, handle.lease)
+        block = self._block_of(handle)
+        good = self._memory.holds(block, handle.lease)
+        self._memory.acknowledge(block, handle.lease)
         return good
 
     def abandon(self, handle: Handle) -> None:
         try:
-            unit = self._unit_of(handle)
+            block = self._block_of(handle)
         except HandOffError:
             return
-        self._memory.acknowledge(unit, handle.lease)
+        self._memory.acknowledge(block, handle.lease)
 
     def close(self) -> None:
         self._closed = True
@@ -60,11 +60,11 @@ class MappedSlab:
         self._rows = torch.empty(0)
         self._memory.close()
 
-    def _unit_of(self, handle: Handle) -> int:
-        """Check the handle; the unit whose lease word speaks for its slot."""
+    def _block_of(self, handle: Handle) -> int:
+        """Check the handle; the block whose lease word speaks for its slot."""
         if self._closed:
             raise unknown_slab(handle)
         check_origin(handle, kind=self._kind, producer=self._producer)
         geometry = self._memory.geometry
         geometry.check(handle)
-        return geometry.unit_of(handle)
+        return geometry.block_of(handle)

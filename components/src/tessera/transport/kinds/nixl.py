@@ -145,7 +145,7 @@ class NixlTransport:
         leases = slab.memory.lease_tensor()
         geometry = slab.geometry
         device = slab.device.index or 0 if self._direct(slab) else None
-        self._agent.register([(leases.data_ptr(), 8 * geometry.units, 0)], device=False)
+        self._agent.register([(leases.data_ptr(), 8 * geometry.blocks, 0)], device=False)
         self._agent.register([(rows.data_ptr(), geometry.nbytes, device or 0)], device=device is not None)
         address = NixlAddress(
             metadata=self._agent.metadata(),
@@ -239,7 +239,7 @@ class NixlSlab:
             await self._agent.read(
                 self._peer,
                 (staging.words.data_ptr() + 8 * shared.start, 8, 0),
-                (address.leases + 8 * address.geometry.unit_of(handle), 8, 0),
+                (address.leases + 8 * address.geometry.block_of(handle), 8, 0),
                 message=message,
                 timeout=self._timeout,
                 memory=shared,

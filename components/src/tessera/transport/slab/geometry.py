@@ -17,51 +17,53 @@ MAX_LEASE: Final = 2**63 - 1
 
 
 class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``capacity_rows`` rows of ``hidden`` elements; slots begin at multiples of ``unit_rows`` rows."""
+    """``capacity_rows`` rows of ``row_width`` elements; slots begin at multiples of ``block_rows`` rows."""
 
     capacity_rows: int
-    unit_rows: int
-    hidden: int
+    block_rows: int
+    row_width: int
     dtype: str
 
     def __post_init__(self) -> None:
         if self.dtype not in FLOATS:
             raise ValueError(f"unknown dtype {self.dtype!r}")
-        if self.hidden <= 0 or self.unit_rows <= 0 or self.capacity_rows <= 0:
-            raise ValueError("capacity_rows, unit_rows and hidden must be positive")
-        if self.capacity_rows % self.unit_rows:
+        if self.row_width <= 0 or self.block_rows <= 0 or self.capacity_rows <= 0:
+            raise ValueError("capacity_rows, block_rows and row_width must be positive")
+        if self.capacity_rows % self.block_rows:
             raise ValueError(
-                f"capacity_rows={self.capacity_rows} is no multiple of unit_rows={self.unit_rows}"
+                f"capacity_rows={self.capacity_rows} is no multiple of block_rows={self.block_rows}"
             )
 
     @property
-    def units(self) -> int:
-        return self.capacity_rows // self.unit_rows
+    def blocks(self) -> int:
+        return self.capacity_rows // self.block_rows
 
     @property
     def row_bytes(self) -> int:
-        return self.hidden * FLOATS[self.dtype].itemsize
+        return self.row_width * FLOATS[self.dtype].itemsize
 
     @property
-    def unit_bytes(self) -> int:
-        return self.unit_rows * self.row_bytes
+    def block_bytes(self) -> int:
+        return self.block_rows * self.row_bytes
 
     @property
     def nbytes(self) -> int:
         return self.capacity_rows * self.row_bytes
 
-    def unit_of(self, handle: Handle) -> int:
-        """Index of the handle's first unit, the one whose lease word speaks for the slot."""
-        return handle.offset // self.unit_bytes
+    def block_of(self, handle: Handle) -> int:
+        """Index of the handle's first block, the one whose lease word speaks for the slot."""
+        return handle.offset // self.block_bytes
 
     def check(self, handle: Handle) -> None:
         """Raise ``HandOffError`` unless the handle names a slot that this slab can have."""
         rows = check_shape(handle)
         if handle.dtype != self.dtype:
             raise HandOffError(f"the handle's dtype is {handle.dtype}, its slab's is {self.dtype}")
-        if handle.shape[1] != self.hidden:
-            raise HandOffError(f"the handle's rows have {handle.shape[1]} elements, its slab's {self.hidden}")
-        if handle.offset < 0 or handle.offset % self.unit_bytes:
+        if handle.shape[1] != self.row_width:
+            raise HandOffError(
+                f"the handle's rows have {handle.shape[1]} elements, its slab's {self.row_width}"
+            )
+        if handle.offset < 0 or handle.offset % self.block_bytes:
             raise HandOffError(f"offset {handle.offset} is not where a slot of this slab begins")
         if handle.offset + rows * self.row_bytes > self.nbytes:
             raise HandOffError(f"{rows} rows at offset {handle.offset} end beyond the slab")
@@ -74,7 +76,7 @@ def check_shape(handle: Handle) -> int:
     if handle.dtype not in FLOATS:
         raise HandOffError(f"the handle's dtype {handle.dtype!r} is not one that is handed off")
     if len(handle.shape) != 2 or min(handle.shape) <= 0:
-        raise HandOffError(f"the handle's shape {handle.shape} is not [rows, hidden]")
+        raise HandOffError(f"the handle's shape {handle.shape} is not [rows, row_width]")
     if not 0 < handle.lease <= MAX_LEASE:
         raise HandOffError(f"{handle.lease} is no lease")
     return handle.shape[0]

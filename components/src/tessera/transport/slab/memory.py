@@ -3,12 +3,12 @@
 One anonymous file holds, each from a page boundary on::
 
     header   magic, slab id
-    lease    int64 [units]   written by the producer alone: the slot's lease, 0 when there is none
-    ack      int64 [units]   written by readers alone: the lease they have finished with
-    rows     [capacity_rows, hidden], or nothing when the rows live elsewhere
+    lease    int64 [blocks]   written by the producer alone: the slot's lease, 0 when there is none
+    ack      int64 [blocks]   written by readers alone: the lease they have finished with
+    rows     [capacity_rows, row_width], or nothing when the rows live elsewhere
 
 The file has no name, so nothing is left behind when a process is killed. A slot's words stand at its
-first unit; the words of its other units are not used.
+first block; the words of its other blocks are not used.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class FileOffsets:
     """Where each part of the file begins, in bytes, and how long the file is."""
 
     def __init__(self, geometry: Geometry, *, rows: bool) -> None:
-        table = _pages(8 * geometry.units)
+        table = _pages(8 * geometry.blocks)
         self.lease = mmap.PAGESIZE
         self.ack = self.lease + table
         self.rows = self.ack + table
@@ -80,8 +80,8 @@ def _pages(nbytes: int) -> int:
 class HostMemory:
     """A mapping of the file, by its producer (``create``) or by a reader (``attach``).
 
-    ``lease`` and ``ack`` are memory views of int64 ``[units]``; ``rows`` is ``[capacity_rows, hidden]`` or
-    None. A tensor taken from ``rows`` keeps the mapping alive, so that ``close`` never pulls memory
+    ``lease`` and ``ack`` are memory views of int64 ``[blocks]``; ``rows`` is ``[capacity_rows, row_width]``
+    or None. A tensor taken from ``rows`` keeps the mapping alive, so that ``close`` never pulls memory
     away from under it; the descriptor and the pages go with the last such tensor.
     """
 
@@ -101,7 +101,7 @@ class HostMemory:
             self._map = mmap.mmap(fd, offsets.nbytes, prot=mmap.PROT_READ)
             self._ack_map = mmap.mmap(fd, offsets.rows - offsets.ack, offset=offsets.ack)
             ack_at = 0
-        words = 8 * geometry.units
+        words = 8 * geometry.blocks
         self.lease = memoryview(self._map)[offsets.lease : offsets.lease + words].cast("q")
         self.ack = memoryview(self._ack_map)[ack_at : ack_at + words].cast("q")
         self._rows_at = offsets.rows
@@ -150,23 +150,25 @@ class HostMemory:
         return HostAddress(pid=os.getpid(), fd=self._fd, rows=self.has_rows)
 
     def lease_tensor(self) -> torch.Tensor:
-        """The producer's lease table as int64 ``[units]``; NIXL registers its address."""
+        """The producer's lease table as int64 ``[blocks]``; NIXL registers its address."""
         import torch
 
-        return torch.frombuffer(self._map, dtype=torch.int64, count=self.geometry.units, offset=mmap.PAGESIZE)
+        return torch.frombuffer(
+            self._map, dtype=torch.int64, count=self.geometry.blocks, offset=mmap.PAGESIZE
+        )
 
-    def holds(self, unit: int, lease: int) -> bool:
+    def holds(self, block: int, lease: int) -> bool:
         """Whether the lease is still in force, as of everything read before this call."""
         fence()
-        return self.lease[unit] == lease
+        return self.lease[block] == lease
 
-    def acknowledge(self, unit: int, lease: int) -> None:
+    def acknowledge(self, block: int, lease: int) -> None:
         """Tell the producer that this reader has finished.
 
         A late word does no harm: leases are never reused, so it cannot equal a newer one.
         """
         fence()
-        self.ack[unit] = lease
+        self.ack[block] = lease
 
     def close(self) -> None:
         """Let go of the memory; it is unmapped once no tensor of it is left."""
@@ -200,7 +202,7 @@ class HostMemory:
             flat = torch.frombuffer(
                 self._map,
                 dtype=FLOATS[self.geometry.dtype].torch,
-                count=self.geometry.capacity_rows * self.geometry.hidden,
+                count=self.geometry.capacity_rows * self.geometry.row_width,
                 offset=self._rows_at,
             )
-        return flat.view(self.geometry.capacity_rows, self.geometry.hidden)
+        return flat.view(self.geometry.capacity_rows, self.geometry.row_width)

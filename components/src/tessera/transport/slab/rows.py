@@ -39,7 +39,7 @@ def check_destination(handle: Handle, into: torch.Tensor) -> None:
 
 
 async def copy_rows(source: torch.Tensor, into: torch.Tensor) -> None:
-    """Copy contiguous ``[rows, hidden]`` in pieces, between which other work of the event loop runs."""
+    """Copy contiguous ``[rows, row_width]`` in pieces, between which other work of the event loop runs."""
     rows = max(1, CHUNK_BYTES // (source.shape[1] * source.element_size()))
     for first in range(0, source.shape[0], rows):
         if first:
@@ -57,5 +57,5 @@ def _copy(source: torch.Tensor, into: torch.Tensor) -> None:
 
 
 def rows_checksum(rows: torch.Tensor) -> bytes:
-    """The 16-byte blake3 hash of ``[rows, hidden]``; a tensor on a device is copied to the host for it."""
+    """The 16-byte blake3 hash of ``[rows, row_width]``; a tensor on a device is copied to the host for it."""
     return blake3(rows.detach().contiguous().cpu().view(torch.uint8).numpy().data).digest(16)

@@ -28,21 +28,21 @@ _SWEEP_IDLE: Final = 0.1
 
 
 class Slot:
-    """Rows ``[rows, hidden]`` of the slab, owned by whoever acquired them until they are published.
+    """Rows ``[rows, row_width]`` of the slab, owned by whoever acquired them until they are published.
 
     After ``free`` or after its lease has ended the memory belongs to others: drop every view of ``rows``.
     """
 
-    __slots__ = ("_slab", "_state", "deadline", "lease", "rows", "unit", "units")
+    __slots__ = ("_slab", "_state", "block", "blocks", "deadline", "lease", "rows")
 
-    def __init__(self, slab: Slab, lease: int, unit: int, units: int, rows: int) -> None:
+    def __init__(self, slab: Slab, lease: int, block: int, blocks: int, rows: int) -> None:
         self._slab = slab
         self._state = "held"
         self.lease = lease
-        self.unit = unit
-        self.units = units
+        self.block = block
+        self.blocks = blocks
         self.deadline = 0.0
-        first = unit * slab.geometry.unit_rows
+        first = block * slab.geometry.block_rows
         self.rows: torch.Tensor = slab.rows[first : first + rows]
 
     @property
@@ -53,7 +53,7 @@ class Slot:
     @property
     def offset(self) -> int:
         """Bytes from the start of the slab."""
-        return self.unit * self._slab.geometry.unit_bytes
+        return self.block * self._slab.geometry.block_bytes
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -66,7 +66,7 @@ class Slot:
     @property
     def host_rows(self) -> torch.Tensor:
         """The same rows in host memory; current once ``Slab.stage`` has returned."""
-        first = self.unit * self._slab.geometry.unit_rows
+        first = self.block * self._slab.geometry.block_rows
         return self._slab.host_rows[first : first + self.rows.shape[0]]
 
     def free(self) -> None:
@@ -103,7 +103,7 @@ class SlabStats:
 
 
 class Slab:
-    """``capacity_rows`` rows on ``device``, handed out in multiples of ``unit_rows``.
+    """``capacity_rows`` rows on ``device``, handed out in multiples of ``block_rows``.
 
     A slab on a CUDA device has its lease words in host memory and, with ``mirror``, a pinned host copy of
     its rows for the readers that cannot reach the device. Not thread-safe: every call is made from one
@@ -129,11 +129,11 @@ class Slab:
             self.rows = self.memory.rows
         else:
             self.device_memory = DeviceMemory.allocate(geometry.nbytes, index_of(self.device))
-            shape = (geometry.capacity_rows, geometry.hidden)
+            shape = (geometry.capacity_rows, geometry.row_width)
             self.rows = self.device_memory.tensor(shape, FLOATS[geometry.dtype].torch)
             if self.memory.rows is not None:
                 pin(self.memory.rows)
-        self._space = Space(geometry.units, name="slab")
+        self._space = Space(geometry.blocks, name="slab")
         # A random start keeps a handle that survived a restart from matching a lease of the new slab.
         self._next_lease = secrets.randbelow(2**62) + 1
         self._held = 0
@@ -150,7 +150,7 @@ class Slab:
 
     @property
     def host_rows(self) -> torch.Tensor:
-        """The rows in host memory ``[capacity_rows, hidden]``: the slab itself, or its mirror."""
+        """The rows in host memory ``[capacity_rows, row_width]``: the slab itself, or its mirror."""
         if self.memory.rows is None:
             raise HandOffError("this slab has no host copy")
         return self.memory.rows
@@ -167,16 +167,16 @@ class Slab:
             raise HandOffError("the slab is closed")
         if rows > self.geometry.capacity_rows:
             raise HandOffError(f"{rows} rows can never fit a slab of {self.geometry.capacity_rows} rows")
-        units = -(-rows // self.geometry.unit_rows)
-        unit = self._space.try_take(units)
-        if unit is None:
+        blocks = -(-rows // self.geometry.block_rows)
+        block = self._space.try_take(blocks)
+        if block is None:
             self.sweep()
             self._arm(_SWEEP_WAITING)
-            unit = await self._space.take(units, timeout=timeout)
+            block = await self._space.take(blocks, timeout=timeout)
         self._held += 1
         lease = self._next_lease
         self._next_lease += 1
-        return Slot(self, lease, unit, units, rows)
+        return Slot(self, lease, block, blocks, rows)
 
     async def stage(self, slot: Slot) -> None:
         """Bring ``slot.host_rows`` up to date; returns at once when the slab is host memory."""
@@ -189,7 +189,7 @@ class Slab:
         """Called by the slot."""
         slot.deadline = asyncio.get_running_loop().time() + self.lease_seconds
         fence()
-        self.memory.lease[slot.unit] = slot.lease
+        self.memory.lease[slot.block] = slot.lease
         self._held -= 1
         self._leased[slot.lease] = slot
         self._published += 1
@@ -199,7 +199,7 @@ class Slab:
         """Called by a slot that was never published."""
         self._held -= 1
         if not self._closed:
-            self._space.give(slot.unit, slot.units)
+            self._space.give(slot.block, slot.blocks)
 
     def add_source(self, source: Callable[[], Iterable[int]]) -> None:
         """Ask ``source`` on every sweep for leases that readers have finished with."""
@@ -223,7 +223,7 @@ class Slab:
         now = asyncio.get_running_loop().time()
         acks = self.memory.ack
         for slot in list(self._leased.values()):
-            if acks[slot.unit] == slot.lease:
+            if acks[slot.block] == slot.lease:
                 self.release(slot.lease)
             elif now >= slot.deadline:
                 self._expired += 1
@@ -244,7 +244,7 @@ class Slab:
     def stats(self) -> SlabStats:
         return SlabStats(
             capacity_bytes=self.geometry.nbytes,
-            used_bytes=self._space.used * self.geometry.unit_bytes,
+            used_bytes=self._space.used * self.geometry.block_bytes,
             leased=len(self._leased),
             held=self._held,
             waiting=self._space.waiting,
@@ -266,17 +266,17 @@ class Slab:
         self._sources.clear()
         if self.device.type == "cuda" and self.memory.rows is not None:
             unpin(self.memory.rows)
-        self.rows = torch.empty((0, self.geometry.hidden), dtype=self.rows.dtype)
+        self.rows = torch.empty((0, self.geometry.row_width), dtype=self.rows.dtype)
         self.device_memory = None
         self.memory.close()
 
     def _end(self, slot: Slot) -> None:
         # The word goes before the memory can be handed out again: a reader that finds its lease in
         # place after copying then knows that nobody had begun to write while it copied.
-        self.memory.lease[slot.unit] = 0
+        self.memory.lease[slot.block] = 0
         fence()
         del self._leased[slot.lease]
-        self._space.give(slot.unit, slot.units)
+        self._space.give(slot.block, slot.blocks)
 
     def _arm(self, delay: float) -> None:
         if self._closed or not self._leased:

@@ -10,14 +10,14 @@ from tessera.errors import HandOffError, Overloaded
 
 
 class RangeAllocator:
-    """First-fit ranges of ``size`` units, neighbours merged when they are given back.
+    """First-fit ranges of ``size`` blocks, neighbours merged when they are given back.
 
     Knows nothing of memory: it hands out numbers. Not thread-safe.
     """
 
     def __init__(self, size: int) -> None:
         if size <= 0:
-            raise ValueError(f"an allocator needs at least one unit, not {size}")
+            raise ValueError(f"an allocator needs at least one block, not {size}")
         self.size = size
         self.used = 0
         # Starts and lengths of the gaps, sorted by start. Gaps never touch, so a free range is only skipped
@@ -26,9 +26,9 @@ class RangeAllocator:
         self._lengths = [size]
 
     def take(self, length: int) -> int | None:
-        """Reserve ``length`` units in a row; their start, or None when no gap is long enough."""
+        """Reserve ``length`` blocks in a row; their start, or None when no gap is long enough."""
         if length <= 0:
-            raise ValueError(f"cannot take {length} units")
+            raise ValueError(f"cannot take {length} blocks")
         for index, gap in enumerate(self._lengths):
             if gap < length:
                 continue
@@ -54,7 +54,7 @@ class RangeAllocator:
             or (index > 0 and before > start)
             or (index < len(self._starts) and self._starts[index] < end)
         ):
-            raise ValueError(f"units {start}..{end} are not taken")
+            raise ValueError(f"blocks {start}..{end} are not taken")
         self.used -= length
         joins_before = index > 0 and before == start
         joins_after = index < len(self._starts) and self._starts[index] == end
@@ -76,13 +76,13 @@ class RangeAllocator:
 
 
 class Space:
-    """Ranges of ``units``, first come first served: a large request is not overtaken by small ones.
+    """Ranges of ``blocks``, first come first served: a large request is not overtaken by small ones.
 
     ``name`` is what errors call it. Not thread-safe; every call is made from one event loop.
     """
 
-    def __init__(self, units: int, *, name: str) -> None:
-        self._ranges = RangeAllocator(units)
+    def __init__(self, blocks: int, *, name: str) -> None:
+        self._ranges = RangeAllocator(blocks)
         self._name = name
         self._waiters: deque[tuple[int, asyncio.Future[int]]] = deque()
         self.waits = 0
@@ -99,23 +99,23 @@ class Space:
     def waiting(self) -> int:
         return len(self._waiters)
 
-    def try_take(self, units: int) -> int | None:
+    def try_take(self, blocks: int) -> int | None:
         """The start of a free range, or None when there is none or others wait already."""
-        if units > self.size:
-            raise HandOffError(f"{units} units can never fit the {self._name}, which has {self.size}")
-        return None if self._waiters else self._ranges.take(units)
+        if blocks > self.size:
+            raise HandOffError(f"{blocks} blocks can never fit the {self._name}, which has {self.size}")
+        return None if self._waiters else self._ranges.take(blocks)
 
-    async def take(self, units: int, *, timeout: float) -> int:
-        """The start of a range of ``units``, waiting at most ``timeout`` seconds for it.
+    async def take(self, blocks: int, *, timeout: float) -> int:
+        """The start of a range of ``blocks``, waiting at most ``timeout`` seconds for it.
 
         Raises ``Overloaded`` when the time ran out and ``HandOffError`` for what can never fit.
         """
-        start = self.try_take(units)
+        start = self.try_take(blocks)
         if start is not None:
             return start
         loop = asyncio.get_running_loop()
         future: asyncio.Future[int] = loop.create_future()
-        entry = (units, future)
+        entry = (blocks, future)
         self._waiters.append(entry)
         self.waits += 1
         timer = loop.call_later(max(timeout, 0.0), self._expire, entry, timeout)
@@ -124,19 +124,19 @@ class Space:
         except asyncio.CancelledError:
             # The range may have been handed over in the same turn of the loop as the cancellation.
             if future.done() and not future.cancelled() and future.exception() is None:
-                self.give(future.result(), units)
+                self.give(future.result(), blocks)
             else:
                 self._leave(entry)
             raise
         finally:
             timer.cancel()
 
-    async def share(self, units: int, *, timeout: float) -> SharedRange:
+    async def share(self, blocks: int, *, timeout: float) -> SharedRange:
         """``take``, for a range that several holders share; raises like ``take``."""
-        return SharedRange(self, await self.take(units, timeout=timeout), units)
+        return SharedRange(self, await self.take(blocks, timeout=timeout), blocks)
 
-    def give(self, start: int, units: int) -> None:
-        self._ranges.give(start, units)
+    def give(self, start: int, blocks: int) -> None:
+        self._ranges.give(start, blocks)
         self._serve()
 
     def fail_waiters(self, error: Exception) -> None:
@@ -147,12 +147,12 @@ class Space:
                 future.set_exception(error)
 
     def _expire(self, entry: tuple[int, asyncio.Future[int]], timeout: float) -> None:
-        units, future = entry
+        blocks, future = entry
         if not future.done():
             future.set_exception(
                 Overloaded(
-                    f"the {self._name} is full: {self.used} of {self.size} units are taken and "
-                    f"{units} did not come free within {timeout:.3g} s",
+                    f"the {self._name} is full: {self.used} of {self.size} blocks are taken and "
+                    f"{blocks} did not come free within {timeout:.3g} s",
                     retry_after=1.0,
                 )
             )
@@ -166,9 +166,9 @@ class Space:
 
     def _serve(self) -> None:
         while self._waiters:
-            units, future = self._waiters[0]
+            blocks, future = self._waiters[0]
             if not future.done():
-                start = self._ranges.take(units)
+                start = self._ranges.take(blocks)
                 if start is None:
                     return
                 future.set_result(start)
@@ -178,13 +178,13 @@ class Space:
 class SharedRange:
     """A taken range that goes back when its last holder drops it; whoever makes it holds it first."""
 
-    __slots__ = ("_holders", "_space", "start", "units")
+    __slots__ = ("_holders", "_space", "blocks", "start")
 
-    def __init__(self, space: Space, start: int, units: int) -> None:
+    def __init__(self, space: Space, start: int, blocks: int) -> None:
         self._space = space
         self._holders = 1
         self.start = start
-        self.units = units
+        self.blocks = blocks
 
     def hold(self) -> None:
         self._holders += 1
@@ -192,4 +192,4 @@ class SharedRange:
     def drop(self) -> None:
         self._holders -= 1
         if self._holders == 0:
-            self._space.give(self.start, self.units)
+            self._space.give(self.start, self.blocks)
