@@ -1,4 +1,4 @@
-"""A Triton kernel for full attention inside each sequence of a packed batch, with grouped keys.
+"""A Triton kernel for attention inside each sequence of a packed batch, full or causal, with grouped keys.
 
 The query heads that share a key head are rows of one tile, so that a sequence of 32 tokens with four
 heads to a group fills a tile of 128 rows, and keys and values are read once for the whole group.
@@ -24,6 +24,35 @@ ROWS = 128
 _LONG = 512
 
 
+@triton.jit
+def _step(
+    queries,
+    keys_at,
+    values_at,
+    left,
+    seen,
+    highest,
+    weight,
+    sums,
+    SCALE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    # One step of the online softmax. ``left`` says which of the keys there are, ``seen`` which a row sees; a
+    # row that sees none of them must have seen one in an earlier step.
+    if MASKED:
+        scores = tl.dot(queries, tl.load(keys_at, mask=left[None, :], other=0.0))
+        scores = tl.where(seen, scores, -float("inf"))
+    else:
+        scores = tl.dot(queries, tl.load(keys_at))
+    found = tl.maximum(highest, tl.max(scores, 1) * SCALE)
+    shares = tl.math.exp2(scores * SCALE - found[:, None])
+    decay = tl.math.exp2(highest - found)
+    weight = weight * decay + tl.sum(shares, 1)
+    values = tl.load(values_at, mask=left[:, None], other=0.0) if MASKED else tl.load(values_at)
+    sums = tl.dot(shares.to(values.dtype), values, sums * decay[:, None])
+    return found, weight, sums
+
+
 @triton.jit(do_not_specialize=["sequences"], do_not_specialize_on_alignment=["bounds"])
 def attend(
     q,
@@ -41,6 +70,7 @@ def attend(
     ROWS: tl.constexpr,
     KEYS: tl.constexpr,
     SEARCH: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):
     # The kernel of ``packed_attention``: one program for ROWS rows (tokens times heads of a group) of one key
     # head, KEYS keys a step. Strides count elements. SEARCH is 0, or a power of two of at least ``sequences``
@@ -63,6 +93,9 @@ def attend(
     length = (tl.load(bounds + sequence + 1) - start).to(tl.int32)
     if block * ROWS >= length * GROUP:
         return
+    if CAUSAL:
+        # The last tile sees the most keys: those that take longest begin first.
+        block = (length * GROUP - 1) // ROWS - block
     row = block * ROWS + tl.arange(0, ROWS)
     token = row // GROUP
     head = shared * GROUP + row % GROUP
@@ -77,26 +110,55 @@ def attend(
     key = tl.arange(0, KEYS)
     keys_at = k + start * k_stride + shared * WIDTH + key[None, :] * k_stride + at[:, None]
     values_at = v + start * v_stride + shared * WIDTH + key[:, None] * v_stride + at[None, :]
-    whole = length // KEYS * KEYS
+    # Keys below ``whole`` are seen by every row of the tile, keys from ``limit`` on by none.
+    if CAUSAL:
+        whole = (block * ROWS // GROUP + 1) // KEYS * KEYS
+        limit = tl.minimum(length, (block * ROWS + ROWS - 1) // GROUP + 1)
+    else:
+        whole = length // KEYS * KEYS
+        limit = length
     for first in range(0, whole, KEYS):
-        scores = tl.dot(queries, tl.load(keys_at + first * k_stride))
-        found = tl.maximum(highest, tl.max(scores, 1) * scale)
-        shares = tl.math.exp2(scores * scale - found[:, None])
-        decay = tl.math.exp2(highest - found)
-        weight = weight * decay + tl.sum(shares, 1)
-        values = tl.load(values_at + first * v_stride)
-        sums = tl.dot(shares.to(values.dtype), values, sums * decay[:, None])
-        highest = found
-    if whole < length:
-        left = key < length - whole
-        scores = tl.dot(queries, tl.load(keys_at + whole * k_stride, mask=left[None, :], other=0.0))
-        scores = tl.where(left[None, :], scores, -float("inf"))
-        found = tl.maximum(highest, tl.max(scores, 1) * scale)
-        shares = tl.math.exp2(scores * scale - found[:, None])
-        decay = tl.math.exp2(highest - found)
-        weight = weight * decay + tl.sum(shares, 1)
-        values = tl.load(values_at + whole * v_stride, mask=left[:, None], other=0.0)
-        sums = tl.dot(shares.to(values.dtype), values, sums * decay[:, None])
+        highest, weight, sums = _step(
+            queries,
+            keys_at + first * k_stride,
+            values_at + first * v_stride,
+            None,
+            None,
+            highest,
+            weight,
+            sums,
+            SCALE=scale,
+            MASKED=False,
+        )
+    if CAUSAL:
+        for first in range(whole, limit, KEYS):
+            left = first + key < limit
+            highest, weight, sums = _step(
+                queries,
+                keys_at + first * k_stride,
+                values_at + first * v_stride,
+                left,
+                left[None, :] & (first + key[None, :] <= token[:, None]),
+                highest,
+                weight,
+                sums,
+                SCALE=scale,
+                MASKED=True,
+            )
+    elif whole < limit:
+        left = key < limit - whole
+        highest, weight, sums = _step(
+            queries,
+            keys_at + whole * k_stride,
+            values_at + whole * v_stride,
+            left,
+            left[None, :],
+            highest,
+            weight,
+            sums,
+            SCALE=scale,
+            MASKED=True,
+        )
     result = sums / weight[:, None]
     where = out + (start + token)[:, None] * out_stride + head[:, None] * WIDTH + at[None, :]
     tl.store(where, result.to(out.dtype.element_ty), mask=inside)
@@ -108,7 +170,13 @@ def supports(head_dim: int) -> bool:
 
 
 def packed_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, longest: int
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    longest: int,
+    *,
+    causal: bool = False,
 ) -> torch.Tensor:
     """``q`` ``[total, heads, head_dim]``, ``k`` and ``v`` with fewer heads; int32 bounds ``[batch + 1]``.
 
@@ -145,6 +213,7 @@ def packed_attention(
         ROWS=ROWS,
         KEYS=64 if longest > _LONG else 32,
         SEARCH=search,
+        CAUSAL=causal,
         num_warps=4,
         num_stages=3,
     )

@@ -16,7 +16,12 @@ from tessera.nn.kernels.mean import ROWS as MEAN_ROWS
 
 @triton_op("tessera::packed_attention", mutates_args={})
 def packed_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, search: int
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens: torch.Tensor,
+    search: int,
+    causal: bool = False,
 ) -> torch.Tensor:
     """``attention.packed_attention`` for lengths that are not known to the host.
 
@@ -45,6 +50,7 @@ def packed_attention(
         ROWS=ROWS,
         KEYS=64,
         SEARCH=search,
+        CAUSAL=causal,
         num_warps=4,
         num_stages=3,
     )

@@ -1,0 +1,143 @@
+"""The Triton kernels beside plain torch in float32."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = "cuda"
+DTYPE = torch.bfloat16
+
+
+@pytest.fixture(autouse=True)
+def device() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = DTYPE) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator).to(DEVICE, dtype)
+
+
+def bounds_of(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(DEVICE, torch.int32)
+
+
+def expected_attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], *, causal: bool
+) -> torch.Tensor:
+    """Scores written out in float32, one sequence at a time."""
+    q, k, v = (x.float().transpose(0, 1) for x in (q, k, v))
+    groups = q.shape[0] // k.shape[0]
+    k, v = k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
+    parts = []
+    for start, end in pairwise(bounds_of(lengths).tolist()):
+        scores = q[:, start:end] @ k[:, start:end].mT / math.sqrt(q.shape[2])
+        if causal:
+            later = torch.ones(end - start, end - start, dtype=torch.bool, device=DEVICE).triu(1)
+            scores = scores.masked_fill(later, -math.inf)
+        parts.append(scores.softmax(-1) @ v[:, start:end])
+    return torch.cat(parts, 1).transpose(0, 1)
+
+
+# lengths around the tile of 128 rows, which is 128, 64 or 32 tokens, and around the keys of one step
+LENGTHS = [[1], [64], [65, 63, 1, 2], [31, 32, 33, 127, 128, 129], [700, 3, 600], [1, 1500]]
+# heads, key heads, width: Llama Nemotron, Qwen3 text, its ViT
+HEADS = [(8, 2, 64), (4, 2, 128), (3, 3, 64), (5, 1, 32)]
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_packed_attention(
+    lengths: list[int], heads: tuple[int, int, int], causal: bool, recorded: bool
+) -> None:
+    """``recorded``: the lengths are not known on the host, and each program looks for its sequence."""
+    from tessera.nn.kernels.attention import packed_attention
+
+    count, shared, width = heads
+    total = sum(lengths)
+    split = random(total, count + 2 * shared, width).split((count, shared, shared), dim=1)
+    longest = total if recorded else max(lengths)
+    found = packed_attention(*split, bounds_of(lengths), longest, causal=causal)
+    expected = expected_attention(*split, lengths, causal=causal)
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=1e-2)
+
+
+def test_a_causal_row_does_not_see_later_keys() -> None:
+    """Later keys and values may be anything, even what is no number."""
+    from tessera.nn.kernels.attention import packed_attention
+
+    lengths = [100, 300]
+    q, k, v = random(400, 8, 128).split((4, 2, 2), dim=1)
+    bounds = bounds_of(lengths)
+    before = packed_attention(q, k, v, bounds, 300, causal=True)
+    k[60:100], v[60:100], k[350:], v[350:] = 1e4, -1e4, -1e4, 1e4
+    after = packed_attention(q, k, v, bounds, 300, causal=True)
+    assert torch.equal(before[:60], after[:60]) and torch.equal(before[100:350], after[100:350])
+    assert not torch.equal(before[60:100], after[60:100])
+
+
+def turned(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    first, second = heads.float().chunk(2, -1)
+    return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)
+
+
+@pytest.mark.parametrize(("counts", "width"), [((16, 8), 128), ((32, 8), 64), ((3, 3), 72)], ids=str)
+def test_norm_and_rotation_of_heads(counts: tuple[int, int], width: int) -> None:
+    from tessera.nn.kernels.rotary import norm_and_rotate_in_place, rotate_in_place
+
+    total, (q_heads, kv_heads) = 37, counts
+    heads = random(total, q_heads + 2 * kv_heads, width)
+    # one head far smaller than the others: eps counts
+    heads[:, 1] *= 1e-3
+    q_weight, k_weight = random(width, seed=1), random(width, seed=2)
+    angles = random(total, 1, width // 2, seed=3, dtype=torch.float32)
+    cosines, sines = angles.cos(), angles.sin()
+    split = heads.float().split((q_heads, kv_heads, kv_heads), dim=1)
+    normed = [
+        x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight.float()
+        for x, weight in zip(split[:2], (q_weight, k_weight), strict=True)
+    ]
+    expected = torch.cat([*(turned(x, cosines, sines) for x in normed), split[2]], 1)
+    plain = torch.cat([turned(torch.cat(split[:2], 1), cosines, sines), split[2]], 1)
+    rotated = heads.clone()
+    rotate_in_place(rotated, q_heads + kv_heads, cosines, sines)
+    torch.testing.assert_close(rotated.float(), plain, rtol=1e-2, atol=1e-2)
+    norm_and_rotate_in_place(heads, q_heads, kv_heads, q_weight, k_weight, 1e-6, cosines, sines)
+    torch.testing.assert_close(heads.float(), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("width", [1024, 1152, 48])
+def test_weighted_rows_of_a_table(width: int) -> None:
+    from tessera.nn.kernels.rows import add_weighted_rows
+
+    total = 50
+    onto, table = random(total, width), random(23, width, seed=1)
+    index = torch.randint(0, 23, (4, total), generator=torch.Generator().manual_seed(2))
+    index = index.to(DEVICE, torch.int32)
+    weights = random(4, total, seed=3, dtype=torch.float32)
+    expected = onto.float() + torch.einsum("ti,tiw->iw", weights, table.float()[index.long()])
+    add_weighted_rows(onto, table, index, weights)
+    torch.testing.assert_close(onto.float(), expected, rtol=1e-2, atol=1e-2)
+
+
+def test_rows_are_added_where_the_index_says() -> None:
+    from tessera.nn.kernels.rows import add_rows
+
+    onto, wide = random(90, 2048), random(40, 4 * 2048, seed=1)
+    index = torch.randperm(90, generator=torch.Generator().manual_seed(2))[:40].to(DEVICE)
+    for part in range(4):
+        rows = wide[:, part * 2048 : (part + 1) * 2048]
+        expected = onto.float()
+        expected[index] += rows.float()
+        add_rows(onto, index.to(torch.int32), rows)
+        torch.testing.assert_close(onto.float(), expected, rtol=1e-2, atol=1e-2)
+    add_rows(onto, index[:0].to(torch.int32), wide[:0, :2048])
