@@ -14,7 +14,11 @@ from tessera.models.base import Family, Model, Prompt, Role, Truncate
 
 __all__ = ["Family", "Model", "Prompt", "Role", "Truncate", "families", "open_model"]
 
-_BUILT_IN = ("tessera.models.llama_nemotron_vl",)
+_BUILT_IN = (
+    "tessera.models.llama_nemotron_vl",
+    "tessera.models.qwen3_embedding",
+    "tessera.models.qwen3_vl_embedding",
+)
 _ENTRY_POINTS = "tessera.models"
 
 

@@ -1,0 +1,86 @@
+"""A checkpoint of Qwen3-Embedding as the rest of Tessera sees it; importing and opening need no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+
+from tessera.checkpoint.section import Section
+from tessera.checkpoint.tokenizer import PlainTokenizer
+from tessera.errors import InvalidInput
+from tessera.models.assembly import Run, Segment
+from tessera.models.base import Content, Feature, Role, TextModule
+from tessera.models.prompts import texts_of
+from tessera.models.qwen3.config import read_text
+from tessera.models.qwen3.model import CONFIG_FILE, Qwen3Model
+from tessera.models.qwen3.tokenizer import END_OF_TEXT
+from tessera.models.text_only import TextOnly
+
+if TYPE_CHECKING:
+    from tessera.models.base import Model
+
+FAMILY_NAME: Final = "qwen3_embedding"
+
+_ARCHITECTURES: Final = (["Qwen3ForCausalLM"], ["Qwen3Model"])
+_DEFAULT_THETA: Final = 1_000_000.0
+_DEFAULT_TASK: Final = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``query_instruction`` is the task of queries that name none; empty: they stay as they are."""
+
+    query_instruction: str = _DEFAULT_TASK
+    max_tokens: Annotated[int, msgspec.Meta(ge=16)] = 32_768
+
+
+class Qwen3Embedding(TextOnly, Qwen3Model):
+    """Implements ``tessera.models.base.Model``."""
+
+    family = FAMILY_NAME
+    revision = "qwen3_embedding 1"
+    smallest = 32
+    features = frozenset(Feature)
+
+    @classmethod
+    def open(cls, path: Path, options: Options) -> Qwen3Embedding:
+        """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
+        config = Section.read(path / CONFIG_FILE)
+        if config.values.get("architectures", _ARCHITECTURES[0]) not in _ARCHITECTURES:
+            raise config.error("architectures", f"must be one of {list(_ARCHITECTURES)}")
+        text = read_text(config, theta=_DEFAULT_THETA, sections=False)
+        tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size)
+        model = cls(path, text, tokenizer, options, max_tokens=min(options.max_tokens, text.max_positions))
+        model._query_instruction = options.query_instruction
+        model._end = tokenizer.id_of(END_OF_TEXT)
+        return model
+
+    _query_instruction: str
+    _end: int
+
+    def segments(self, content: Content, *, param: str) -> list[Segment]:
+        """``Instruct: task``, a line break and ``Query:`` before a query; documents stand as they are."""
+        if content.images:
+            self._refuse(param)
+        text = "".join(texts_of(content))
+        if not text:
+            raise InvalidInput(f"{param} is empty: it has no text", param=param)
+        task = content.instruction
+        if content.role is Role.PASSAGE and task is not None:
+            raise InvalidInput(
+                f"{param} is a document with an instruction; queries alone take one", param=param
+            )
+        if content.role is Role.QUERY and task is None:
+            task = self._query_instruction
+        return [Run(f"Instruct: {task}\nQuery:" if task else "", text), self._end]
+
+    def load_text(self, *, dtype: str, device: str) -> TextModule:
+        """Read the decoder's tensors; raises ``CheckpointError``."""
+        from tessera.models.qwen3_embedding.loading import load_text
+
+        return load_text(self.path, self.text, dtype=dtype, device=device)
+
+
+if TYPE_CHECKING:
+    _conforms: type[Model] = Qwen3Embedding

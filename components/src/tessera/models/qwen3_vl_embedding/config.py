@@ -1,0 +1,130 @@
+"""Reads ``config.json`` and ``preprocessor_config.json``; torch-free.
+
+The pixel limits in ``preprocessor_config.json`` are those of training. The reference processor runs with its
+own, which are the options' defaults, so the file's are not read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tessera.checkpoint.section import Section
+from tessera.models.qwen3.config import TextConfig, read_text
+from tessera.models.qwen3.model import CONFIG_FILE
+
+PROCESSOR_FILE: Final = "preprocessor_config.json"
+
+_ARCHITECTURES: Final = (["Qwen3VLForConditionalGeneration"], ["Qwen3VLModel"], ["Qwen3VLForEmbedding"])
+_DEFAULT_THETA: Final = 5_000_000.0
+_CHANNELS: Final = 3
+_FRAMES: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionConfig:
+    """The vision transformer and its mergers; a patch has ``patch_size`` pixels along each edge."""
+
+    hidden: int
+    intermediate: int
+    layers: int
+    heads: int
+    patch_size: int
+    merge: int
+    """``merge`` by ``merge`` neighbouring patches become one row."""
+    out_hidden: int
+    grid: int
+    """Positions along each edge of the learned table."""
+    deepstack: tuple[int, ...]
+    """After which blocks, counted from 0, the further parts of a row are taken."""
+    eps: float = 1e-6
+    theta: float = 10_000.0
+    channels: int = _CHANNELS
+    frames: int = _FRAMES
+
+    @property
+    def row_width(self) -> int:
+        """The main row, and one for each block of ``deepstack``."""
+        return self.out_hidden * (1 + len(self.deepstack))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    text: TextConfig
+    vision: VisionConfig
+    mean: tuple[float, float, float]
+    std: tuple[float, float, float]
+    image_token: int
+    vision_start: int
+    vision_end: int
+
+
+def read_config(directory: Path) -> ModelConfig:
+    """Read and cross-check the configuration in ``directory``; raises ``CheckpointError``."""
+    config = Section.read(directory / CONFIG_FILE)
+    if config.values.get("architectures", _ARCHITECTURES[0]) not in _ARCHITECTURES:
+        raise config.error("architectures", f"must be one of {list(_ARCHITECTURES)}")
+    section = config.section("text_config")
+    text = read_text(section, theta=_DEFAULT_THETA, sections=True)
+    vision = _vision(config.section("vision_config"))
+    if vision.out_hidden != text.hidden:
+        raise config.error(
+            "vision_config.out_hidden_size", f"must be text_config's hidden_size {text.hidden}"
+        )
+    if len(vision.deepstack) > text.layers:
+        raise config.error("vision_config.deepstack_visual_indexes", "are more than text_config has layers")
+    processor = Section.read(directory / PROCESSOR_FILE, optional=True)
+    for key, expected in (("patch_size", vision.patch_size), ("merge_size", vision.merge)):
+        if processor.integer(key, expected) != expected:
+            raise processor.error(key, f"must be {expected}, as in vision_config")
+    return ModelConfig(
+        text=text,
+        vision=vision,
+        mean=_channels(processor, "image_mean"),
+        std=_channels(processor, "image_std"),
+        image_token=config.integer("image_token_id", 151655, at_least=0),
+        vision_start=config.integer("vision_start_token_id", 151652, at_least=0),
+        vision_end=config.integer("vision_end_token_id", 151653, at_least=0),
+    )
+
+
+def _vision(section: Section) -> VisionConfig:
+    section.string("model_type", "qwen3_vl", among=("qwen3_vl", "qwen3_vl_vision"))
+    section.string("hidden_act", "gelu_pytorch_tanh", among=("gelu_pytorch_tanh",))
+    for key, value in (("in_channels", _CHANNELS), ("temporal_patch_size", _FRAMES)):
+        if section.integer(key, value) != value:
+            raise section.error(key, f"must be {value}")
+    positions = section.integer("num_position_embeddings", 2304)
+    vision = VisionConfig(
+        hidden=section.integer("hidden_size"),
+        intermediate=section.integer("intermediate_size"),
+        layers=section.integer("depth"),
+        heads=section.integer("num_heads", 16),
+        patch_size=section.integer("patch_size", 16),
+        merge=section.integer("spatial_merge_size", 2),
+        out_hidden=section.integer("out_hidden_size"),
+        grid=round(positions**0.5),
+        deepstack=section.integers("deepstack_visual_indexes"),
+    )
+    if vision.grid**2 != positions:
+        raise section.error("num_position_embeddings", f"must be a square, not {positions}")
+    if vision.hidden % (4 * vision.heads):
+        raise section.error(
+            "hidden_size", f"must be a multiple of four times num_heads {vision.heads}, for rotary positions"
+        )
+    blocks = vision.deepstack
+    if list(blocks) != sorted(set(blocks)) or any(not 0 <= block < vision.layers for block in blocks):
+        raise section.error("deepstack_visual_indexes", f"must ascend within the {vision.layers} blocks")
+    return vision
+
+
+def _channels(processor: Section, key: str) -> tuple[float, float, float]:
+    values = processor.values.get(key) or [0.5, 0.5, 0.5]
+    if (
+        not isinstance(values, list)
+        or len(values) != 3
+        or not all(type(each) in (int, float) for each in values)
+    ):
+        raise processor.error(key, f"must be three numbers, not {values!r}")
+    return (float(values[0]), float(values[1]), float(values[2]))

@@ -1,0 +1,69 @@
+"""From an image file to uint8 patches, and the patches' places.
+
+Patches of an image stand in blocks of those that are merged into one row, blocks row by row, patches row by
+row within a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+
+from tessera.image_plan import ImagePlan
+from tessera.models.base import Int32Array, UInt8Array
+
+
+def cut(image: Image.Image, size: tuple[int, int], *, patch: int, merge: int) -> UInt8Array:
+    """Resize an upright RGB image to ``size`` (width, height); uint8 ``[units, 3, patch, patch]``."""
+    # The widened filter support of Pillow's bicubic is the antialiasing that the reference relies on.
+    pixels = np.asarray(image.resize(size, Image.Resampling.BICUBIC))
+    high, wide = size[1] // (patch * merge), size[0] // (patch * merge)
+    blocks = pixels.reshape(high, merge, patch, wide, merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+    return np.ascontiguousarray(blocks).reshape(-1, 3, patch, patch)
+
+
+def places(image: ImagePlan, *, merge: int) -> Int32Array:
+    """int32 ``[4, units]``: row, column, and the image's height and width, all in patches."""
+    _, height, width = grid_of(image)
+    rows, columns = np.indices((height, width), dtype=np.int32)
+    found = np.empty((4, height * width), np.int32)
+    for values, into in zip((rows, columns), found, strict=False):
+        blocks = values.reshape(height // merge, merge, width // merge, merge).transpose(0, 2, 1, 3)
+        into[:] = blocks.reshape(-1)
+    found[2], found[3] = height, width
+    return found
+
+
+def positions(
+    placeholders: Int32Array, images: Sequence[ImagePlan], tokens: int, *, merge: int
+) -> Int32Array:
+    """int32 ``[3, tokens]``: time, height and width of each token, for interleaved mRoPE.
+
+    A text's tokens count on, all three alike. An image's rows share the time at which it begins, and have
+    their places on the merged grid added to it as height and width; what follows begins behind the longer
+    side. ``placeholders`` are the places of the rows in the prompt, ascending.
+    """
+    found = np.empty((3, tokens), np.int32)
+    position = stop = behind = 0
+    for image in images:
+        _, high, wide = (side // merge for side in grid_of(image))
+        start = int(placeholders[behind])
+        found[:, stop:start] = np.arange(position, position + start - stop, dtype=np.int32)
+        position += start - stop
+        stop = start + high * wide
+        rows, columns = np.indices((high, wide), dtype=np.int32).reshape(2, -1)
+        found[0, start:stop] = position
+        found[1, start:stop] = position + rows
+        found[2, start:stop] = position + columns
+        position += max(high, wide)
+        behind += image.rows
+    found[:, stop:] = np.arange(position, position + tokens - stop, dtype=np.int32)
+    return found
+
+
+def grid_of(image: ImagePlan) -> tuple[int, int, int]:
+    """The grid of an image of which it is known that it has one."""
+    assert image.grid is not None, "an image without a grid"
+    return image.grid
