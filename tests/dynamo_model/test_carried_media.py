@@ -21,8 +21,8 @@ async def test_only_what_the_request_carries_is_taken(tmp_path: Path) -> None:
     media = CarriedMedia(MediaPolicy(allow_private=True, allowed_local_path=tmp_path))
     for url in ("http://127.0.0.1:1/a.png", "https://example.org/a.png", f"file://{tmp_path}/picture.png"):
         with pytest.raises(MediaFetchError, match=r"input\[2\]"):
-            await media.load(ImageSource(url=url, param="input[2]"), hidden=8, deadline=Deadline.after(5))
+            await media.load(ImageSource(url=url, param="input[2]"), row_width=8, deadline=Deadline.after(5))
     url = image_input(data)[0]["image_url"]["url"]  # type: ignore[index]
-    loaded = await media.load(ImageSource(url=url, param="input"), hidden=8, deadline=Deadline.after(5))
+    loaded = await media.load(ImageSource(url=url, param="input"), row_width=8, deadline=Deadline.after(5))
     assert loaded.data == data
     await media.close()

@@ -18,7 +18,9 @@ import pytest
 from tessera import wire
 from tessera.rpc import Client, RpcSettings, Runtime, Server, set_environment_defaults
 
-INFO = wire.WorkerInfo(role="embed", model="m", fingerprint="good", dtype="float32", hidden=4, images=True)
+INFO = wire.WorkerInfo(
+    role="embed", model="m", fingerprint="good", dtype="float32", width=4, row_width=4, images=True
+)
 FAILED = wire.Failure(code="internal_error", message="not set")
 
 _namespaces = itertools.count()
@@ -126,12 +128,13 @@ def echo(size: int = 1, param: str = "input[0]") -> wire.EmbedRequest:
 
 
 def echoed(message: wire.Request) -> wire.EmbedReply:
-    """What an echoing handler answers: the tokens, as if they were vectors."""
+    """What an echoing handler answers: the tokens, as if they were rows."""
     assert isinstance(message, wire.EmbedRequest)
     return wire.EmbedReply(
-        vectors=b"".join(item.tokens for item in message.items),
+        rows=b"".join(item.tokens for item in message.items),
         norms=b"",
-        hidden=1,
+        width=1,
+        counts=(1,) * len(message.items),
         cached_tokens=(0,) * len(message.items),
         timings=wire.Timings(),
     )

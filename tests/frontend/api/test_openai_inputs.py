@@ -29,8 +29,84 @@ def image_part(url: str = WEB) -> dict[str, object]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
+def text_of(found: Input) -> object:
+    """Its token ids, or its texts joined, as a family that puts images first reads them."""
+    if isinstance(found.parts[0], tuple):
+        return found.parts[0]
+    return "".join(part for part in found.parts if isinstance(part, str))
+
+
 def summary(found: Input) -> tuple[object, list[str], Role]:
-    return found.text, [image.url for image in found.images], found.role
+    return text_of(found), [image.url for image in found.images], found.role
+
+
+def order(found: Input) -> list[object]:
+    return [part.url if isinstance(part, ImageSource) else part for part in found.parts]
+
+
+@pytest.mark.parametrize(
+    ("value", "parts"),
+    [
+        ([text_part("a "), image_part(), text_part("b")], ["a ", WEB, "b"]),
+        ([image_part(), text_part("a"), text_part(""), image_part(PNG)], [WEB, "a", PNG]),
+        (f"a {PNG}\n{PNG} cat", ["a", PNG, PNG, "\ncat"]),
+        (f"{PNG} cat", [PNG, "cat"]),
+        ({"text": "a", "image": WEB}, [WEB, "a"]),
+        ({"content": [text_part("a"), image_part()]}, ["a", WEB]),
+        ([1, 2], [(1, 2)]),
+    ],
+)
+def test_texts_and_images_keep_their_order(value: object, parts: list[object]) -> None:
+    (found,) = inputs([value] if isinstance(value, dict) else value)
+    assert order(found) == parts
+
+
+def test_an_instruction_is_the_most_specific_one() -> None:
+    for item in ("a", {"text": "a"}, [text_part("a")], {"content": "a"}, {"role": "user", "content": "a"}):
+        assert inputs([item])[0].instruction is None
+        assert inputs([item], instruction="find")[0].instruction == "find"
+    for item in ({"text": "a"}, {"content": "a"}, {"role": "user", "content": "a"}):
+        assert inputs([{**item, "instruction": "own"}], instruction="find")[0].instruction == "own"
+        assert inputs([{**item, "instruction": None}], instruction="find")[0].instruction == "find"
+    found = inputs(["a", {"text": "b", "instruction": "own"}, "c"])
+    assert [one.instruction for one in found] == [None, "own", None]
+
+
+def test_a_system_message_is_the_instruction() -> None:
+    user = {"role": "user", "content": [image_part(), text_part("")]}
+    silent = {"role": "assistant", "content": [text_part("")]}
+    for said in ("find", [text_part("fi"), text_part("nd")]):
+        for role in ("system", "developer"):
+            system = {"role": role, "content": said}
+            for conversation in ([system, user], [system, user, silent]):
+                (found,) = parse(messages=conversation, instruction="other").inputs
+                assert (found.instruction, order(found), found.param) == ("find", [WEB], "messages")
+                assert found.images[0].param == "messages[1].content[0].image_url.url"
+                (found,) = inputs([conversation])
+                assert (found.instruction, order(found)) == ("find", [WEB])
+    (found,) = parse(messages=[user, {"role": "assistant", "content": ""}]).inputs
+    assert (found.instruction, order(found)) == (None, [WEB])
+    (found,) = parse(messages=[{"role": "system", "content": "a"}]).inputs
+    assert (found.instruction, order(found)) == (None, ["a"])
+    batch = parse(messages=[[{"role": "system", "content": "x"}, user], [user]]).inputs
+    assert [one.instruction for one in batch] == ["x", None]
+    # As the client of vLLM that its authors show sends it.
+    shown = parse(
+        messages=[{"role": "system", "content": "x"}, user, silent],
+        continue_final_message=True,
+        add_special_tokens=True,
+    )
+    assert shown.inputs[0].instruction == "x"
+
+
+def test_rows_may_come_with_their_grid() -> None:
+    for grid in ([1, 4, 6], [[1, 4, 6]]):
+        part = {"type": "image_embeds", "image_embeds": {"image_embeds": "QUJD", "image_grid_thw": grid}}
+        (image,) = inputs([[part]])[0].images
+        assert (image.embeddings, image.grid) == (True, (1, 4, 6))
+        assert image.param == "input[0][0].image_embeds.image_embeds"
+    (image,) = inputs([[{"type": "image_embeds", "image_embeds": {"image_embeds": "QUJD"}}]])[0].images
+    assert image.grid is None
 
 
 @pytest.mark.parametrize(
@@ -154,7 +230,7 @@ def test_modality_says_how_to_read_a_string(value: str, modality: str, expected:
 
 def test_modality_for_each_input() -> None:
     found = inputs(["a", PNG, f"b {PNG}"], modality=["text", "image", "text_image"])
-    assert [(item.text, len(item.images)) for item in found] == [("a", 0), ("", 1), ("b", 1)]
+    assert [(text_of(item), len(item.images)) for item in found] == [("a", 0), ("", 1), ("b", 1)]
 
 
 @pytest.mark.parametrize(
@@ -215,6 +291,54 @@ def test_modality_for_each_input() -> None:
         ({"messages": "a"}, "messages", "found 'a'"),
         ({"messages": ["a"]}, "messages[0]", "a message"),
         ({"messages": [{"role": "user", "content": "a"}] * 2}, "messages", "[[message], [message]]"),
+        ({"messages": [{"role": "system", "content": "a"}] * 3}, "messages", "found 3"),
+        (
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+            "messages",
+            "found 2",
+        ),
+        (
+            {"messages": [{"role": "system", "content": [image_part()]}, {"role": "user", "content": "a"}]},
+            "messages[0].content",
+            "found an image",
+        ),
+        (
+            {"messages": [{"role": "system", "content": ""}, {"role": "user", "content": "a"}]},
+            "messages[0].content",
+            "empty string",
+        ),
+        ({"input": "a", "instruction": ""}, "instruction", "empty string"),
+        ({"input": "a", "instruction": 1}, "instruction", "found 1"),
+        ({"input": [{"text": "a", "instruction": 1}]}, "input[0].instruction", "found 1"),
+        ({"input": [[1, 2]], "instruction": "a"}, "instruction", "taken as they are"),
+        (
+            {"input": [[{"type": "image_embeds", "image_embeds": {"image_embeds": "A", "grid": 1}}]]},
+            "input[0][0].image_embeds.grid",
+            "unknown key",
+        ),
+        (
+            {
+                "input": [
+                    [{"type": "image_embeds", "image_embeds": {"image_embeds": "A", "image_grid_thw": [1]}}]
+                ]
+            },
+            "input[0][0].image_embeds.image_grid_thw",
+            "[t, h, w]",
+        ),
+        (
+            {
+                "input": [
+                    [
+                        {
+                            "type": "image_embeds",
+                            "image_embeds": {"image_embeds": "A", "image_grid_thw": [1, 0, 2]},
+                        }
+                    ]
+                ]
+            },
+            "input[0][0].image_embeds.image_grid_thw[1]",
+            "found 0",
+        ),
         (
             {"messages": [{"role": "user", "content": [text_part("a"), image_part("x")]}]},
             "messages[0].content[1].image_url.url",
@@ -234,7 +358,7 @@ def test_errors_name_path_and_reason(body: dict[str, object], param: str, words:
         parse_embeddings(body)
     assert caught.value.param == param
     assert words in caught.value.message
-    assert caught.value.message.startswith(param)
+    assert caught.value.message.startswith(param) or param == "instruction"
     assert "secret" not in caught.value.message
 
 

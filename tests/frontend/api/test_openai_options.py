@@ -101,6 +101,7 @@ def test_fields(fields: dict[str, object], name: str, value: object) -> None:
         ({"endianness": "big"}, "endianness", "not supported"),
         ({"add_special_tokens": False}, "add_special_tokens", "not supported"),
         ({"add_special_tokens": 1}, "add_special_tokens", "not supported"),
+        ({"add_generation_prompt": True}, "add_generation_prompt", "not supported"),
     ],
 )
 def test_errors(fields: dict[str, object], param: str, words: str) -> None:
@@ -115,7 +116,9 @@ def test_harmless_values_of_fields_without_meaning() -> None:
         for value in values:
             assert parse(**{name: value}) == parse()
     message = [{"role": "user", "content": "a"}]
-    assert parse_embeddings({"messages": message, "add_special_tokens": False}).inputs
+    for name in ("add_special_tokens", "add_generation_prompt", "continue_final_message"):
+        assert parse_embeddings({"messages": message, name: True}) == parse_embeddings({"messages": message})
+        assert parse_embeddings({"messages": message, name: False}) == parse_embeddings({"messages": message})
 
 
 @pytest.mark.parametrize("raw", [b"", b"{", b"\xff", b'"\\ud800"', b"[" * 5000, b"NaN", b"{} {}"])
@@ -194,4 +197,4 @@ def test_anything_is_either_parsed_or_invalid(body: object, value: object) -> No
             assert error.message
         else:
             assert request.inputs
-            assert all(found.text or found.images for found in request.inputs)
+            assert all(found.parts for found in request.inputs)

@@ -11,12 +11,12 @@ from tessera.frontend.http.admission import Admission, Capacity, Ticket
 class Workers:
     """What the workers say that they take."""
 
-    def __init__(self, tokens: int = 10_000, tiles: int = 100, requests: int = 1000) -> None:
-        self.tokens, self.tiles = tokens, tiles
-        capacity = Capacity(lambda: self.tokens, lambda: self.tiles, unknown=5000)
+    def __init__(self, tokens: int = 10_000, units: int = 100, requests: int = 1000) -> None:
+        self.tokens, self.units = tokens, units
+        capacity = Capacity(lambda: self.tokens, lambda: self.units, unknown=5000)
         self.admission = Admission(capacity, max_requests=requests)
 
-    def fill(self, client: str = "", tokens: int = 100, tiles: int = 0) -> list[Ticket]:
+    def fill(self, client: str = "", tokens: int = 100, units: int = 0) -> list[Ticket]:
         tickets = []
         while True:
             try:
@@ -25,7 +25,7 @@ class Workers:
                 assert error.retry_after
                 return tickets
             try:
-                ticket.charge(tokens, tiles)
+                ticket.charge(tokens, units)
             except Overloaded:
                 ticket.close()
                 return tickets
@@ -42,13 +42,13 @@ def test_requests_are_let_in_up_to_what_the_workers_take() -> None:
     tickets = workers.fill()
     assert len(tickets) == 100 and workers.admission.tokens == 10_000
     close(tickets)
-    assert (workers.admission.requests, workers.admission.tokens, workers.admission.tiles) == (0, 0, 0)
+    assert (workers.admission.requests, workers.admission.tokens, workers.admission.units) == (0, 0, 0)
 
 
-def test_tiles_are_counted_as_well() -> None:
+def test_units_are_counted_as_well() -> None:
     workers = Workers()
-    tickets = workers.fill(tokens=10, tiles=10)
-    assert len(tickets) == 10 and workers.admission.tiles == 100
+    tickets = workers.fill(tokens=10, units=10)
+    assert len(tickets) == 10 and workers.admission.units == 100
     close(tickets)
 
 
@@ -73,9 +73,9 @@ def test_a_request_of_any_size_gets_in_when_there_is_room() -> None:
     small.charge(100, 0)
     large = workers.admission.enter("")
     large.charge(10_000_000, 5000)
-    assert workers.admission.tokens == 100 + 10_000 // 4 and workers.admission.tiles == 100 // 4
+    assert workers.admission.tokens == 100 + 10_000 // 4 and workers.admission.units == 100 // 4
     close([small, large])
-    assert workers.admission.tokens == workers.admission.tiles == 0
+    assert workers.admission.tokens == workers.admission.units == 0
 
 
 def test_clients_share() -> None:

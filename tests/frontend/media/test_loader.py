@@ -200,7 +200,7 @@ async def load(
     loader = MediaLoader(policy, limits, fetcher=Fetcher(policy, limits))
     try:
         return await loader.load(
-            ImageSource(url=url, param="input[4]"), hidden=64, deadline=Deadline.after(seconds)
+            ImageSource(url=url, param="input[4]"), row_width=64, deadline=Deadline.after(seconds)
         )
     finally:
         await loader.close()

@@ -14,33 +14,38 @@ from tessera.errors import DeadlineExceeded, EngineDead, InvalidInput, Overloade
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer, Dispatcher
 from tessera.frontend.serving.router import Router
+from tessera.models.base import Output, OutputKind
 from tessera.rpc import Client, Peers, RetryBudget
 from tessera.tasks import Deadline
 from tests.rpc.conftest import INFO, Deployment, deployment, store, until
 
 __all__ = ["deployment", "store"]
 
-HIDDEN = INFO.hidden
+WIDTH = INFO.width
+OUTPUT = Output(kind=OutputKind.VECTOR, width=WIDTH)
 Handler = Callable[[wire.EmbedRequest], Awaitable[wire.Reply]]
 
 
 def text(number: int, size: int = 1) -> wire.Item:
-    """An item whose vector is its number."""
+    """An item whose rows are its number."""
     return wire.Item(tokens=np.full(size, number, "<i4").tobytes(), param=f"input[{number}]")
 
 
 def image(number: int, nbytes: int = 10) -> wire.Item:
     data = number.to_bytes(4, "little") + bytes(nbytes)
-    made = wire.Image(digest=blake3(data).digest(), data=data, tiles=1, param="p")
+    made = wire.Image(digest=blake3(data).digest(), data=data, units=1, rows=256, param="p")
     return wire.Item(tokens=np.full(256, number, "<i4").tobytes(), images=(made,), param=f"input[{number}]")
 
 
-def answer(request: wire.EmbedRequest) -> wire.EmbedReply:
+def answer(request: wire.EmbedRequest, output: Output = OUTPUT) -> wire.EmbedReply:
     first = [int(np.frombuffer(item.tokens, "<i4")[0]) for item in request.items]
+    counts = tuple(output.rows(item.token_count) for item in request.items)
+    values = np.repeat(np.array(first, np.float32), counts)
     return wire.EmbedReply(
-        vectors=np.repeat(np.array(first, np.float32), HIDDEN).tobytes(),
-        norms=np.array(first, np.float32).tobytes(),
-        hidden=HIDDEN,
+        rows=np.repeat(values, output.width).tobytes(),
+        norms=values.tobytes(),
+        width=output.width,
+        counts=counts,
         cached_tokens=tuple(first),
         timings=wire.Timings(),
     )
@@ -70,11 +75,11 @@ class Frontend:
         self.requests[server.instance] = seen
         return server.instance
 
-    async def start(self, wait_seconds: float = 0.2) -> None:
+    async def start(self, wait_seconds: float = 0.2, output: Output = OUTPUT) -> None:
         client = await Client.connect(self._deployment.runtime(), self._deployment.address)
         # Large requests on a slow machine would keep it from hearing of a worker in time.
         self.peers = Peers(client, lambda _: None, check_every=60.0)
-        self.dispatcher = Dispatcher(self.peers, self.router, self.metrics, HIDDEN, wait_seconds=wait_seconds)
+        self.dispatcher = Dispatcher(self.peers, self.router, self.metrics, output, wait_seconds=wait_seconds)
         await until(lambda: len(self.peers.ready) == len(self.requests))
 
     async def embed(self, *items: wire.Item, timeout: float = 20.0) -> Answer:
@@ -106,9 +111,44 @@ async def test_answers_are_in_the_order_of_the_items(frontend: Frontend) -> None
     await frontend.start()
     items = [image(number) if number % 3 else text(number) for number in range(60)]
     got = await frontend.embed(*items)
-    assert got.vectors[:, 0].tolist() == list(range(60))
+    assert got.rows[:, 0].tolist() == list(range(60))
     assert got.cached_tokens == list(range(60))
     assert got.errors == {}
+
+
+async def test_each_item_gets_as_many_rows_as_it_has_tokens(frontend: Frontend) -> None:
+    output = Output(kind=OutputKind.TOKENS, width=3)
+
+    async def rows(request: wire.EmbedRequest) -> wire.Reply:
+        reply = answer(request, output)
+        values = {name: getattr(reply, name) for name in reply.__struct_fields__}
+        numbers = [int(np.frombuffer(item.tokens, "<i4")[0]) for item in request.items]
+        if 4 not in numbers:
+            return reply
+        # A failed item has no rows.
+        bad = numbers.index(4)
+        first, last = sum(reply.counts[:bad]), sum(reply.counts[: bad + 1])
+        return wire.EmbedReply(
+            **values
+            | {
+                "rows": reply.rows[: 12 * first] + reply.rows[12 * last :],
+                "norms": reply.norms[: 4 * first] + reply.norms[4 * last :],
+                "counts": (*reply.counts[:bad], 0, *reply.counts[bad + 1 :]),
+                "failures": {bad: wire.Failure.of(InvalidInput("no"))},
+            }
+        )
+
+    for _ in range(3):
+        await frontend.worker(rows)
+    await frontend.start(output=output)
+    got = await frontend.embed(*(text(number, size=1 + number % 5) for number in range(40)))
+    assert list(got.errors) == [4]
+    assert got.bounds.tolist() == np.cumsum([0] + [1 + number % 5 for number in range(40)]).tolist()
+    for number in range(40):
+        of_item = got.rows[got.bounds[number] : got.bounds[number + 1]]
+        assert (of_item == (0 if number == 4 else number)).all()
+    assert got.rows[got.rows_of([9, 2]), 0].tolist() == [9] * 5 + [2] * 3
+    assert (got.norms == got.rows[:, 0]).all()
 
 
 async def test_one_large_request_is_spread(frontend: Frontend) -> None:
@@ -124,7 +164,7 @@ async def test_large_images_travel_in_several_calls(frontend: Frontend) -> None:
     instance = await frontend.worker()
     await frontend.start()
     got = await frontend.embed(*(image(number, 20 << 20) for number in range(5)))
-    assert got.vectors[:, 0].tolist() == list(range(5))
+    assert got.rows[:, 0].tolist() == list(range(5))
     assert sorted(len(request.items) for request in frontend.requests[instance]) == [1, 2, 2]
 
 
@@ -133,7 +173,7 @@ async def test_a_worker_that_is_gone_costs_one_retry_elsewhere(frontend: Fronten
     await frontend.worker(lambda _: fails(Unavailable("closing")))
     await frontend.start()
     got = await frontend.embed(*(text(number) for number in range(10)))
-    assert got.errors == {} and got.vectors[:, 0].tolist() == list(range(10))
+    assert got.errors == {} and got.rows[:, 0].tolist() == list(range(10))
     assert frontend.retries() == 5
     assert sum(len(request.items) for request in frontend.requests[good]) == 10
 
@@ -155,7 +195,7 @@ async def test_two_workers_that_go_one_after_another_cost_two_retries(frontend: 
     await until(lambda: len(frontend.peers.ready) == 3)
     for number in range(6):
         got = await frontend.embed(text(number))
-        assert got.errors == {} and got.vectors[0, 0] == number
+        assert got.errors == {} and got.rows[0, 0] == number
 
 
 async def test_requests_wait_for_a_worker_that_is_started_again(frontend: Frontend) -> None:
@@ -165,7 +205,7 @@ async def test_requests_wait_for_a_worker_that_is_started_again(frontend: Fronte
     assert not waiting.done()
     await frontend.worker()
     got = await waiting
-    assert got.errors == {} and got.vectors[0, 0] == 7
+    assert got.errors == {} and got.rows[0, 0] == 7
 
 
 async def test_retries_have_a_budget(frontend: Frontend) -> None:
@@ -185,9 +225,14 @@ async def test_an_item_without_an_encode_worker_is_tried_elsewhere_alone(fronten
         reply = answer(request)
         failed = {index: failure for index, item in enumerate(request.items) if item.images}
         return wire.EmbedReply(
-            vectors=reply.vectors,
-            norms=reply.norms,
-            hidden=HIDDEN,
+            rows=b"".join(
+                reply.rows[4 * WIDTH * index : 4 * WIDTH * (index + 1)]
+                for index in range(len(request.items))
+                if index not in failed
+            ),
+            norms=reply.norms[: 4 * (len(request.items) - len(failed))],
+            width=WIDTH,
+            counts=tuple(int(index not in failed) for index in range(len(request.items))),
             failures=failed,
             cached_tokens=reply.cached_tokens,
             timings=reply.timings,
@@ -198,7 +243,7 @@ async def test_an_item_without_an_encode_worker_is_tried_elsewhere_alone(fronten
     await frontend.start()
     got = await frontend.embed(text(0), image(1), text(2))
     assert list(got.errors) == [1] and isinstance(got.errors[1], Unavailable)
-    assert got.vectors[[0, 2], 0].tolist() == [0, 2]
+    assert got.rows[[0, 2], 0].tolist() == [0, 2]
     assert frontend.retries() == 2
     # The workers themselves are well: text went on.
     assert len(frontend.peers.ready) == 2
@@ -260,12 +305,15 @@ async def test_a_cancelled_request_is_cancelled_at_the_worker(frontend: Frontend
 @pytest.mark.parametrize(
     "changes",
     [
-        {"vectors": b"\0" * 4},
+        {"rows": b"\0" * 4},
         {"norms": b""},
+        {"width": 2 * WIDTH},
+        {"counts": (2,)},
+        {"counts": ()},
         {"cached_tokens": ()},
         {"failures": {5: wire.Failure(code="x", message="y")}},
     ],
-    ids=lambda changes: next(iter(changes)),
+    ids=str,
 )
 async def test_a_reply_of_another_shape_is_refused(frontend: Frontend, changes: dict[str, object]) -> None:
     async def wrong(request: wire.EmbedRequest) -> wire.Reply:

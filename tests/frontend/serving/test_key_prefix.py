@@ -13,7 +13,8 @@ def worker(dtype: str = "bfloat16", rounding: str = "", tokens: int = 0) -> wire
         fingerprint="f",
         dtype=dtype,
         rounding=rounding,
-        hidden=4,
+        width=4,
+        row_width=4,
         images=True,
         tokens=tokens,
     )

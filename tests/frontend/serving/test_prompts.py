@@ -22,7 +22,7 @@ from tests.frontend.media.hostile import LoopbackPolicy, response, server
 
 def one(*urls: str) -> Input:
     images = tuple(ImageSource(url=url, param=f"input[{index}]") for index, url in enumerate(urls))
-    return Input(text="", images=images, role=Role.PASSAGE, param="input")
+    return Input(parts=images, role=Role.PASSAGE, param="input")
 
 
 class Web:

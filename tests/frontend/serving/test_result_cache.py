@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 
 from tessera import wire
@@ -13,15 +12,17 @@ from tessera.errors import DeadlineExceeded, InvalidInput, TesseraError, Unavail
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer
 from tessera.frontend.serving.result_cache import ResultCache
+from tessera.models.base import Output, OutputKind
 from tessera.tasks import Deadline
 
-HIDDEN = 8
+OUTPUT = Output(kind=OutputKind.VECTOR, width=8)
 
 
 class Counting:
-    """Gives each item a vector made from its tokens; waits while ``gate`` is closed."""
+    """Gives each item rows made from its tokens; waits while ``gate`` is closed."""
 
-    def __init__(self) -> None:
+    def __init__(self, output: Output) -> None:
+        self.output = output
         self.calls: list[list[bytes]] = []
         self.gate = asyncio.Event()
         self.gate.set()
@@ -39,29 +40,39 @@ class Counting:
             raise
         if isinstance(self.error, Unavailable):
             raise self.error
-        vectors = np.stack([np.full(HIDDEN, item.tokens[0], np.float32) for item in items])
-        errors = {}
+        answer = Answer.empty(items, self.output)
+        for index, item in enumerate(items):
+            answer.rows[answer.rows_of([index])] = item.tokens[0]
+        answer.norms[:] = answer.rows[:, 0] / 2
         if self.error is not None:
-            errors = {index: type(self.error)("bad", param=item.param) for index, item in enumerate(items)}
-        return Answer(vectors, vectors[:, 0] / 2, errors, [0] * len(items))
+            kind = type(self.error)
+            answer.errors = {index: kind("bad", param=item.param) for index, item in enumerate(items)}
+        return answer
 
 
-def item(value: int, *images: bytes, param: str = "input") -> wire.Item:
-    pictures = tuple(wire.Image(digest=digest, data=b"x", tiles=2, param=param) for digest in images)
-    return wire.Item(tokens=bytes((value, 0, 0, 0)), images=pictures, param=param)
+def item(
+    value: int,
+    *images: bytes,
+    param: str = "input",
+    grid: tuple[int, int, int] | None = None,
+    tokens: int = 1,
+) -> wire.Item:
+    pictures = tuple(
+        wire.Image(digest=digest, data=b"x", units=2, rows=8, grid=grid, param=param) for digest in images
+    )
+    return wire.Item(tokens=bytes((value, 0, 0, 0)) * tokens, images=pictures, param=param)
 
 
 class Cached:
-    def __init__(self, capacity: int = 1 << 20) -> None:
-        self.behind = Counting()
+    def __init__(self, capacity: int = 1 << 20, output: Output = OUTPUT) -> None:
+        self.behind = Counting(output)
         self.key_prefix = b"model"
         self.workers = 1
         self.cache = ResultCache(
             self.behind,
             FrontendMetrics(),
             capacity=capacity,
-            hidden=HIDDEN,
-            tokens_per_tile=4,
+            output=output,
             key_prefix=lambda: self.key_prefix,
             flight_seconds=30,
             workers=lambda: self.workers,
@@ -79,17 +90,30 @@ async def test_one_batch_for_what_is_missing_and_none_for_the_rest() -> None:
     assert cached.behind.calls == [[item(1).tokens, item(2).tokens]]
     second = await cached.ask(item(2), item(3), item(1))
     assert cached.behind.calls[1:] == [[item(3).tokens]]
-    assert first.vectors[:, 0].tolist() == [1, 2, 1]
-    assert second.vectors[:, 0].tolist() == [2, 3, 1]
+    assert first.rows[:, 0].tolist() == [1, 2, 1]
+    assert second.rows[:, 0].tolist() == [2, 3, 1]
     assert first.norms.tolist() == [0.5, 1, 0.5]
     assert second.norms.tolist() == [1, 1.5, 0.5]
     assert not first.errors
     assert not second.errors
 
 
-async def test_everything_a_vector_depends_on_is_in_the_key() -> None:
+async def test_rows_for_each_token_come_back_whole() -> None:
+    cached = Cached(output=Output(kind=OutputKind.TOKENS, width=4))
+    first = await cached.ask(item(1, tokens=3), item(2), item(3, tokens=2))
+    assert first.bounds.tolist() == [0, 3, 4, 6]
+    assert first.rows[:, 0].tolist() == [1, 1, 1, 2, 3, 3]
+    assert cached.cache.nbytes > 6 * (4 + 1) * 4
+    second = await cached.ask(item(4, tokens=2), item(3, tokens=2), item(1, tokens=3))
+    assert second.rows[:, -1].tolist() == [4, 4, 3, 3, 1, 1, 1]
+    assert second.norms.tolist() == [2, 2, 1.5, 1.5, 0.5, 0.5, 0.5]
+    assert [len(call) for call in cached.behind.calls] == [3, 1]
+
+
+async def test_everything_that_rows_depend_on_is_in_the_key() -> None:
     cached = Cached()
     different = [item(1), item(1, b"a" * 32), item(1, b"b" * 32), item(1, b"a" * 32, b"b" * 32), item(2)]
+    different += [item(1, b"a" * 32, grid=grid) for grid in ((1, 2, 4), (1, 4, 2))]
     for one in different:
         await cached.ask(one)
     assert len(cached.behind.calls) == len(different)
@@ -108,7 +132,7 @@ async def test_concurrent_requests_share_one_computation() -> None:
     cached.behind.gate.set()
     answers = await asyncio.gather(*asking)
     assert len(cached.behind.calls) == 1
-    assert all(answer.vectors[:, 0].tolist() == [1, 2] for answer in answers)
+    assert all(answer.rows[:, 0].tolist() == [1, 2] for answer in answers)
 
 
 async def test_the_first_to_ask_may_leave_and_the_last_cancels_the_work() -> None:
@@ -129,7 +153,7 @@ async def test_the_first_to_ask_may_leave_and_the_last_cancels_the_work() -> Non
     await asyncio.sleep(0.01)
     assert cached.behind.cancelled == 1
     cached.behind.gate.set()
-    assert (await joined).vectors[0, 0] == 1
+    assert (await joined).rows[0, 0] == 1
 
 
 async def test_no_worker_is_not_the_requests_time_running_out() -> None:

@@ -81,8 +81,13 @@ class FrontendMetrics:
         self._admitted_tokens = Gauge(
             "tessera_admitted_tokens", "Tokens of the requests being answered", registry=registry
         )
+        self._admitted_units = Gauge(
+            "tessera_admitted_units",
+            "Units of the vision stage (tiles, or patches) of the requests being answered",
+            registry=registry,
+        )
         self._admitted_tiles = Gauge(
-            "tessera_admitted_tiles", "Image tiles of the requests being answered", registry=registry
+            "tessera_admitted_tiles", "The old name of tessera_admitted_units", registry=registry
         )
         self.retries_denied = Counter(
             "tessera_retries_denied", "Retries that the budget did not allow", registry=registry
@@ -109,7 +114,8 @@ class FrontendMetrics:
     def watch_admission(self, admission: Admission) -> None:
         self.in_flight.set_function(lambda: admission.requests)
         self._admitted_tokens.set_function(lambda: admission.tokens)
-        self._admitted_tiles.set_function(lambda: admission.tiles)
+        self._admitted_units.set_function(lambda: admission.units)
+        self._admitted_tiles.set_function(lambda: admission.units)
 
     def watch_workers(self, component: str, peers: Peers, *, expected: int) -> None:
         self._workers.labels(component).set_function(lambda: len(peers.ready))

@@ -47,28 +47,43 @@ class ImageSource:
 
     Nothing has been fetched or checked yet. ``uuid`` is the client's own name for the content; it is a
     claim, so it must never be trusted across clients. With one, ``url`` may be empty: what was sent before.
-    ``embeddings`` says that the client means a tensor of vision rows and not an image.
+    ``embeddings`` says that the client means a tensor of vision rows and not an image, and ``grid``,
+    (t, h, w) in patches, where in the image they lie, if the client says so beside the file.
     """
 
     url: str
     param: str
     uuid: str | None = None
     embeddings: bool = False
+    grid: tuple[int, int, int] | None = None
+
+
+Part = str | tuple[int, ...] | ImageSource
+"""A part of an input: a text, token ids, or an image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """What becomes one vector: text or token ids, images, or text with images.
+    """What is embedded as one: texts and images in the client's order, or token ids alone.
 
-    Token ids come without images. An input with images may have empty text. ``malformed`` is why an input
-    could not be read, where ``allow_partial`` lets the others go on; the other fields then mean nothing.
+    No text is empty. ``malformed`` is why an input could not be read, where ``allow_partial`` lets the others
+    go on; the other fields then mean nothing.
     """
 
-    text: str | tuple[int, ...]
-    images: tuple[ImageSource, ...] = ()
+    parts: tuple[Part, ...]
     role: Role
+    instruction: str | None = None
     param: str
     malformed: InvalidInput | None = None
+
+    @property
+    def images(self) -> tuple[ImageSource, ...]:
+        return tuple(part for part in self.parts if isinstance(part, ImageSource))
+
+    @property
+    def size(self) -> int:
+        """Characters of its texts, or its token ids."""
+        return sum(len(part) for part in self.parts if not isinstance(part, ImageSource))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

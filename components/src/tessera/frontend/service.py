@@ -28,7 +28,7 @@ from tessera.rpc import Check, Client, Peers, Runtime
 # Of clients' own vision rows, lent to workers at a time; beyond it they go into the messages.
 _LENT_BYTES: Final = 512 << 20
 
-# Tokens, and tiles, that may be in flight before the first worker has said how much it takes.
+# Tokens, and units, that may be in flight before the first worker has said how much it takes.
 _UNKNOWN_CAPACITY: Final = 65_536
 
 
@@ -145,7 +145,7 @@ def _embedder(
         workers.embed,
         Router(),
         metrics,
-        model.hidden,
+        model.output,
         lender=lender,
         wait_seconds=settings.worker_wait_seconds,
     )
@@ -155,8 +155,7 @@ def _embedder(
         dispatcher,
         metrics,
         capacity=settings.result_cache_bytes,
-        hidden=model.hidden,
-        tokens_per_tile=model.tokens_per_tile,
+        output=model.output,
         key_prefix=KeyPrefix(
             model.fingerprint, lambda: workers.embed.ready.values(), lambda: workers.encode.ready.values()
         ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from tessera.frontend.api.content import InputBuilder, image_at, read_message
 from tessera.frontend.api.endpoint import Served, Translated
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish
 from tessera.frontend.api.schema import (
+    INSTRUCTION,
     NUMBERS,
     PARTS,
     STRING,
@@ -66,7 +67,7 @@ TYPES: Final = {
 _CONTENTS: Final = ("texts", "images", "inputs")
 FIELDS: Final = (
     *("model", "input_type", *_CONTENTS, "max_tokens", "output_dimension", "embedding_types"),
-    *("truncate", "priority"),
+    *("truncate", "priority", "instruction"),
 )
 
 SCHEMA: Final[Schema] = body_of(
@@ -74,9 +75,10 @@ SCHEMA: Final[Schema] = body_of(
     (),
     model=STRING,
     input_type={"type": "string", "enum": list(INPUT_TYPES)},
+    instruction=INSTRUCTION,
     texts=list_of(STRING),
     images=list_of(STRING),
-    inputs=list_of(object_of(("content",), content={"anyOf": [STRING, PARTS]})),
+    inputs=list_of(object_of(("content",), content={"anyOf": [STRING, PARTS]}, instruction=INSTRUCTION)),
     max_tokens={"type": "integer", "minimum": 1, "maximum": INT32},
     output_dimension=WIDTH,
     embedding_types=list_of({"type": "string", "enum": list(TYPES)}),
@@ -97,6 +99,7 @@ class CohereRequest:
 def parse_cohere(value: Json, limits: RequestLimits) -> CohereRequest:
     body = request_body(value, FIELDS)
     builder = InputBuilder(role=_role(body), limits=limits)
+    builder = replace(builder, instruction=builder.read_instruction(body, ""))
     inputs, texts = _inputs(body, builder)
     types = _types(body)
     priority = body.get("priority")
@@ -118,7 +121,7 @@ def parse_cohere(value: Json, limits: RequestLimits) -> CohereRequest:
 
 
 def write_cohere(parsed: CohereRequest, result: Result) -> ResponseBody:
-    vectors, request = result.vectors, parsed.request
+    vectors, request = result.rows, parsed.request
     width = check_width(vectors.shape[1], request.dimensions, request.dtype)
     rows = finish(vectors, width=width, normalize=True)
     usage = result.usage
@@ -160,10 +163,10 @@ def _inputs(body: JsonObject, builder: InputBuilder) -> tuple[tuple[Input, ...],
     paths = [f"{name}[{index}]" for index in range(len(values))]
     if name == "texts":
         texts = tuple(string(value, path) for value, path in zip(values, paths, strict=True))
-        return tuple(builder.build(text, (), path) for text, path in zip(texts, paths, strict=True)), texts
+        return tuple(builder.build((text,), path) for text, path in zip(texts, paths, strict=True)), texts
     if name == "images":
         images = [image_at(value, path) for value, path in zip(values, paths, strict=True)]
-        return tuple(builder.build("", (image,), image.param) for image in images), ()
+        return tuple(builder.build((image,), image.param) for image in images), ()
     read = (
         read_message(value, path, builder, owner=path, bare=True)
         for value, path in zip(values, paths, strict=True)

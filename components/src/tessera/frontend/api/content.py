@@ -1,13 +1,21 @@
-"""What one input may look like, and its role: strings, token ids, objects, content parts, conversations.
+"""What one input may look like, with its role and its instruction.
 
-**Parts.** Texts are joined without a separator and images keep their order, images before text in the prompt:
-vLLM's template for this model does the same. More than one message is refused, as by that template: a flat
-list of several messages is more often a batch that lacks its inner lists than a dialogue.
+An input is a string, token ids, an object, a list of content parts or a conversation.
+
+**Parts.** Texts and images keep the client's order; what a prompt makes of it is the family's to say.
+
+**Conversations.** One message is the input. A ``system`` or ``developer`` message before it is the
+instruction, and an empty ``assistant`` message after it says nothing: vLLM's clients of Qwen3-VL-Embedding
+send both. Other lists of several messages are refused: they are more often a batch that lacks its inner lists
+than a dialogue.
 
 **Strings.** A word that is an image data URL is an image; the rest, without the white space that set the
-words apart, is the text. The order of the two does not matter. ``modality: text`` takes a string literally,
-so that text *about* data URLs can be embedded. An ``http`` URL is text unless ``modality`` says that an
-image is there.
+words apart, is text, with a line break before each piece of it but the first. ``modality: text`` takes a
+string literally, so that text *about* data URLs can be embedded. An ``http`` URL is text unless ``modality``
+says that an image is there.
+
+**Instructions.** The first that is given counts: a ``system`` message, ``instruction`` beside the input's
+text or content, ``instruction`` of the body. Token ids are taken as they are, so one beside them is an error.
 
 **Roles.** The first line that applies decides:
 
@@ -27,7 +35,7 @@ Message roles such as ``user`` say nothing about retrieval, so they fall through
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -42,6 +50,7 @@ from tessera.frontend.api.values import (
     reject_unknown,
     string,
 )
+from tessera.frontend.media import GRID, MAX_SIDE
 from tessera.frontend.request import BARE_BASE64, ImageSource, Input, Modality, RequestLimits
 from tessera.models.base import Role
 
@@ -59,38 +68,67 @@ MESSAGE_ROLES: Final[dict[str, Role | None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputBuilder:
-    """Makes inputs under the limits; ``role`` is the one that the body or the model's name asks for."""
+    """Makes inputs under the limits; ``role`` and ``instruction`` are the body's own.
+
+    The model's name may have asked for the role.
+    """
 
     role: Role | None
+    instruction: str | None = None
     limits: RequestLimits
 
     def text(self, text: str, param: str) -> str:
         """The text itself, if it is neither empty nor too long."""
         if not text:
             raise InvalidInput(f"{param}: expected text, found an empty string", param=param)
+        return self.bounded(text, param)
+
+    def bounded(self, text: str, param: str) -> str:
+        """The text itself, if it is not too long."""
         if len(text) > self.limits.characters:
-            raise InvalidInput(
-                f"{param}: expected at most {self.limits.characters} characters, found {len(text)}",
-                param=param,
-            )
+            raise self._too_long(len(text), param)
         return text
 
     def build(
-        self, text: str, images: tuple[ImageSource, ...], param: str, *, stated: Role | None = None
+        self,
+        parts: Sequence[str | ImageSource],
+        param: str,
+        *,
+        stated: Role | None = None,
+        instruction: str | None = None,
     ) -> Input:
-        """One input out of text, images or both; at least one must be there."""
-        if not images:
-            self.text(text, param)
-        elif len(images) > self.limits.images_per_input:
+        """One input out of texts, images or both; at least one must be there.
+
+        ``stated`` and ``instruction`` are the input's own.
+        """
+        images = sum(isinstance(part, ImageSource) for part in parts)
+        found = Input(
+            parts=tuple(part for part in parts if part),
+            role=_decide(stated, self.role, images=images > 0),
+            instruction=self.instruction if instruction is None else instruction,
+            param=param,
+        )
+        if images > self.limits.images_per_input:
             raise InvalidInput(
                 f"{param}: expected at most {self.limits.images_per_input} images in one input, "
-                f"found {len(images)}",
+                f"found {images}",
                 param=param,
             )
-        elif text:
-            self.text(text, param)
-        role = _decide(stated, self.role, images=bool(images))
-        return Input(text=text, images=images, role=role, param=param)
+        if not found.parts:
+            raise expected(param, "text", "")
+        if found.size > self.limits.characters:
+            raise self._too_long(found.size, param)
+        return found
+
+    def read_instruction(self, body: JsonObject, param: str) -> str | None:
+        """The ``instruction`` of an object; None where it is null or absent."""
+        value, path = body.get("instruction"), join(param, "instruction")
+        return None if value is None else self.text(string(value, path), path)
+
+    def _too_long(self, size: int, param: str) -> InvalidInput:
+        return InvalidInput(
+            f"{param}: expected at most {self.limits.characters} characters, found {size}", param=param
+        )
 
 
 def check_modality(found: Input, modality: Modality | None) -> Input:
@@ -99,11 +137,11 @@ def check_modality(found: Input, modality: Modality | None) -> Input:
         return found
     wants_image = modality is not Modality.TEXT
     wants_text = modality is not Modality.IMAGE
-    if wants_text and not found.text:
+    if wants_text and not found.size:
         raise InvalidInput(
             f"{found.param}: the text part must be non-empty for modality {modality.value}", param=found.param
         )
-    if not wants_text and found.text:
+    if not wants_text and found.size:
         raise InvalidInput(
             f"{found.param}: modality image expects an image alone, found text as well", param=found.param
         )
@@ -145,12 +183,11 @@ _DETAILS = (None, "auto")
 _UUID_CHARACTERS = 256
 
 
-def read_parts(value: list[Json], param: str, builder: InputBuilder) -> tuple[str, tuple[ImageSource, ...]]:
-    """The joined text and the images of a list of parts."""
+def read_parts(value: list[Json], param: str, builder: InputBuilder) -> list[str | ImageSource]:
+    """The texts and images of a list of parts; texts may be empty, but not all there is."""
     if not value:
         raise expected(param, "at least one content part", value)
-    texts: list[str] = []
-    images: list[ImageSource] = []
+    parts: list[str | ImageSource] = []
     for index, part in enumerate(value):
         path = f"{param}[{index}]"
         if not isinstance(part, dict):
@@ -159,25 +196,20 @@ def read_parts(value: list[Json], param: str, builder: InputBuilder) -> tuple[st
         read = _READERS.get(kind) if isinstance(kind, str) else None
         if read is None:
             raise expected(f"{path}.type", f"one of {', '.join(_READERS)}", kind)
-        found = read(part, path, builder)
-        if isinstance(found, ImageSource):
-            images.append(found)
-        else:
-            texts.append(found)
-    return "".join(texts), tuple(images)
+        parts.append(read(part, path, builder))
+    if not any(parts):
+        raise expected(f"{param}[0].text", "text", "")
+    return parts
 
 
-def image_at(
-    value: Json, param: str, *, uuid: str | None = None, bare: bool = False, embeddings: bool = False
-) -> ImageSource:
+def image_at(value: Json, param: str, *, uuid: str | None = None, bare: bool = False) -> ImageSource:
     """An image named by URL or absolute path; ``bare`` also takes base64 without a ``data:`` prefix.
 
     With a ``uuid`` the payload may be null: it then stands for what was sent under that name before.
     """
-    if value is None and uuid is not None and not embeddings:
+    if value is None and uuid is not None:
         return ImageSource(url="", param=param, uuid=uuid)
-    source = _source(value, param, bare=bare)
-    return replace(source, uuid=uuid, embeddings=embeddings)
+    return replace(_source(value, param, bare=bare), uuid=uuid)
 
 
 def _source(value: Json, param: str, *, bare: bool) -> ImageSource:
@@ -199,7 +231,8 @@ def _source(value: Json, param: str, *, bare: bool) -> ImageSource:
 
 def _text(part: JsonObject, param: str, builder: InputBuilder) -> str:
     reject_unknown(part, ("type", "text"), param)
-    return builder.text(string(part.get("text"), f"{param}.text"), f"{param}.text")
+    # Beside an image, clients send an empty one.
+    return builder.bounded(string(part.get("text"), f"{param}.text"), f"{param}.text")
 
 
 def _image_url(part: JsonObject, param: str, builder: InputBuilder) -> ImageSource:
@@ -226,10 +259,31 @@ def _image(part: JsonObject, param: str, builder: InputBuilder) -> ImageSource:
 
 
 def _image_embeds(part: JsonObject, param: str, builder: InputBuilder) -> ImageSource:
-    """vLLM's part for rows that the client computed; here a safetensors file instead of a pickled tensor."""
+    """vLLM's part for rows that the client computed; here a safetensors file instead of a pickled tensor.
+
+    For Qwen's models it is an object there, with the rows' grid: here numbers, as many as its tensor has.
+    """
     reject_unknown(part, ("type", "image_embeds", "uuid"), param)
     uuid = _uuid(part, param)
-    return image_at(part.get("image_embeds"), f"{param}.image_embeds", uuid=uuid, bare=True, embeddings=True)
+    value, path, grid = part.get("image_embeds"), f"{param}.image_embeds", None
+    if isinstance(value, dict):
+        reject_unknown(value, ("image_embeds", GRID), path)
+        grid = _grid(value.get(GRID), f"{path}.{GRID}")
+        value, path = value.get("image_embeds"), f"{path}.image_embeds"
+    return replace(_source(value, path, bare=True), uuid=uuid, embeddings=True, grid=grid)
+
+
+def _grid(value: Json, param: str) -> tuple[int, int, int] | None:
+    if value is None:
+        return None
+    sides = value[0] if isinstance(value, list) and len(value) == 1 else value
+    if not isinstance(sides, list) or len(sides) != 3:
+        raise expected(param, "a grid, [t, h, w] in patches", value)
+    t, h, w = (
+        integer(side, f"{param}[{index}]", low=1, high=MAX_SIDE - 1, what="a number of patches")
+        for index, side in enumerate(sides)
+    )
+    return t, h, w
 
 
 def _detail(holder: JsonObject, param: str) -> None:
@@ -263,35 +317,78 @@ def is_message(value: Json) -> bool:
 
 
 def read_conversation(value: list[Json], param: str, builder: InputBuilder) -> Input:
-    if len(value) != 1:
+    first, last = 0, len(value)
+    if last > 1 and _speaker(value[0]) in _INSTRUCTING:
+        first = 1
+    if last - first > 1 and _speaker(value[-1]) == "assistant" and _says_nothing(value[-1]):
+        last -= 1
+    if last - first != 1:
         raise InvalidInput(
-            f"{param}: expected a conversation of one message, found {len(value)}; "
-            "a batch is a list of conversations, [[message], [message]]",
+            f"{param}: expected a conversation of one message, perhaps after a system message, "
+            f"found {len(value)}; a batch is a list of conversations, [[message], [message]]",
             param=param,
         )
-    return read_message(value[0], f"{param}[0]", builder, owner=param)
+    if not first:
+        return read_message(value[0], f"{param}[0]", builder, owner=param)
+    instruction = _instruction(value[0], f"{param}[0]", builder)
+    return read_message(value[1], f"{param}[1]", builder, owner=param, instruction=instruction)
+
+
+_INSTRUCTING: Final = ("system", "developer")
+
+
+def _speaker(message: Json) -> Json:
+    return message.get("role") if isinstance(message, dict) else None
+
+
+def _says_nothing(message: Json) -> bool:
+    """Whether a message is what a client ends a conversation with to have its end tokenised."""
+    return (
+        isinstance(message, dict)
+        and message.keys() <= {"role", "content"}
+        and message.get("content") in (None, "", [], [{"type": "text", "text": ""}])
+    )
+
+
+def _instruction(message: Json, param: str, builder: InputBuilder) -> str:
+    found, path = read_message(message, param, builder), f"{param}.content"
+    if found.images:
+        raise InvalidInput(f"{path}: expected text as the instruction, found an image", param=path)
+    return "".join(part for part in found.parts if isinstance(part, str))
 
 
 def read_message(
-    value: Json, param: str, builder: InputBuilder, *, owner: str | None = None, bare: bool = False
+    value: Json,
+    param: str,
+    builder: InputBuilder,
+    *,
+    owner: str | None = None,
+    bare: bool = False,
+    instruction: str | None = None,
 ) -> Input:
     """One message as one input, which is called ``owner`` in errors that concern it as a whole.
 
-    ``bare`` allows an item without a role, as in Cohere's ``{"content": [...]}``.
+    ``bare`` allows an item without a role, as in Cohere's ``{"content": [...]}``. ``instruction`` is the
+    system message's.
     """
     if not isinstance(value, dict):
         raise expected(param, "a message, an object with role and content", value)
-    reject_unknown(value, ("role", "content"), param)
+    reject_unknown(value, ("role", "content", "instruction"), param)
     stated = None
     if not bare or "role" in value:
         stated = message_role(value.get("role"), f"{param}.role")
+    own = builder.read_instruction(value, param)
     content, path = value.get("content"), f"{param}.content"
+    parts: list[str | ImageSource]
     if isinstance(content, str):
-        return builder.build(builder.text(content, path), (), owner or param, stated=stated)
-    if not isinstance(content, list):
+        parts = [builder.text(content, path)]
+    elif isinstance(content, list):
+        parts = read_parts(content, path, builder)
+    else:
         raise expected(path, "a string or a list of content parts", content)
-    text, images = read_parts(content, path, builder)
-    return builder.build(text, images, owner or param, stated=stated)
+    return builder.build(
+        parts, owner or param, stated=stated, instruction=own if instruction is None else instruction
+    )
 
 
 def split_messages(value: Json, param: str) -> list[tuple[Json, str]]:
@@ -305,13 +402,15 @@ def split_messages(value: Json, param: str) -> list[tuple[Json, str]]:
 
 def read_object(value: JsonObject, param: str, builder: InputBuilder) -> Input:
     """``image`` is a URL, a local path, or base64 without a prefix; a null key counts as absent."""
-    reject_unknown(value, ("text", "image"), param)
+    reject_unknown(value, ("text", "image", "instruction"), param)
     text, image = value.get("text"), value.get("image")
     if text is None and image is None:
         raise expected(param, "an object with text, image or both", value)
-    images = () if image is None else (image_at(image, f"{param}.image", bare=True),)
-    words = "" if text is None else builder.text(string(text, f"{param}.text"), f"{param}.text")
-    return builder.build(words, images, param)
+    # Keys have no order; SGLang and Qwen's own code put the image first.
+    parts: list[str | ImageSource] = [] if image is None else [image_at(image, f"{param}.image", bare=True)]
+    if text is not None:
+        parts.append(builder.text(string(text, f"{param}.text"), f"{param}.text"))
+    return builder.build(parts, param, instruction=builder.read_instruction(value, param))
 
 
 _DATA = "data:image/"
@@ -321,34 +420,40 @@ _SPACES = " \n\t\r\f\v"
 
 def read_string(value: str, param: str, builder: InputBuilder, modality: Modality | None) -> Input:
     if modality is Modality.TEXT or (modality is None and _DATA not in value):
-        return builder.build(value, (), param)
-    text, urls = _split(value, (_DATA,))
-    if modality is not None and not urls:
-        text, urls = _split(value, ("http://", "https://"))
-    images = tuple(ImageSource(url=url, param=param) for url in urls)
-    return check_modality(builder.build(text, images, param), modality)
+        return builder.build((value,), param)
+    parts = _split(value, param, (_DATA,))
+    if modality is not None and parts == [value]:
+        parts = _split(value, param, ("http://", "https://"))
+    return check_modality(builder.build(parts, param), modality)
 
 
-def _split(value: str, prefixes: tuple[str, ...]) -> tuple[str, list[str]]:
-    """The text of a string, and its words that are URLs with one of the prefixes.
+def _split(value: str, param: str, prefixes: tuple[str, ...]) -> list[str | ImageSource]:
+    """A string's words that are URLs with one of the prefixes, as images, and the texts around them.
 
     Written with ``find``, which passes over a payload of megabytes some fifty times faster than a regular
     expression does. A string without such words is returned unchanged.
     """
-    urls: list[str] = []
-    texts: list[str] = []
+    parts: list[str | ImageSource] = []
+    texts = 0
     begin = at = 0
+
+    def add(text: str) -> None:
+        nonlocal texts
+        if text := text.strip():
+            parts.append(f"\n{text}" if texts else text)
+            texts += 1
+
     while (at := _next(value, prefixes, at)) >= 0:
         end = _word_end(value, at)
         if _is_url(value, at, end):
-            urls.append(value[at:end])
-            texts.append(value[begin:at].strip())
+            add(value[begin:at])
+            parts.append(ImageSource(url=value[at:end], param=param))
             begin = end
         at = end
-    if not urls:
-        return value, urls
-    texts.append(value[begin:].strip())
-    return "\n".join(text for text in texts if text), urls
+    if not parts:
+        return [value]
+    add(value[begin:])
+    return parts
 
 
 def _next(value: str, prefixes: tuple[str, ...], at: int) -> int:
@@ -372,7 +477,7 @@ def _is_url(value: str, at: int, end: int) -> bool:
 
 
 def read_tokens(value: list[Json], param: str, builder: InputBuilder) -> Input:
-    """Token ids get no prefix and no special tokens, so their role is always NONE.
+    """Token ids get no prefix, no instruction and no special tokens, so their role is always NONE.
 
     Ids beyond the vocabulary are found later, where the vocabulary is known.
     """
@@ -385,4 +490,8 @@ def read_tokens(value: list[Json], param: str, builder: InputBuilder) -> Input:
         tokens.append(token)
     if len(tokens) > builder.limits.characters:
         raise expected(param, f"at most {builder.limits.characters} token ids", value)
-    return Input(text=tuple(tokens), role=Role.NONE, param=param)
+    if builder.instruction is not None:
+        raise InvalidInput(
+            f"{param}: token ids are taken as they are, without an instruction", param="instruction"
+        )
+    return Input(parts=(tuple(tokens),), role=Role.NONE, param=param)

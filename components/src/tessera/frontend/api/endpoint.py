@@ -188,10 +188,10 @@ class Endpoint:
                 f"the model {request.model!r} is not served here, {model!r} is", param="model"
             )
 
-    def _charge(self, http: Request, tokens: int, tiles: int) -> None:
-        note(tokens=tokens, tiles=tiles)
+    def _charge(self, http: Request, tokens: int, units: int) -> None:
+        note(tokens=tokens, units=units)
         ticket: Ticket = http.state.ticket
-        ticket.charge(tokens, tiles)
+        ticket.charge(tokens, units)
         self._limiter.charge(_key_name(http), tokens)
 
     async def _body(self, http: Request) -> bytes:

@@ -55,7 +55,7 @@ class ResponseBody:
 
 
 def finish(vectors: Vectors, *, width: int, normalize: bool) -> Vectors:
-    """Cut ``[n, hidden]`` to ``[n, width]`` and, if asked, make unit vectors unit vectors again.
+    """Cut ``[n, own width]`` to ``[n, width]`` and, if asked, make unit vectors unit vectors again.
 
     Rows that are not cut are left untouched, and a row of zeros stays zeros.
     """

@@ -57,6 +57,7 @@ from tessera.frontend.api.schema import (
     CONVERSATION,
     DTYPES,
     ERROR_OBJECT,
+    INSTRUCTION,
     ITEM,
     NUMBERS,
     OPENAI_ERROR,
@@ -120,8 +121,10 @@ INERT: Final[dict[str, tuple[Json, ...]]] = {
 """Fields of other servers, and the values besides null that change nothing. Vectors are little-endian on
 every host, templates and preprocessing are the model's own, and nothing is ever padded."""
 
-INERT_IN_CONVERSATIONS: Final = {"add_special_tokens": (False, True)}
-"""A conversation's prompt already has its special tokens, so other servers default to False there."""
+INERT_IN_CONVERSATIONS: Final = dict.fromkeys(
+    ("add_special_tokens", "add_generation_prompt", "continue_final_message"), (False, True)
+)
+"""They say how a chat template ends, and a conversation's prompt ends as the model was trained to have it."""
 
 INPUT_TYPES: Final = {
     "query": Role.QUERY,
@@ -154,7 +157,7 @@ INPUT_FIELDS: Final = ("input", "messages")
 FIELDS: Final = frozenset(
     (
         *INPUT_FIELDS,
-        *("model", "input_type", "task", "modality", "encoding_format"),
+        *("model", "input_type", "task", "instruction", "modality", "encoding_format"),
         *("truncate_prompt_tokens", "truncation_side", "partial", "user", "priority"),
         *_NORMALIZE,
         *_DTYPE,
@@ -317,6 +320,7 @@ def parse_embeddings(
     body = request_body(body, FIELDS)
     request, role, modality = _options(body, models)
     builder = InputBuilder(role=role, limits=limits)
+    builder = replace(builder, instruction=builder.read_instruction(body, ""))
     units, name = _units(body)
     if len(units) > limits.inputs:
         raise InvalidInput(f"{name}: expected at most {limits.inputs} inputs, found {len(units)}", param=name)
@@ -390,7 +394,7 @@ def _input(
     except InvalidInput as error:
         if not partial:
             raise
-        return Input(text="", role=Role.NONE, param=param, malformed=error)
+        return Input(parts=(), role=Role.NONE, param=param, malformed=error)
 
 
 def _read(value: Json, param: str, builder: InputBuilder, modality: Modality | None) -> Input:
@@ -414,7 +418,7 @@ def _read_list(value: list[Json], param: str, builder: InputBuilder) -> Input:
         case dict() as first if is_message(first):
             return read_conversation(value, param, builder)
         case dict():
-            return builder.build(*read_parts(value, param, builder), param)
+            return builder.build(read_parts(value, param, builder), param)
         case str() | list() | None:
             raise expected(f"{param}[0]", "a token id, a content part or a message", value[0])
         case _:
@@ -432,6 +436,7 @@ _PROPERTIES: Final[dict[str, Schema]] = {
     "model": STRING,
     "input_type": {"type": "string", "enum": list(INPUT_TYPES)},
     "task": {"type": "string", "enum": list(TASKS)},
+    "instruction": INSTRUCTION,
     "modality": _ONE_OR_EACH,
     "encoding_format": values_of(EncodingFormat),
     "embed_dtype": DTYPES,
@@ -600,7 +605,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 
 def _write(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBody:
     return embeddings_body(
-        result.vectors,
+        result.rows,
         request,
         model=model,
         identifier=f"embd-{result.request_id}",

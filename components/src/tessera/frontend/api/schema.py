@@ -7,12 +7,17 @@ from typing import Any, Final
 
 from tessera.frontend.api.content import MESSAGE_ROLES
 from tessera.frontend.http.errors import MEANINGS
+from tessera.frontend.media import MAX_SIDE
 from tessera.frontend.request import EmbedDtype
 
 Schema = dict[str, Any]
 
 STRING: Final[Schema] = {"type": "string", "minLength": 1}
 BOOLEAN: Final[Schema] = {"type": "boolean"}
+INSTRUCTION: Final[Schema] = {
+    **STRING,
+    "description": "What the vectors are to be good for, in a sentence, for models that take that.",
+}
 UUID: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": 256}
 
 
@@ -37,12 +42,25 @@ def part_of(kind: str, **properties: Schema) -> Schema:
     return object_of(("type", *properties), type={"type": "string", "enum": [kind]}, **properties)
 
 
+_SIDES: Final[Schema] = {
+    "type": "array",
+    "items": {"type": "integer", "minimum": 1, "maximum": MAX_SIDE - 1},
+    "minItems": 3,
+    "maxItems": 3,
+}
+EMBEDS: Final = object_of(
+    ("image_embeds",),
+    image_embeds=STRING,
+    image_grid_thw={"anyOf": [_SIDES, {"type": "array", "items": _SIDES, "minItems": 1, "maxItems": 1}]},
+)
+
+
 def image_part(kind: str, key: str) -> Schema:
     part = part_of(kind, **{key: STRING})
     part["properties"]["uuid"] = UUID
-    if kind != "image_embeds":
-        # With a uuid the payload may be null.
-        part["properties"][key] = {"anyOf": [STRING, {"type": "null"}]}
+    # With a uuid the payload may be null, and rows may come with their grid.
+    other = EMBEDS if kind == "image_embeds" else {"type": "null"}
+    part["properties"][key] = {"anyOf": [STRING, other]}
     return part
 
 
@@ -66,11 +84,23 @@ PART: Final[Schema] = {
 PARTS: Final = list_of(PART)
 CONTENT: Final[Schema] = {"anyOf": [STRING, PARTS]}
 MESSAGE: Final = object_of(
-    ("role", "content"), role={"type": "string", "enum": list(MESSAGE_ROLES)}, content=CONTENT
+    ("role", "content"),
+    role={"type": "string", "enum": list(MESSAGE_ROLES)},
+    content=CONTENT,
+    instruction=INSTRUCTION,
 )
-CONVERSATION: Final[Schema] = {**list_of(MESSAGE), "maxItems": 1}
+CONVERSATION: Final[Schema] = {
+    **list_of(MESSAGE),
+    "maxItems": 3,
+    "description": "One message; before it there may be a system message with the instruction, and after it "
+    "an empty one of the assistant.",
+}
 TOKENS: Final = list_of({"type": "integer", "minimum": 0, "maximum": 2**31 - 1})
-FUSED: Final = {**object_of((), text=STRING, image=STRING), "minProperties": 1}
+FUSED: Final = {
+    "anyOf": [
+        object_of((name,), text=STRING, image=STRING, instruction=INSTRUCTION) for name in ("text", "image")
+    ]
+}
 ITEM: Final[Schema] = {
     "anyOf": [
         STRING,
@@ -79,7 +109,7 @@ ITEM: Final[Schema] = {
         CONVERSATION,
         MESSAGE,
         FUSED,
-        object_of(("content",), content=CONTENT),
+        object_of(("content",), content=CONTENT, instruction=INSTRUCTION),
     ]
 }
 DTYPES: Final = values_of(EmbedDtype, "float")

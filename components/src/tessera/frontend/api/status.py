@@ -157,7 +157,7 @@ def _routes(service: Service) -> APIRouter:
         """For people and pages; ``/health`` is for balancers, ``/metrics`` for monitoring.
 
         ``checkpoint`` is ``random`` or ``demo`` for those that come with Tessera, else null. What is queued
-        is in tokens for the text stage and in tiles for the vision stage.
+        is in tokens for the text stage and in units (tiles, or patches) for the vision stage.
         """
         return JSONResponse(await board.read(), headers={"cache-control": "no-store"})
 

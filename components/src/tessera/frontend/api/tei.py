@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -16,6 +17,7 @@ from tessera.frontend.api.endpoint import Served, Translated
 from tessera.frontend.api.formats import ResponseBody, finish
 from tessera.frontend.api.schema import (
     BOOLEAN,
+    INSTRUCTION,
     NUMBERS,
     STRING,
     TOKENS,
@@ -49,8 +51,11 @@ DIRECTIONS: Final = {
     "Right": Truncate.END,
     "right": Truncate.END,
 }
-TOKENIZE_FIELDS: Final = ("inputs", "add_special_tokens", "prompt_name")
-FIELDS: Final = ("inputs", "truncate", "truncation_direction", "prompt_name", "normalize", "dimensions")
+TOKENIZE_FIELDS: Final = ("inputs", "add_special_tokens", "prompt_name", "instruction")
+FIELDS: Final = (
+    *("inputs", "truncate", "truncation_direction", "prompt_name", "instruction"),
+    *("normalize", "dimensions"),
+)
 
 SCHEMA: Final[Schema] = body_of(
     "TeiEmbedRequest",
@@ -59,6 +64,7 @@ SCHEMA: Final[Schema] = body_of(
     truncate=BOOLEAN,
     truncation_direction={"type": "string", "enum": list(DIRECTIONS)},
     prompt_name={"type": "string", "enum": list(PROMPTS)},
+    instruction=INSTRUCTION,
     normalize=BOOLEAN,
     dimensions=WIDTH,
 )
@@ -67,6 +73,7 @@ SCHEMA: Final[Schema] = body_of(
 def parse_tei(value: Json, limits: RequestLimits) -> EmbeddingsRequest:
     body = request_body(value, FIELDS)
     builder = InputBuilder(role=named_role(body.get("prompt_name"), "prompt_name", PROMPTS), limits=limits)
+    builder = replace(builder, instruction=builder.read_instruction(body, ""))
     given = _given(body, limits)
     if isinstance(given, list) and isinstance(given[0], str | list):
         values = given
@@ -93,8 +100,17 @@ def _given(body: JsonObject, limits: RequestLimits) -> Json:
     return given
 
 
-def parse_tokenize(value: Json, limits: RequestLimits) -> tuple[tuple[tuple[str, str], ...], Role, bool]:
-    """TEI's ``/tokenize``: texts with their paths, the role, and whether special tokens are wanted."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizeRequest:
+    """TEI's ``/tokenize``: texts with their paths, and whether special tokens are wanted."""
+
+    texts: tuple[tuple[str, str], ...]
+    role: Role
+    instruction: str | None
+    special: bool
+
+
+def parse_tokenize(value: Json, limits: RequestLimits) -> TokenizeRequest:
     body = request_body(value, TOKENIZE_FIELDS)
     role = named_role(body.get("prompt_name"), "prompt_name", PROMPTS)
     builder = InputBuilder(role=role, limits=limits)
@@ -104,7 +120,12 @@ def parse_tokenize(value: Json, limits: RequestLimits) -> tuple[tuple[tuple[str,
     texts = tuple(
         (builder.text(string(value, path), path), path) for value, path in zip(values, paths, strict=True)
     )
-    return texts, role or Role.NONE, optional_boolean(body, "add_special_tokens", default=True)
+    return TokenizeRequest(
+        texts=texts,
+        role=role or Role.NONE,
+        instruction=builder.read_instruction(body, ""),
+        special=optional_boolean(body, "add_special_tokens", default=True),
+    )
 
 
 def write_tokens(texts: Sequence[Sequence[Piece]], *, special: bool) -> list[list[dict[str, Json]]]:
@@ -125,7 +146,7 @@ def write_tokens(texts: Sequence[Sequence[Piece]], *, special: bool) -> list[lis
 
 
 def write_tei(request: EmbeddingsRequest, result: Result) -> ResponseBody:
-    vectors = result.vectors
+    vectors = result.rows
     width = check_width(vectors.shape[1], request.dimensions, request.dtype)
     rows = finish(vectors, width=width, normalize=request.normalize)
     return ResponseBody.of_json(rows, {"x-compute-tokens": str(result.usage.text_tokens)})
@@ -133,7 +154,7 @@ def write_tei(request: EmbeddingsRequest, result: Result) -> ResponseBody:
 
 def _read(value: Json, param: str, builder: InputBuilder) -> Input:
     if isinstance(value, str):
-        return builder.build(value, (), param)
+        return builder.build((value,), param)
     if isinstance(value, list) and value:
         return read_tokens(value, param, builder)
     raise expected(param, "text or token ids", value)

@@ -68,9 +68,9 @@ async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
     if "inputs" in body:
         # Errors from here on are in TEI's shape, too.
         http.state.error_shape = tei.write_error
-        texts, role, special = tei.parse_tokenize(body, served.limits)
-        pieces = await until_disconnect(http, pipeline.pieces(texts, role))
-        return JSONResponse(tei.write_tokens(pieces, special=special))
+        asked = tei.parse_tokenize(body, served.limits)
+        cut = pipeline.pieces(asked.texts, role=asked.role, instruction=asked.instruction)
+        return JSONResponse(tei.write_tokens(await until_disconnect(http, cut), special=asked.special))
     # vLLM's ``return_token_strs``.
     spelled = optional_boolean(body, "return_token_strs", default=False)
     request = parse_tokenize(body, served.limits, (served.model,))

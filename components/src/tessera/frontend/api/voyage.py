@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from tessera.frontend.api.endpoint import Served, Translated
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish, numbers
 from tessera.frontend.api.schema import (
     BOOLEAN,
+    INSTRUCTION,
     NUMBERS,
     PARTS,
     STRING,
@@ -46,13 +48,14 @@ INPUT_TYPES: Final = {"query": Role.QUERY, "document": Role.PASSAGE}
 DTYPES: Final = ("float", "int8", "uint8", "binary", "ubinary")
 FIELDS: Final = (
     *("inputs", "model", "input_type", "truncation", "output_encoding", "output_dimension"),
-    *("output_dtype", "encoding_format"),
+    *("output_dtype", "encoding_format", "instruction"),
 )
 
 SCHEMA: Final[Schema] = body_of(
     "VoyageMultimodalRequest",
     ("inputs",),
-    inputs=list_of(object_of(("content",), content=PARTS)),
+    inputs=list_of(object_of(("content",), content=PARTS, instruction=INSTRUCTION)),
+    instruction=INSTRUCTION,
     model=STRING,
     input_type={"type": "string", "enum": list(INPUT_TYPES)},
     truncation=BOOLEAN,
@@ -66,6 +69,7 @@ SCHEMA: Final[Schema] = body_of(
 def parse_voyage(value: Json, limits: RequestLimits) -> EmbeddingsRequest:
     body = request_body(value, FIELDS)
     builder = InputBuilder(role=named_role(body.get("input_type"), "input_type", INPUT_TYPES), limits=limits)
+    builder = replace(builder, instruction=builder.read_instruction(body, ""))
     inputs = []
     for index, entry in enumerate(non_empty_list(body.get("inputs"), "inputs", most=limits.inputs)):
         path = f"inputs[{index}]"
@@ -84,7 +88,7 @@ def parse_voyage(value: Json, limits: RequestLimits) -> EmbeddingsRequest:
 
 
 def write_voyage(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBody:
-    vectors, usage = result.vectors, result.usage
+    vectors, usage = result.rows, result.usage
     width = check_width(vectors.shape[1], request.dimensions, request.dtype)
     values = convert(finish(vectors, width=width, normalize=True), request.dtype)
     rows: list[Any] = (

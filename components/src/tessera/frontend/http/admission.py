@@ -61,25 +61,25 @@ _BYTES_PER_TOKEN: Final = 4
 
 
 class Capacity:
-    """The tokens and tiles that the workers together take from here at a time, as they say themselves.
+    """The tokens and units that the workers together take from here at a time, as they say themselves.
 
     Nothing is admitted beyond that: a worker would refuse it when its body had been read and made into
-    tokens. ``tokens`` and ``tiles`` ask for the sums over the workers that are there now. With no worker
+    tokens. ``tokens`` and ``units`` ask for the sums over the workers that are there now. With no worker
     there, what was last known goes on: requests wait for a worker that is started again, and no more of them
     than before. ``unknown`` is what counts until the first worker is there.
     """
 
-    def __init__(self, tokens: Callable[[], int], tiles: Callable[[], int], *, unknown: int) -> None:
+    def __init__(self, tokens: Callable[[], int], units: Callable[[], int], *, unknown: int) -> None:
         self._read_tokens = tokens
-        self._read_tiles = tiles
-        self._tokens = self._tiles = unknown
+        self._read_units = units
+        self._tokens = self._units = unknown
 
     @classmethod
     def of_workers(cls, embed: Peers, encode: Peers, *, unknown: int) -> Capacity:
         return cls(
             lambda: sum(info.tokens for info in embed.ready.values()),
             # Aggregated workers encode for themselves.
-            lambda: sum(info.tiles for info in (*embed.ready.values(), *encode.ready.values())),
+            lambda: sum(info.units for info in (*embed.ready.values(), *encode.ready.values())),
             unknown=unknown,
         )
 
@@ -87,9 +87,9 @@ class Capacity:
         self._tokens = self._read_tokens() or self._tokens
         return self._tokens
 
-    def tiles(self) -> int:
-        self._tiles = self._read_tiles() or self._tiles
-        return self._tiles
+    def units(self) -> int:
+        self._units = self._read_units() or self._units
+        return self._units
 
 
 class Admission:
@@ -99,7 +99,7 @@ class Admission:
         self._max_requests = max_requests
         self._requests = 0
         self._tokens = Budget(capacity.tokens)
-        self._tiles = Budget(capacity.tiles)
+        self._units = Budget(capacity.units)
         self._typical = _FIRST_GUESS
 
     @property
@@ -112,9 +112,9 @@ class Admission:
         return self._tokens.used
 
     @property
-    def tiles(self) -> int:
-        """Image tiles in flight."""
-        return self._tiles.used
+    def units(self) -> int:
+        """What the vision stage has to do, in flight."""
+        return self._units.used
 
     def enter(self, client: str, body_bytes: int | None = None) -> Ticket:
         """Admit a request; raises ``Overloaded`` when the service is full.
@@ -150,24 +150,24 @@ class Ticket:
         self._admission = admission
         self._client = client
         self._tokens = guess
-        self._tiles = 0
+        self._units = 0
         admission._tokens.take(client, guess)
 
-    def charge(self, tokens: int, tiles: int) -> None:
+    def charge(self, tokens: int, units: int) -> None:
         """Replace the guess by the request's cost; raises ``Overloaded`` when that is too much now."""
         admission = self._admission
         admission._typical += _WEIGHT * (tokens - admission._typical)
         admission._tokens.give(self._client, self._tokens)
         self._tokens = 0
-        tokens, tiles = _share(admission._tokens, tokens), _share(admission._tiles, tiles)
+        tokens, units = _share(admission._tokens, tokens), _share(admission._units, units)
         admission._check(admission._tokens, self._client, tokens, "tokens")
-        if tiles:
-            admission._check(admission._tiles, self._client, tiles, "tiles")
+        if units:
+            admission._check(admission._units, self._client, units, "units")
         admission._tokens.take(self._client, tokens)
-        admission._tiles.take(self._client, tiles)
-        self._tokens, self._tiles = tokens, tiles
+        admission._units.take(self._client, units)
+        self._tokens, self._units = tokens, units
 
     def close(self) -> None:
         self._admission._requests -= 1
         self._admission._tokens.give(self._client, self._tokens)
-        self._admission._tiles.give(self._client, self._tiles)
+        self._admission._units.give(self._client, self._units)

@@ -2,6 +2,9 @@
 
 The ``safetensors`` package is not used: without torch it needs a numpy type for every dtype, and bfloat16 has
 none.
+
+The file's first tensor holds the rows. A second one named ``image_grid_thw``, as Qwen's processors call it,
+says where in the image they lie: int32 or int64 ``[3]`` or ``[1, 3]``, (t, h, w) in patches.
 """
 
 from __future__ import annotations
@@ -19,6 +22,11 @@ from tessera.errors import InvalidInput, UnsupportedMedia
 _STORED: Final = {dtype.safetensors: dtype for dtype in FLOATS.values()}
 UNSAFE_SUFFIXES: Final = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt")
 SUFFIX: Final = ".safetensors"
+GRID: Final = "image_grid_thw"
+MAX_SIDE: Final = 1 << 20
+"""Beyond the sides, in patches, of any image or video that there is."""
+
+_WHOLE: Final[dict[str, np.dtype[np.signedinteger]]] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 
 _MAX_HEADER_BYTES: Final = 1 << 20
 _MAX_DIMENSIONS: Final = 8
@@ -28,21 +36,36 @@ _LARGEST: Final = 65504.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedEmbeddings:
-    """``data`` holds ``[rows, hidden]`` of ``dtype``; ``digest`` is the blake3 hash of the whole file."""
+    """``data`` holds ``[rows, row_width]`` of ``dtype``; ``digest`` is the blake3 hash of the whole file.
+
+    ``grid`` is what the client said of it, unchecked but for three positive numbers.
+    """
 
     data: bytes
     shape: tuple[int, int]
     dtype: str
     digest: bytes
+    grid: tuple[int, int, int] | None = None
 
 
-def read_embeddings(data: bytes, *, hidden: int, digest: bytes, param: str) -> LoadedEmbeddings:
-    """The first tensor, ``[rows, hidden]`` or ``[1, rows, hidden]``.
+def read_embeddings(
+    data: bytes,
+    *,
+    row_width: int,
+    digest: bytes,
+    grid: tuple[int, int, int] | None = None,
+    param: str,
+) -> LoadedEmbeddings:
+    """The first tensor, ``[rows, row_width]`` or ``[1, rows, row_width]``; ``grid`` came beside the file.
 
     Raises ``InvalidInput`` naming ``param`` for a malformed file, another shape or width, and values that
     are not finite or lie beyond float16's range; ``UnsupportedMedia`` for another dtype.
     """
-    name, tensor = _first(data, param)
+    tensors = _tensors(data, param)
+    stored_grid = tensors.pop(GRID, None)
+    name, tensor = next(iter(tensors.items()), (None, None))
+    if name is None or tensor is None:
+        raise InvalidInput(f"{param}: the safetensors file holds no tensor of rows", param=param)
     kind, shape = _STORED.get(tensor.dtype), tensor.shape
     if kind is None:
         raise UnsupportedMedia(
@@ -50,25 +73,48 @@ def read_embeddings(data: bytes, *, hidden: int, digest: bytes, param: str) -> L
         )
     if len(shape) == 3 and shape[0] == 1:
         shape = shape[1:]
-    if len(shape) != 2 or shape[0] < 1 or shape[1] != hidden:
+    if len(shape) != 2 or shape[0] < 1 or shape[1] != row_width:
         raise InvalidInput(
-            f"{param}: expected a tensor [tokens, {hidden}] or [1, tokens, {hidden}], "
+            f"{param}: expected a tensor [tokens, {row_width}] or [1, tokens, {row_width}], "
             f"found {list(shape)} in {name[:40]!r}",
             param=param,
         )
-    base = LENGTH_BYTES + header_length(data)
-    values = data[base + tensor.start : base + tensor.stop]
-    if len(values) != prod(shape) * kind.itemsize or tensor.stop - tensor.start != len(values):
-        raise InvalidInput(f"{param}: the tensor's offsets do not fit its shape or the file", param=param)
+    values = _values(data, tensor, kind.itemsize, param)
     if not _in_range(values, kind):
         raise InvalidInput(
             f"{param}: the tensor holds values that are not finite or beyond {_LARGEST:g}", param=param
         )
-    return LoadedEmbeddings(data=values, shape=(shape[0], hidden), dtype=kind.name, digest=digest)
+    if grid is None and stored_grid is not None:
+        grid = _grid(data, stored_grid, param)
+    return LoadedEmbeddings(
+        data=values, shape=(shape[0], row_width), dtype=kind.name, digest=digest, grid=grid
+    )
 
 
-def _first(data: bytes, param: str) -> tuple[str, Description]:
-    """The name and the description of the first tensor; the numbers of what it says are bounded."""
+def _values(data: bytes, tensor: Description, itemsize: int, param: str) -> bytes:
+    base = LENGTH_BYTES + header_length(data)
+    values = data[base + tensor.start : base + tensor.stop]
+    if len(values) != prod(tensor.shape) * itemsize or tensor.stop - tensor.start != len(values):
+        raise InvalidInput(f"{param}: the tensor's offsets do not fit its shape or the file", param=param)
+    return values
+
+
+def _grid(data: bytes, tensor: Description, param: str) -> tuple[int, int, int]:
+    kind = _WHOLE.get(tensor.dtype)
+    if kind is None or tensor.shape not in ((3,), (1, 3)):
+        raise InvalidInput(
+            f"{param}: expected {GRID} as int32 or int64 [3] or [1, 3], "
+            f"found {tensor.dtype[:16]} {list(tensor.shape)}",
+            param=param,
+        )
+    t, h, w = np.frombuffer(_values(data, tensor, kind.itemsize, param), kind).tolist()
+    if not all(0 < side < MAX_SIDE for side in (t, h, w)):
+        raise InvalidInput(f"{param}: expected positive numbers in {GRID}, found {[t, h, w]}", param=param)
+    return t, h, w
+
+
+def _tensors(data: bytes, param: str) -> dict[str, Description]:
+    """The rows and the grid, as far as they are there; the numbers of what they say are bounded."""
     length = header_length(data)
     after = len(data) - LENGTH_BYTES
     if after < 1 or length > min(after, _MAX_HEADER_BYTES):
@@ -79,11 +125,14 @@ def _first(data: bytes, param: str) -> tuple[str, Description]:
         raise InvalidInput(f"{param}: the safetensors header is not valid JSON", param=param) from None
     except TypeError:
         entries = {}
-    name, entry = next(
-        ((name, entry) for name, entry in entries.items() if isinstance(entry, dict)), (None, None)
-    )
-    if name is None:
+    found = [name for name, entry in entries.items() if isinstance(entry, dict)]
+    if not found:
         raise InvalidInput(f"{param}: the safetensors file holds no tensor", param=param)
+    rows = next((name for name in found if name != GRID), None)
+    return {name: _described(entries[name], param) for name in (rows, GRID) if name in found}
+
+
+def _described(entry: object, param: str) -> Description:
     try:
         tensor = Description.of(entry)
         if (
@@ -93,7 +142,7 @@ def _first(data: bytes, param: str) -> tuple[str, Description]:
             raise ValueError("has a malformed header entry")
     except ValueError:
         raise InvalidInput(f"{param}: the safetensors header describes no tensor", param=param) from None
-    return name, tensor
+    return tensor
 
 
 def _in_range(values: bytes, kind: DType) -> bool:

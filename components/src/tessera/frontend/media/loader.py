@@ -227,9 +227,9 @@ class MediaLoader:
         self._fetcher = fetcher or Fetcher(policy, self._limits)
 
     async def load(
-        self, source: ImageSource, *, hidden: int, deadline: Deadline, budget: MediaBudget | None = None
+        self, source: ImageSource, *, row_width: int, deadline: Deadline, budget: MediaBudget | None = None
     ) -> LoadedImage | LoadedEmbeddings:
-        """Obtain, check and hash one image, or one tensor of rows ``hidden`` wide.
+        """Obtain, check and hash one image, or one tensor of rows ``row_width`` wide.
 
         ``budget`` is what the images of the request share; without one, this image is the only one.
         Raises ``RequestError`` subclasses naming ``source.param``, or ``DeadlineExceeded``.
@@ -241,7 +241,9 @@ class MediaLoader:
             digest = blake3(data).digest()
             carried = not source.url[:8].lower().startswith(_WEB)
             if tensor or (carried and _looks_like_safetensors(data)):
-                return read_embeddings(data, hidden=hidden, digest=digest, param=source.param)
+                return read_embeddings(
+                    data, row_width=row_width, digest=digest, grid=source.grid, param=source.param
+                )
             header = probe(data, param=source.param, max_pixels=self._limits.max_pixels)
             return LoadedImage(data=data, digest=digest, header=header)
 

@@ -59,7 +59,7 @@ function showStatus(status) {
 }
 
 const ROLES = { agg: "Both stages", encode: "Encode worker", embed: "Embed worker" };
-const UNITS = { text: "tokens", vision: "tiles" };
+const UNITS = { text: "tokens", vision: "units" };
 
 function workerCard({ instance, role, dtype, state }) {
   const list = make("dl");

@@ -1,4 +1,4 @@
-"""Sends items to embed workers and gathers their vectors, with retries elsewhere."""
+"""Sends items to embed workers and gathers their output rows, with retries elsewhere."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tessera.errors import EngineDead, HandOffError, ProtocolError, TesseraError
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.router import Router
 from tessera.logs import count as count_on_line
+from tessera.models.base import Output
 from tessera.rpc import Peers, RetryBudget
 from tessera.tasks import Deadline, run_all
 from tessera.transport.host import host_id
@@ -36,27 +37,50 @@ _MAX_CALL_BYTES = 48 << 20
 
 @dataclass(slots=True)
 class Answer:
-    """What came back for each item, in order: a row of ``vectors`` or an error.
+    """What came back for each item, in order: its rows of ``rows``, or an error.
 
-    ``vectors`` is float32 ``[items, hidden]``, unit vectors, and ``norms`` float32 ``[items]``, the lengths
-    they had; both are zeros for failed items.
+    ``rows`` is float32 ``[rows, width]`` as the family gives them, ``norms`` float32 ``[rows]`` the lengths
+    that those had which were scaled to unit length, and 1 elsewhere; both are zeros for failed items.
+    ``bounds``, int64 ``[items + 1]``, says which rows are an item's.
     """
 
-    vectors: npt.NDArray[np.float32]
+    rows: npt.NDArray[np.float32]
     norms: npt.NDArray[np.float32]
+    bounds: npt.NDArray[np.int64]
     errors: dict[int, TesseraError] = field(default_factory=dict)
     cached_tokens: list[int] = field(default_factory=list)
     timings: wire.Timings = field(default_factory=wire.Timings)
 
     @classmethod
-    def empty(cls, items: int, hidden: int) -> Answer:
+    def empty(cls, items: Sequence[wire.Item], output: Output) -> Answer:
+        bounds = np.zeros(len(items) + 1, np.int64)
+        np.cumsum([output.rows(item.token_count) for item in items], out=bounds[1:])
+        count = int(bounds[-1])
         return cls(
-            np.zeros((items, hidden), np.float32), np.zeros(items, np.float32), cached_tokens=[0] * items
+            np.zeros((count, output.width), np.float32),
+            np.zeros(count, np.float32),
+            bounds,
+            cached_tokens=[0] * len(items),
         )
+
+    def rows_of(self, items: Sequence[int]) -> npt.NDArray[np.int64]:
+        """The indices of these items' rows, one item after the other."""
+        return indices_within(self.bounds, items)
+
+
+def indices_within(bounds: npt.NDArray[np.int64], items: Sequence[int]) -> npt.NDArray[np.int64]:
+    """The indices of the rows of these items, whose bounds are among ``bounds``, one item after the other."""
+    at = np.fromiter(items, np.int64, len(items))
+    first = bounds[at]
+    counts = bounds[at + 1] - first
+    ends = np.cumsum(counts)
+    if not len(ends):
+        return ends
+    return np.repeat(first - (ends - counts), counts) + np.arange(ends[-1])
 
 
 class Embedder(Protocol):
-    """Turns items into vectors: the dispatcher, or the result cache in front of it."""
+    """Turns items into output rows: the dispatcher, or the result cache in front of it."""
 
     async def embed(
         self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
@@ -144,7 +168,7 @@ class Dispatcher:
         peers: Peers,
         router: Router,
         metrics: FrontendMetrics,
-        hidden: int,
+        output: Output,
         *,
         lender: RowLender | None = None,
         wait_seconds: float = 30.0,
@@ -152,7 +176,7 @@ class Dispatcher:
         self._peers = peers
         self._router = router
         self._metrics = metrics
-        self._hidden = hidden
+        self._output = output
         self._lender = lender
         self._wait_seconds = wait_seconds
         self._budget = RetryBudget()
@@ -166,12 +190,12 @@ class Dispatcher:
         client: str = "",
         deadline: Deadline,
     ) -> Answer:
-        """Every item is answered with a vector or an error; never raises for one item alone.
+        """Every item is answered with its rows or an error; never raises for one item alone.
 
         Items whose worker went away are sent again, to another worker, as far as the retry budget goes:
         embedding twice does no harm. When the last worker went away, they wait for the next.
         """
-        answer = Answer.empty(len(items), self._hidden)
+        answer = Answer.empty(items, self._output)
         request = _Request(items, request_id, priority, client, deadline, answer)
         deaths: Counter[int] = Counter()
         indices = list(range(len(items)))
@@ -212,7 +236,7 @@ class Dispatcher:
         calls: list[_Call] = []
         for index in indices:
             item = request.items[index]
-            count = len(item.tokens) // 4
+            count = item.token_count
             if item.images:
                 instance = self._router.pick_image(item.images[0].digest, ready)
             else:
@@ -257,7 +281,7 @@ class Dispatcher:
         answer = request.answer
         try:
             reply = await self._peers.call(call.instance, message, timeout=request.deadline.left())
-            vectors, norms = self._vectors(reply, call)
+            self._check(reply, call, request)
         except TesseraError as error:
             if isinstance(error, Unavailable):
                 request.gone.add(call.instance)
@@ -265,7 +289,10 @@ class Dispatcher:
             answer.errors.update(dict.fromkeys(call.indices, error))
             return
         assert isinstance(reply, wire.EmbedReply)
-        answer.vectors[call.indices], answer.norms[call.indices] = vectors, norms
+        good = [index for position, index in enumerate(call.indices) if position not in reply.failures]
+        places = answer.rows_of(good)
+        answer.rows[places] = np.frombuffer(reply.rows, "<f4").reshape(-1, self._output.width)
+        answer.norms[places] = np.frombuffer(reply.norms, "<f4")
         answer.timings = answer.timings.merge(reply.timings)
         for position, index in enumerate(call.indices):
             answer.cached_tokens[index] = reply.cached_tokens[position]
@@ -275,20 +302,25 @@ class Dispatcher:
                 request.gone.add(call.instance)
             answer.errors[call.indices[position]] = reported
 
-    def _vectors(
-        self, reply: wire.Reply, call: _Call
-    ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+    def _check(self, reply: wire.Reply, call: _Call, request: _Request) -> None:
+        """Raise ``ProtocolError`` unless there are as many rows for each item as it was to become."""
+        who = f"embed worker {call.instance:x}"
         if not isinstance(reply, wire.EmbedReply):
-            raise ProtocolError(f"embed worker {call.instance:x} answered {type(reply).__name__}")
-        shape = (len(call.indices), self._hidden)
-        sizes = (len(reply.vectors), len(reply.norms), len(reply.cached_tokens))
-        if sizes != (4 * shape[0] * shape[1], 4 * shape[0], shape[0]):
-            raise ProtocolError(f"embed worker {call.instance:x} sent vectors of another shape than {shape}")
-        if not all(0 <= position < shape[0] for position in reply.failures):
-            raise ProtocolError(
-                f"embed worker {call.instance:x} reports a failure of an item it was not sent"
-            )
-        return np.frombuffer(reply.vectors, "<f4").reshape(shape), np.frombuffer(reply.norms, "<f4")
+            raise ProtocolError(f"{who} answered {type(reply).__name__}")
+        if not all(0 <= position < len(call.indices) for position in reply.failures):
+            raise ProtocolError(f"{who} reports a failure of an item it was not sent")
+        expected = np.diff(request.answer.bounds)[call.indices]
+        expected[list(reply.failures)] = 0
+        count = int(expected.sum())
+        sizes = (len(reply.rows), len(reply.norms), reply.width, len(reply.cached_tokens), reply.counts)
+        if sizes != (
+            4 * count * self._output.width,
+            4 * count,
+            self._output.width,
+            len(expected),
+            tuple(expected.tolist()),
+        ):
+            raise ProtocolError(f"{who} sent other rows than [{count}, {self._output.width}]")
 
 
 def _has_rows(item: wire.Item) -> bool:

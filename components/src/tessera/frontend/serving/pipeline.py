@@ -1,4 +1,4 @@
-"""From a validated request to vectors: obtain images, build prompts, dispatch, account for tokens."""
+"""From a validated request to output rows: obtain images, build prompts, dispatch, account for tokens."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input
-from tessera.frontend.serving.dispatch import Embedder
+from tessera.frontend.serving.dispatch import Embedder, indices_within
 from tessera.frontend.serving.prompts import ImageReader, Prompter, Visions
 from tessera.frontend.settings import Limits
 from tessera.models.base import Model, Piece, Prompt, Role
@@ -41,31 +41,31 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Vectors in input order, float32 ``[inputs, hidden]``; rows of failed inputs are zeros.
+    """The inputs' rows in their order, float32 ``[rows, width]``; those of failed inputs are zeros.
 
-    They are unit vectors, or as the model pooled them when the request asked for that. ``image_pixels``
-    counts the pixels of all images as they were sent.
+    ``bounds``, int64 ``[inputs + 1]``, says which rows are an input's. Where the output is a vector, each
+    has one, failed ones too: a unit vector, or as the model pooled it when the request asked for that.
+    ``image_pixels`` counts the pixels of all images as they were sent.
     """
 
     request_id: str
-    vectors: npt.NDArray[np.float32]
+    rows: npt.NDArray[np.float32]
+    bounds: npt.NDArray[np.int64]
     errors: dict[int, TesseraError]
     usage: Usage
     image_pixels: int
     timings: wire.Timings
 
 
-def check_width(hidden: int, dimensions: int | None, dtype: EmbedDtype, param: str = "dimensions") -> int:
-    """The width of the vectors to send, checked before anything is computed.
+def check_width(own: int, dimensions: int | None, dtype: EmbedDtype, param: str = "dimensions") -> int:
+    """The width of the vectors to send, checked before anything is computed; ``own`` is the model's.
 
     Raises ``InvalidInput``, naming ``param``, for more dimensions than there are, and for a packed type whose
     width is not a multiple of 8. Which widths a model was trained for is the caller's to check.
     """
-    width = hidden if dimensions is None else dimensions
-    if not 0 < width <= hidden:
-        raise InvalidInput(
-            f"{param}: expected 1 to {hidden}, the model's own width, found {width}", param=param
-        )
+    width = own if dimensions is None else dimensions
+    if not 0 < width <= own:
+        raise InvalidInput(f"{param}: expected 1 to {own}, the model's own width, found {width}", param=param)
     if dtype in _PACKED and width % 8:
         raise InvalidInput(
             f"{param}: {dtype.value} packs eight values to a byte, and {width} is not a multiple of 8",
@@ -86,6 +86,7 @@ class Pipeline:
         metrics: FrontendMetrics,
     ) -> None:
         self._model = model
+        self._widths = model.dimensions | {model.output.width}
         self._images = ImageReader(model, media)
         self._embedder = embedder
         self._limits = limits
@@ -96,11 +97,16 @@ class Pipeline:
     def max_tokens(self) -> int:
         return self._prompter.max_tokens
 
-    async def pieces(self, texts: Sequence[tuple[str, str]], role: Role) -> list[Sequence[Piece]]:
+    async def pieces(
+        self, texts: Sequence[tuple[str, str]], *, role: Role, instruction: str | None
+    ) -> list[Sequence[Piece]]:
         """The tokens of each (text, param), as it would be embedded."""
 
         def cut() -> list[Sequence[Piece]]:
-            return [self._model.pieces(text, role=role, param=param) for text, param in texts]
+            return [
+                self._model.pieces(text, role=role, instruction=instruction, param=param)
+                for text, param in texts
+            ]
 
         return await asyncio.to_thread(cut)
 
@@ -136,12 +142,12 @@ class Pipeline:
         request_id: str,
         deadline: Deadline,
         client: str = "",
-        charge: Callable[[int, int], None] = lambda tokens, tiles: None,
+        charge: Callable[[int, int], None] = lambda tokens, units: None,
     ) -> Result:
         """Raises the first input's error, unless the request asked for partial results.
 
-        ``charge`` is told the tokens and tiles before they are sent anywhere, and may raise. ``client`` names
-        the API key, empty where there are none.
+        ``charge`` is told the tokens and the vision stage's units before they are sent anywhere, and may
+        raise. ``client`` names the API key, empty where there are none.
         """
         prompts, visions = await self.prompts(request, deadline=deadline, client=client)
         good: dict[int, tuple[Prompt, Visions]] = {}
@@ -152,11 +158,15 @@ class Pipeline:
             else:
                 assert isinstance(images, tuple)
                 good[index] = prompt, images
-        vectors = np.zeros((len(prompts), self._model.hidden), np.float32)
+        output = self._model.output
+        bounds = np.zeros(len(prompts) + 1, np.int64)
+        tokens_of = (len(good[index][0].tokens) if index in good else 0 for index in range(len(prompts)))
+        np.cumsum([output.rows(count) for count in tokens_of], out=bounds[1:])
+        rows = np.zeros((bounds[-1], output.width), np.float32)
         cached, timings = 0, wire.Timings()
         if good:
             tokens = sum(len(prompt.tokens) for prompt, _ in good.values())
-            charge(tokens, sum(vision.tiles for _, visions in good.values() for vision in visions))
+            charge(tokens, sum(vision.plan.units for _, visions in good.values() for vision in visions))
             items = [_item(request.inputs[index], *made) for index, made in good.items()]
             attributes = {"tessera.items": len(items), "tessera.tokens": tokens}
             with self._metrics.dispatch_seconds.time(), tracing.span("dispatch", attributes):
@@ -167,9 +177,12 @@ class Pipeline:
             errors |= {order[position]: error for position, error in answer.errors.items()}
             if errors and not request.allow_partial:
                 raise errors[min(errors)]
-            vectors[order] = answer.vectors
             if not request.normalize:
-                vectors[order] *= answer.norms[:, None]
+                answer.rows *= answer.norms[:, None]
+            if len(answer.rows) == len(rows):
+                rows = answer.rows
+            else:
+                rows[indices_within(bounds, order)] = answer.rows
             cached, timings = sum(answer.cached_tokens), answer.timings
         done = [made for index, made in good.items() if index not in errors]
         usage = Usage(
@@ -182,7 +195,8 @@ class Pipeline:
             self._metrics.input_errors.labels(error.code).inc()
         return Result(
             request_id=request_id,
-            vectors=vectors,
+            rows=rows,
+            bounds=bounds,
             errors=errors,
             usage=usage,
             image_pixels=sum(vision.pixels for _, images in done for vision in images),
@@ -190,21 +204,22 @@ class Pipeline:
         )
 
     def _check(self, request: EmbeddingsRequest) -> None:
-        hidden, param = self._model.hidden, request.dimensions_param
-        allowed = {hidden} | self._model.dimensions
-        if request.dimensions is not None and request.dimensions not in allowed:
-            # A model may offer all of them.
-            offered = sorted(allowed) if len(allowed) < hidden else f"1 to {hidden}"
+        param = request.dimensions_param
+        if request.dimensions is not None and request.dimensions not in self._widths:
+            least, most = min(self._widths), max(self._widths)
+            # A model may offer all between two.
+            all_between = 1 < len(self._widths) == most - least + 1
+            offered = f"{least} to {most}" if all_between else sorted(self._widths)
             raise InvalidInput(
                 f"{param} {request.dimensions} is none of {offered} that this model offers", param=param
             )
-        check_width(hidden, request.dimensions, request.dtype, param)
-        count, most = 0, self._limits.request.images
+        check_width(self._model.output.width, request.dimensions, request.dtype, param)
+        count, limit = 0, self._limits.request.images
         for entry in request.inputs:
             count += len(entry.images)
-            if count > most:
+            if count > limit:
                 raise InvalidInput(
-                    f"{entry.param}: a request may hold {most} images, and here are more", param=entry.param
+                    f"{entry.param}: a request may hold {limit} images, and here are more", param=entry.param
                 )
 
     def _count(self, inputs: Sequence[Input], usage: Usage) -> None:

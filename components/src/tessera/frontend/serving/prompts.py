@@ -12,14 +12,13 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from tessera import wire
 from tessera.cache import BoundedLru
 from tessera.errors import InvalidInput, MediaNotCached, RequestCancelled, TesseraError
 from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
 from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input
-from tessera.models.base import Int32Array, Model, Prompt
+from tessera.image_plan import ImagePlan
+from tessera.models.base import Content, Model, Prompt, VisionSpec
 from tessera.tasks import Deadline, run_all
 from tessera.transport.lending import inline_handle
 
@@ -53,15 +52,14 @@ class KnownMedia:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vision:
-    """One image or one tensor of rows: what travels, the tokens it takes and the pixels it has."""
+    """One image or one tensor of rows: what travels, and the pixels it has."""
 
     payload: wire.Image | wire.Embeddings
-    tokens: int
     pixels: int
 
     @property
-    def tiles(self) -> int:
-        return self.payload.tiles if isinstance(self.payload, wire.Image) else 0
+    def plan(self) -> ImagePlan:
+        return self.payload.plan
 
 
 Visions = tuple[Vision, ...]
@@ -88,9 +86,13 @@ class ImageReader:
         found: list[Visions | TesseraError] = [entry.malformed or () for entry in inputs]
         if not any(entry.images for entry in inputs):
             return found
+        if (vision := self._model.vision) is None:
+            return [
+                _refused(entry) if entry.images else made for entry, made in zip(inputs, found, strict=True)
+            ]
         budget = self._media.budget()
         tasks = {
-            index: asyncio.ensure_future(self._read_input(entry, deadline, budget, client))
+            index: asyncio.ensure_future(self._read_input(entry, vision, deadline, budget, client))
             for index, entry in enumerate(inputs)
             if entry.images
         }
@@ -114,26 +116,28 @@ class ImageReader:
         return found
 
     async def _read_input(
-        self, entry: Input, deadline: Deadline, budget: MediaBudget, client: str
+        self, entry: Input, vision: VisionSpec, deadline: Deadline, budget: MediaBudget, client: str
     ) -> Visions | TesseraError:
-        loads = [self._one(source, deadline, budget, client) for source in entry.images]
+        loads = [self._one(source, vision, deadline, budget, client) for source in entry.images]
         try:
             return tuple(await run_all(loads))
         except TesseraError as error:
             return error
 
-    async def _one(self, source: ImageSource, deadline: Deadline, budget: MediaBudget, client: str) -> Vision:
+    async def _one(
+        self, source: ImageSource, vision: VisionSpec, deadline: Deadline, budget: MediaBudget, client: str
+    ) -> Vision:
         if source.uuid is not None and not source.url:
             return self._recalled(source, client, source.uuid)
-        loaded = await self._media.load(source, hidden=self._model.hidden, deadline=deadline, budget=budget)
+        loaded = await self._media.load(source, row_width=vision.row_width, deadline=deadline, budget=budget)
         if isinstance(loaded, LoadedEmbeddings):
             return Vision(
                 payload=wire.Embeddings(
                     digest=loaded.digest,
                     handle=inline_handle(loaded.data, shape=loaded.shape, dtype=loaded.dtype),
+                    grid=loaded.grid,
                     param=source.param,
                 ),
-                tokens=loaded.shape[0],
                 pixels=0,
             )
         known = KnownImage(loaded.digest, loaded.header.width, loaded.header.height)
@@ -152,12 +156,20 @@ class ImageReader:
         return self._vision(known, b"", source.param)
 
     def _vision(self, known: KnownImage, data: bytes, param: str) -> Vision:
-        tiles = self._model.tiles(known.width, known.height)
+        plan = self._model.plan(known.width, known.height, param=param)
         return Vision(
-            payload=wire.Image(digest=known.digest, data=data, tiles=tiles, param=param),
-            tokens=tiles * self._model.tokens_per_tile,
+            payload=wire.Image(
+                digest=known.digest, data=data, units=plan.units, rows=plan.rows, grid=plan.grid, param=param
+            ),
             pixels=known.width * known.height,
         )
+
+
+def _refused(entry: Input) -> TesseraError:
+    param = entry.images[0].param
+    return entry.malformed or InvalidInput(
+        f"{param}: this model reads text alone, and here is an image", param=param
+    )
 
 
 # Shorter texts are tokenised on the event loop: handing them to a thread costs more than the work.
@@ -188,7 +200,7 @@ class Prompter:
         def build() -> list[Prompt | TesseraError]:
             return [self._build(request, *pair) for pair in zip(request.inputs, visions, strict=True)]
 
-        if sum(len(entry.text) for entry in request.inputs) <= _INLINE_CHARACTERS:
+        if sum(entry.size for entry in request.inputs) <= _INLINE_CHARACTERS:
             return build()
         # With the context of the request, for its spans.
         run = partial(copy_context().run, build)
@@ -199,50 +211,21 @@ class Prompter:
     ) -> Prompt | TesseraError:
         if isinstance(visions, TesseraError):
             return visions
-        limit = min(request.max_tokens or self.max_tokens, self.max_tokens)
-        per_tile = self._model.tokens_per_tile
-        # A family counts in tiles. A tensor stands in as one, whose placeholders are then multiplied.
-        surplus = sum(
-            vision.tokens - per_tile for vision in visions if isinstance(vision.payload, wire.Embeddings)
-        )
         try:
-            if surplus >= limit:
-                raise InvalidInput(
-                    f"{entry.param}: its embeddings alone take more than the limit of {limit} tokens",
-                    param=entry.param,
-                )
-            prompt = self._model.prompt(
-                entry.text,
-                [_tiles(vision.payload) for vision in visions],
-                role=entry.role,
-                max_tokens=limit - surplus,
+            return self._model.prompt(
+                _content(entry, visions),
+                max_tokens=min(request.max_tokens or self.max_tokens, self.max_tokens),
                 truncate=request.truncate,
                 param=entry.param,
             )
         except TesseraError as error:
             return error
-        return self._stretched(prompt, visions) if surplus else prompt
-
-    def _stretched(self, prompt: Prompt, visions: Visions) -> Prompt:
-        """The prompt with as many placeholders for each tensor as it has rows."""
-        index = self._model.vision_index(prompt.tokens)
-        pieces: list[Int32Array] = []
-        copied = placeholder = 0
-        for vision in visions:
-            count = _tiles(vision.payload) * self._model.tokens_per_tile
-            first = int(index[placeholder])
-            pieces += (
-                prompt.tokens[copied:first],
-                np.full(vision.tokens, prompt.tokens[first], np.int32),
-            )
-            copied, placeholder = first + count, placeholder + count
-        tokens = np.concatenate((*pieces, prompt.tokens[copied:]))
-        return Prompt(
-            tokens=tokens,
-            image_tokens=sum(vision.tokens for vision in visions),
-            truncated=prompt.truncated,
-        )
 
 
-def _tiles(payload: wire.Image | wire.Embeddings) -> int:
-    return payload.tiles if isinstance(payload, wire.Image) else 1
+def _content(entry: Input, visions: Visions) -> Content:
+    plans = (vision.plan for vision in visions)
+    return Content(
+        parts=tuple(next(plans) if isinstance(part, ImageSource) else part for part in entry.parts),
+        role=entry.role,
+        instruction=entry.instruction,
+    )

@@ -1,4 +1,4 @@
-"""A cache of final vectors, and single flight for equal inputs that are asked for at the same time."""
+"""A cache of output rows, and single flight for equal inputs that are asked for at the same time."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from tessera.errors import DeadlineExceeded, RequestError, TesseraError, Unavail
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer, Embedder
 from tessera.logs import note
+from tessera.models.base import Output
 from tessera.tasks import Deadline
 
 
 class KeyPrefix:
-    """The part of every key that changes when the same input may get another vector.
+    """The part of every key that changes when the same input may get other rows.
 
     ``workers`` gives those that are there of each component; where none is, its last ones count.
     """
@@ -38,18 +39,20 @@ class KeyPrefix:
         return "\0\0".join([self._fingerprint, *("\0".join(kinds) for kinds in self._last)]).encode()
 
 
-Row = npt.NDArray[np.float32]
-
-# What an entry takes beside its vector: its key, the objects around the array and the table's share.
+# What an entry takes beside its rows: its key, the objects around the arrays and the table's share.
 _ENTRY_BYTES = 400
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A unit vector and the norm it had."""
+    """An input's rows, float32 ``[rows, width]``, and the norms that they had, float32 ``[rows]``."""
 
-    vector: Row
-    norm: float
+    rows: npt.NDArray[np.float32]
+    norms: npt.NDArray[np.float32]
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + self.norms.nbytes + _ENTRY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +65,10 @@ class _Computed:
 class ResultCache:
     """A byte-bounded, least-recently-used cache in front of a dispatcher; owned by one event loop.
 
-    A key is the hash of everything a vector depends on: ``key_prefix`` (the model's fingerprint and the
-    workers' number types, asked for anew with each request), the tokens, and the images' contents. Errors
-    are not kept. A flight outlives the request that began it for as long as another one waits for it, so it
-    has ``flight_seconds`` instead of that request's deadline.
+    A key is the hash of everything the rows depend on: ``key_prefix`` (the model's fingerprint and the
+    workers' number types, asked for anew with each request), the tokens, the images' contents and their
+    grids. Errors are not kept. A flight outlives the request that began it for as long as another one waits
+    for it, so it has ``flight_seconds`` instead of that request's deadline.
     """
 
     def __init__(
@@ -74,8 +77,7 @@ class ResultCache:
         metrics: FrontendMetrics,
         *,
         capacity: int,
-        hidden: int,
-        tokens_per_tile: int,
+        output: Output,
         key_prefix: Callable[[], bytes],
         flight_seconds: float,
         workers: Callable[[], int] = lambda: 1,
@@ -83,24 +85,22 @@ class ResultCache:
         self._workers = workers
         self._dispatcher = dispatcher
         self._metrics = metrics
-        self._hidden = hidden
-        self._tokens_per_tile = tokens_per_tile
+        self._output = output
         self._key_prefix = key_prefix
         self._flight_seconds = flight_seconds
         self._flights: SingleFlight[_Computed] = SingleFlight()
-        self._entry_bytes = 4 * hidden + _ENTRY_BYTES
-        self._entries: BoundedLru[bytes, _Entry] = BoundedLru(capacity // self._entry_bytes)
+        self._entries: BoundedLru[bytes, _Entry] = BoundedLru(capacity, lambda entry: entry.nbytes)
         metrics.watch_result_cache(lambda: self.nbytes)
 
     @property
     def nbytes(self) -> int:
-        return len(self._entries) * self._entry_bytes
+        return self._entries.used
 
     async def embed(
         self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
     ) -> Answer:
         """As ``Dispatcher.embed``; what is not cached goes to the workers in one batch."""
-        answer = Answer.empty(len(items), self._hidden)
+        answer = Answer.empty(items, self._output)
         prefix = self._key_prefix()
         keys = [_key(prefix, item) for item in items]
         missing: list[int] = []
@@ -109,8 +109,8 @@ class ResultCache:
             if entry is None:
                 missing.append(index)
             else:
-                answer.vectors[index], answer.norms[index] = entry.vector, entry.norm
-                answer.cached_tokens[index] = self._image_tokens(items[index])
+                _put(answer, index, entry)
+                answer.cached_tokens[index] = _image_tokens(items[index])
         self._metrics.result_cache.labels("hit").inc(len(items) - len(missing))
         note(result_cache_hits=len(items) - len(missing))
         tracing.annotate({"tessera.result_cache.hits": len(items) - len(missing)})
@@ -121,7 +121,7 @@ class ResultCache:
                 if isinstance(outcome, TesseraError):
                     answer.errors[index] = outcome
                 else:
-                    answer.vectors[index], answer.norms[index] = outcome.entry.vector, outcome.entry.norm
+                    _put(answer, index, outcome.entry)
                     answer.cached_tokens[index] = outcome.cached_tokens
                     answer.timings = answer.timings.merge(outcome.timings)
         return answer
@@ -164,18 +164,11 @@ class ResultCache:
 
     async def _keep(self, key: bytes, batch: _Batch, position: int) -> _Computed:
         computed = await batch.portion(position)
-        self._put(key, computed.entry)
+        entry = computed.entry
+        if np.isfinite(entry.rows).all():
+            # A copy: the rows would keep their whole batch alive.
+            self._entries.put(key, _Entry(entry.rows.copy(), entry.norms.copy()))
         return computed
-
-    def _image_tokens(self, item: wire.Item) -> int:
-        return sum(
-            image.tiles * self._tokens_per_tile for image in item.images if isinstance(image, wire.Image)
-        )
-
-    def _put(self, key: bytes, entry: _Entry) -> None:
-        if np.isfinite(entry.vector).all():
-            # A copy: the row would keep its whole batch alive.
-            self._entries.put(key, _Entry(entry.vector.copy(), entry.norm))
 
 
 class _Batch:
@@ -223,8 +216,18 @@ class _Batch:
 
 
 def _computed(answer: Answer, position: int) -> _Computed:
-    entry = _Entry(answer.vectors[position], float(answer.norms[position]))
+    rows = slice(answer.bounds[position], answer.bounds[position + 1])
+    entry = _Entry(answer.rows[rows], answer.norms[rows])
     return _Computed(entry, answer.cached_tokens[position], answer.timings)
+
+
+def _put(answer: Answer, position: int, entry: _Entry) -> None:
+    rows = slice(answer.bounds[position], answer.bounds[position + 1])
+    answer.rows[rows], answer.norms[rows] = entry.rows, entry.norms
+
+
+def _image_tokens(item: wire.Item) -> int:
+    return sum(image.rows for image in item.images if isinstance(image, wire.Image))
 
 
 def _key(prefix: bytes, item: wire.Item) -> bytes:
@@ -232,6 +235,8 @@ def _key(prefix: bytes, item: wire.Item) -> bytes:
     hasher.update(len(item.tokens).to_bytes(8, "little"))
     hasher.update(item.tokens)
     for image in item.images:
-        # An image file's hash cannot be that of a tensor file, and the tokens hold how many rows each has.
+        # An image file's hash cannot be that of a tensor file, and the tokens hold how many rows each has. A
+        # tensor's grid may have come beside its file.
         hasher.update(image.digest)
+        hasher.update(repr(image.grid).encode())
     return hasher.digest()
