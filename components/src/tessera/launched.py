@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -47,6 +47,14 @@ class Launched(Generic[T_co]):
             return finish()
 
         return cls(result, done=event.query, keep=keep)
+
+    @classmethod
+    def every(cls, batches: Sequence[Launched[R]]) -> Launched[list[R]]:
+        """Several batches as one: done when all are, with the result of each."""
+        return Launched(
+            lambda: [batch.result() for batch in batches],
+            done=lambda: all(batch.done() for batch in batches),
+        )
 
     def done(self) -> bool:
         """Whether ``result`` would return at once."""

@@ -123,7 +123,9 @@ def _add_export(commands: Subparsers) -> None:
     limits = parser.add_argument_group("the largest batch")
     limits.add_argument("--max-sequences", type=int, default=32)
     limits.add_argument("--max-tokens", type=int, help="of one sequence; the model's own by default")
-    limits.add_argument("--max-tiles", type=int, default=32)
+    limits.add_argument(
+        "--max-units", "--max-tiles", type=int, default=32, help="of all images, as the family counts them"
+    )
     parser.set_defaults(run=_export)
 
 
@@ -142,13 +144,13 @@ def _export(options: argparse.Namespace) -> None:
     model = open_model(options.model_path)
     stages = stages_of(model)
     tokens = options.max_tokens or model.max_tokens
-    if min(options.max_sequences, options.max_tiles, tokens) < 1:
-        raise ConfigError("--max-sequences, --max-tokens and --max-tiles must be at least 1")
+    if min(options.max_sequences, options.max_units, tokens) < 1:
+        raise ConfigError("--max-sequences, --max-tokens and --max-units must be at least 1")
     if tokens > model.max_tokens:
         raise ConfigError(f"--max-tokens {tokens}: the model takes at most {model.max_tokens}")
-    rows = options.max_tiles * model.tokens_per_tile
+    rows = 1 if model.vision is None else max(1, model.vision.rows(options.max_units))
     profile = Profile(
-        tiles=_up_to(options.max_tiles),
+        units=_up_to(options.max_units),
         sequences=_up_to(options.max_sequences),
         tokens=_up_to(tokens),
         rows=_up_to(rows),

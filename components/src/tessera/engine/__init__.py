@@ -1,1 +1,1 @@
-"""Engines: each runs one batch of tiles or of packed sequences at a time."""
+"""Engines: each runs one batch of packed images or of packed sequences at a time."""

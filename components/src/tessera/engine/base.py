@@ -10,10 +10,19 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from tessera.engine.batch import Cost, TextBatch, TextOutput, VisionBatch
+from tessera.errors import ConfigError
 from tessera.launched import Launched
+from tessera.models.base import Model, VisionSpec
 
 if TYPE_CHECKING:
     import torch
+
+
+def vision_of(model: Model) -> VisionSpec:
+    """The vision stage of a model; raises ``ConfigError`` naming a family that has none."""
+    if model.vision is None:
+        raise ConfigError(f"family {model.family} reads text alone: it has no vision stage")
+    return model.vision
 
 
 class VisionEngine(Protocol):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
+from tessera.errors import EngineFailed
 from tessera.image_plan import ImagePlan
 from tessera.models.base import Model, Output, OutputKind, Pixels
 
@@ -36,7 +37,7 @@ def padded_cost(count: int, total: int, longest: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisionBatch:
-    """Whole images. ``pixels`` holds ``[units, *unit_shape]`` for each, all uint8 or all float32.
+    """Whole images. ``pixels`` holds uint8 or float32 ``[units, *unit_shape]`` for each.
 
     ``positions`` is int32 ``[j, units]`` and ``cu_units`` int32 ``[images + 1]``, on the host.
     """
@@ -50,6 +51,33 @@ class VisionBatch:
     def units(self) -> tuple[int, ...]:
         return tuple(len(image) for image in self.pixels)
 
+    def pick(self, numbers: Sequence[int]) -> VisionBatch:
+        """The batch of some of the images."""
+        return pack_images(
+            [Pixels(values=self.pixels[number], plan=self.plans[number]) for number in numbers],
+            [self.positions[:, self.cu_units[number] : self.cu_units[number + 1]] for number in numbers],
+        )
+
+    def by_type(self) -> list[list[int]]:
+        """The numbers of the images of each type of pixels: one list, or two."""
+        numbers: dict[str, list[int]] = {}
+        for number, image in enumerate(self.pixels):
+            numbers.setdefault(image.dtype.name, []).append(number)
+        return list(numbers.values())
+
+    def by_unit(self) -> VisionBatch:
+        """Each unit as an image of its own, for a family whose units are independent."""
+        return VisionBatch(
+            pixels=tuple(image[unit : unit + 1] for image in self.pixels for unit in range(len(image))),
+            plans=tuple(
+                ImagePlan(units=1, rows=plan.rows // plan.units)
+                for plan in self.plans
+                for _ in range(plan.units)
+            ),
+            positions=self.positions,
+            cu_units=np.arange(self.cu_units[-1] + 1, dtype=np.int32),
+        )
+
 
 def pack_images(images: Sequence[Pixels], positions: Sequence[npt.NDArray[np.int32]]) -> VisionBatch:
     """Pack at least one image; ``positions`` has ``Model.unit_positions`` of each."""
@@ -58,8 +86,49 @@ def pack_images(images: Sequence[Pixels], positions: Sequence[npt.NDArray[np.int
     return VisionBatch(
         pixels=tuple(image.values for image in images),
         plans=tuple(image.plan for image in images),
-        positions=positions[0] if len(positions) == 1 else np.concatenate(positions, axis=1),
+        positions=np.concatenate(positions, axis=1),
         cu_units=bounds,
+    )
+
+
+def uint8_pixels(batch: VisionBatch) -> list[npt.NDArray[np.uint8]]:
+    """The pixels, for an engine that takes no others; raises ``EngineFailed`` if some are float32."""
+    found = [image for image in batch.pixels if _is_uint8(image)]
+    if len(found) < len(batch.pixels):
+        raise EngineFailed("this kind of engine takes uint8 pixels alone; use engine: torch for float32 ones")
+    return found
+
+
+def _is_uint8(
+    image: npt.NDArray[np.uint8] | npt.NDArray[np.float32],
+) -> TypeGuard[npt.NDArray[np.uint8]]:
+    return image.dtype == np.uint8
+
+
+def split_images(batch: VisionBatch, count: int) -> list[list[int]]:
+    """Divide the images' numbers into at most ``count`` lists of about as many units each, in order."""
+    return [list(range(first, last)) for first, last in pairwise(_cuts(batch.cu_units, count))]
+
+
+def blank(model: Model, units: int) -> VisionBatch:
+    """A batch to warm up with: black images of ``units`` units, or the few more that make whole rows.
+
+    All but the last one are as large as an image can be.
+    """
+    spec = model.vision
+    assert spec is not None
+    full, rest = divmod(-(-units // spec.least_units) * spec.least_units, spec.max_units)
+    sizes = [spec.max_units] * full + [rest] * (rest > 0)
+    positions = model.unit_positions(spec.largest)
+    return pack_images(
+        [
+            Pixels(
+                values=np.zeros((size, *spec.unit_shape), np.uint8),
+                plan=ImagePlan(units=size, rows=spec.rows(size)),
+            )
+            for size in sizes
+        ],
+        [positions[:, :size] for size in sizes],
     )
 
 
@@ -79,6 +148,13 @@ class TextBatch:
     vision_index: npt.NDArray[np.int32]  # [sum of the rows of vision]
 
 
+def output_bounds(batch: TextBatch, output: Output) -> npt.NDArray[np.int32]:
+    """int32 ``[batch + 1]``: which of the output rows each input becomes."""
+    if output.kind is OutputKind.TOKENS:
+        return batch.cu_seqlens
+    return np.arange(len(batch.lengths) + 1, dtype=np.int32)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextOutput:
     """The result of a text batch: float32 ``rows`` ``[rows, width]``, ``norms`` ``[rows]``, int32 ``bounds``.
@@ -94,11 +170,7 @@ class TextOutput:
     @classmethod
     def of(cls, computed: npt.NDArray[np.float32], batch: TextBatch, output: Output) -> TextOutput:
         """Scale float32 rows if the output says so; a row shorter than 1e-12 is divided by 1e-12."""
-        bounds = (
-            batch.cu_seqlens
-            if output.kind is OutputKind.TOKENS
-            else np.arange(len(batch.lengths) + 1, dtype=np.int32)
-        )
+        bounds = output_bounds(batch, output)
         if not output.unit_length:
             return cls(rows=computed, norms=np.ones(len(computed), np.float32), bounds=bounds)
         norms = np.sqrt(np.einsum("ij,ij->i", computed, computed))
@@ -160,10 +232,7 @@ def zeros(model: Model, total: int, length: int) -> TextBatch:
 def split(batch: TextBatch, count: int) -> list[TextBatch]:
     """Divide a batch into at most ``count`` of about as many tokens each, in order, at ends of sequences."""
     bounds = batch.cu_seqlens
-    wanted = np.arange(count + 1) * (bounds[-1] / count)
-    after = np.clip(np.searchsorted(bounds, wanted), 1, len(bounds) - 1)
-    nearest = np.where(wanted - bounds[after - 1] < bounds[after] - wanted, after - 1, after)
-    cuts = np.unique(nearest).tolist()
+    cuts = _cuts(bounds, count)
     # Vision rows come in the order of their positions, so each piece has consecutive rows of whole images.
     rows = np.searchsorted(batch.vision_index, bounds[cuts])
     ends = np.cumsum([0, *(len(image) for image in batch.vision)])
@@ -179,3 +248,11 @@ def split(batch: TextBatch, count: int) -> list[TextBatch]:
         )
         for piece, (first, last) in enumerate(pairwise(cuts))
     ]
+
+
+def _cuts(bounds: npt.NDArray[np.int32], count: int) -> list[int]:
+    """Numbers of bounds, the first and the last among them, that divide what they bound about evenly."""
+    wanted = np.arange(count + 1) * (bounds[-1] / count)
+    after = np.clip(np.searchsorted(bounds, wanted), 1, len(bounds) - 1)
+    nearest = np.where(wanted - bounds[after - 1] < bounds[after] - wanted, after - 1, after)
+    return list(np.unique(nearest).tolist())

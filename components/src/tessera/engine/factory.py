@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
-from tessera.engine.base import TextEngine, VisionEngine
+from tessera.engine.base import TextEngine, VisionEngine, vision_of
 from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError
@@ -48,9 +48,13 @@ _Make = Callable[[Model, EngineSettings, "Placement"], object]
 
 
 def make_vision_engine(model: Model, settings: EngineSettings, placement: Placement) -> VisionEngine:
-    """The engine that ``settings.engine`` names, not yet warm; raises ``ConfigError`` for an unknown name."""
+    """The engine that ``settings.engine`` names, not yet warm.
+
+    Raises ``ConfigError`` for an unknown name, and naming a family that reads text alone.
+    """
     from tessera.engine.guard import GuardedVisionEngine
 
+    vision_of(model)
     return GuardedVisionEngine(cast(VisionEngine, _kind(settings, 0, "vision")(model, settings, placement)))
 
 

@@ -10,15 +10,20 @@ another on one stream, so two batches in flight may use the same graph.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from tessera.engine.streams import Streams
 
 Graph = tuple[Callable[[], None], torch.Tensor]
 """What replays it, and the output that each replay overwrites."""
+
+Compute = Callable[[tuple[torch.Tensor, ...], torch.Tensor, torch.Tensor], torch.Tensor]
+"""Computes a packed batch from its rows, its positions and its members' bounds."""
 
 
 def graph_sizes(most: int) -> list[int]:
@@ -30,101 +35,73 @@ def graph_sizes(most: int) -> list[int]:
     return sizes
 
 
-class TextGraphs:
-    """Graphs for batches of up to ``max_tokens`` tokens.
+class Graphs:
+    """Graphs for batches packed along one axis: tokens of sequences, or units of images.
 
-    A graph for ``size`` tokens has room for ``max(16, size // 32)`` sequences, at most ``max_sequences``.
-    Tokens are padded to the next size; the padding belongs to no sequence, so nothing reads its output.
+    There is a graph for each of ``sizes``, in ascending order, with room for ``room(size)`` members. A batch
+    is padded to the next size; the padding belongs to no member, so nothing reads its output.
 
-    ``inputs(n)`` allocates the buffers for ``n`` tokens, each with one row for a token. ``compute`` is called
-    with the first rows of each buffer and int32 bounds, and returns ``[sequences, hidden]``. The bounds are
-    cu_seqlens, or with ``ends_only`` the ends of the sequences, for a program that takes those at an aligned
-    address.
+    ``rows`` are buffers ``[largest size, ...]`` and ``positions`` is one of int32 ``[k, largest size]``.
+    ``compute`` is called with the beginnings of both and int32 bounds. The bounds are ``[room + 1]`` and
+    begin with 0, or with ``ends_only`` the ends of the members alone, for a program that takes those at an
+    aligned address.
     """
 
     def __init__(
         self,
-        compute: Callable[..., torch.Tensor],
-        inputs: Callable[[int], tuple[torch.Tensor, ...]],
+        compute: Compute,
+        rows: tuple[torch.Tensor, ...],
+        positions: torch.Tensor,
         *,
+        sizes: Sequence[int],
+        room: Callable[[int], int],
         streams: Streams,
-        device: str,
-        max_tokens: int,
-        max_sequences: int | None = None,
         ends_only: bool = False,
     ) -> None:
         self._compute = compute
-        self._max_sequences = max_sequences
+        self._rows = rows
+        self._positions = positions
+        self._sizes = list(sizes)
+        self._room = room
         self._first = 0 if ends_only else 1
-        # Largest first, so that the smaller ones find their memory in the pool.
-        sizes = graph_sizes(max_tokens)[::-1]
-        self._inputs = inputs(sizes[0])
-        most = self._first + self._sequences(sizes[0])
-        self._bounds = torch.zeros(most, dtype=torch.int32, device=device)
+        most = self._first + max(map(room, sizes))
+        self._bounds = torch.zeros(most, dtype=torch.int32, device=positions.device)
         self._graphs: dict[int, Graph] = {}
-        for size in sizes:
+        # Largest first, so that the smaller ones find their memory in the pool.
+        for size in reversed(self._sizes):
             self._bounds[self._first :] = size
             self._graphs[size] = streams.record(partial(self._run, size))
-        self._sizes = sizes[::-1]
 
-    def fits(self, tokens: int, sequences: int) -> bool:
-        return tokens <= self._sizes[-1] and sequences <= self._sequences(self._size(tokens))
+    def fits(self, size: int, members: int) -> bool:
+        return size <= self._sizes[-1] and members <= self._room(self._padded(size))
 
-    def replay(self, *inputs: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
-        """Run the batch; returns ``[sequences, hidden]``, which the next replay overwrites.
+    def bounds(self, bounds: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """The bounds ``[members + 1]`` of a batch that fits as its graph takes them."""
+        found = np.full(self._first + self._room(self._padded(int(bounds[-1]))), bounds[-1], np.int32)
+        # Empty members behind the last one.
+        found[: len(bounds) - 1 + self._first] = bounds[1 - self._first :]
+        return found
 
-        The first of ``inputs`` has a row for every token, the others may have fewer.
+    def replay(
+        self, rows: Sequence[torch.Tensor], positions: torch.Tensor, bounds: torch.Tensor
+    ) -> torch.Tensor:
+        """Run a batch with ``bounds`` as above; returns the graph's output, which the next replay overwrites.
+
+        ``positions`` says how large the batch is; some of ``rows`` may have fewer.
         """
-        tokens, bounds = len(inputs[0]), cu_seqlens[1 - self._first :]
-        for buffer, value in zip(self._inputs, inputs, strict=True):
+        size = positions.shape[1]
+        for buffer, value in zip(self._rows, rows, strict=True):
             buffer[: len(value)].copy_(value)
-        # Empty sequences behind the last one.
+        if len(positions):
+            self._positions[:, :size].copy_(positions)
         self._bounds[: len(bounds)].copy_(bounds)
-        self._bounds[len(bounds) :] = tokens
-        replay, pooled = self._graphs[self._size(tokens)]
+        replay, computed = self._graphs[self._padded(size)]
         replay()
-        return pooled[: len(cu_seqlens) - 1]
+        return computed
 
     def _run(self, size: int) -> torch.Tensor:
-        bounds = self._bounds[: self._first + self._sequences(size)]
-        return self._compute(*(buffer[:size] for buffer in self._inputs), bounds)
+        rows = tuple(buffer[:size] for buffer in self._rows)
+        return self._compute(rows, self._positions[:, :size], self._bounds[: self._first + self._room(size)])
 
-    def _size(self, tokens: int) -> int:
-        return self._sizes[bisect_left(self._sizes, tokens)]
-
-    def _sequences(self, size: int) -> int:
-        """Sequences that a graph for ``size`` tokens has room for."""
-        room = max(16, size // 32)
-        return room if self._max_sequences is None else min(room, self._max_sequences)
-
-
-class VisionGraphs:
-    """Graphs for 1 to ``max_tiles`` tiles, none of them padded."""
-
-    def __init__(
-        self,
-        module: Callable[[torch.Tensor], torch.Tensor],
-        *,
-        tile_shape: tuple[int, int, int],
-        streams: Streams,
-        device: str,
-        max_tiles: int,
-    ) -> None:
-        self._module = module
-        self._tiles = torch.zeros(max_tiles, *tile_shape, dtype=torch.uint8, device=device)
-        self._graphs: dict[int, Graph] = {
-            count: streams.record(partial(self._run, count)) for count in range(max_tiles, 0, -1)
-        }
-
-    def _run(self, count: int) -> torch.Tensor:
-        return self._module(self._tiles[:count])
-
-    def fits(self, count: int) -> bool:
-        return count in self._graphs
-
-    def replay(self, tiles: torch.Tensor) -> torch.Tensor:
-        """Run the tiles; returns rows that the next replay overwrites."""
-        self._tiles[: len(tiles)].copy_(tiles)
-        replay, rows = self._graphs[len(tiles)]
-        replay()
-        return rows
+    def _padded(self, size: int) -> int:
+        return self._sizes[bisect_left(self._sizes, size)]

@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from tessera.engine.base import TextEngine, VisionEngine
-from tessera.engine.batch import Cost, TextBatch, TextVectors
+from tessera.engine.batch import Cost, TextBatch, TextOutput, VisionBatch
 from tessera.errors import EngineDead, EngineFailed
 from tessera.launched import Launched
 
@@ -61,9 +59,9 @@ class GuardedVisionEngine:
         self.warm = engine.warm
         self.close = engine.close
 
-    def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:
+    def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object]:
         try:
-            return self._engine.launch(tiles, out).map_error(translate)
+            return self._engine.launch(batch, out).map_error(translate)
         except Exception as error:
             raise translate(error) from error
 
@@ -78,7 +76,7 @@ class GuardedTextEngine:
         self.warm = engine.warm
         self.close = engine.close
 
-    def launch(self, batch: TextBatch) -> Launched[TextVectors]:
+    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
         try:
             return self._engine.launch(batch).map_error(translate)
         except Exception as error:

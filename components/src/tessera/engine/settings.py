@@ -11,7 +11,7 @@ from tessera.settings import Setting
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One stage's engine. Costs are tokens for the text stage and tiles for the vision stage."""
+    """One stage's engine. Costs are tokens for the text stage and units for the vision stage."""
 
     engine: Annotated[str, Setting(help="the kind: `torch`, `tensorrt`, `aoti`, `tensorrt_llm`")] = "torch"
     dtype: Annotated[
@@ -19,8 +19,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Setting(help="`float32`, `bfloat16`, `float16`; `auto` is bfloat16 on CUDA, else float32"),
     ] = "auto"
     device: Annotated[str, Setting(help="`cpu`, `cuda`, `cuda:N` or `auto`")] = "auto"
-    max_batch_cost: Annotated[int, Setting(help="tiles or tokens in one engine call")]
-    max_queue_cost: Annotated[int, Setting(help="tiles or tokens that may wait, then 429")]
+    max_batch_cost: Annotated[int, Setting(help="units or tokens in one engine call")]
+    max_queue_cost: Annotated[int, Setting(help="units or tokens that may wait, then 429")]
     graph_cost: Annotated[
         int | None,
         Setting(

@@ -124,8 +124,8 @@ class HostCopies:
     """Copies on a stream and a thread of its own, for a cache whose rows go back to the device later.
 
     The thread waits for each copy, asleep, and page-locks memory that has not been used before; neither
-    holds up the caller's event loop. torch rounds page-locked blocks up to a power of two: seven tiles of a
-    MiB each occupy eight.
+    holds up the caller's event loop. torch rounds page-locked blocks up to a power of two: an image's rows of
+    7 MiB occupy eight.
     """
 
     def __init__(self) -> None:

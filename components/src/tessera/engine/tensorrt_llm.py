@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.multiprocessing import reductions
 
 from tessera.dtypes import FLOATS
-from tessera.engine.batch import Cost, packed_cost
+from tessera.engine.base import vision_of
+from tessera.engine.batch import Cost, VisionBatch, blank, packed_cost, uint8_pixels
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
 from tessera.engine.tensorrt.module import load_tensorrt_llm
@@ -37,8 +36,8 @@ from tessera.models.base import Model, UInt8Array
 class KnownToTensorRTLLM(Protocol):
     """A model whose checkpoint ``tensorrt_llm.MultimodalEncoder`` loads."""
 
-    def tensorrt_llm_input(self, tiles: UInt8Array) -> Mapping[str, Any]:
-        """One image's uint8 ``[tiles, *tile_shape]`` as a prompt for the encoder.
+    def tensorrt_llm_input(self, pixels: UInt8Array) -> Mapping[str, Any]:
+        """One image's uint8 ``[units, *unit_shape]`` as a prompt for the encoder.
 
         That is ``{"prompt": …, "multi_modal_data": {"image": […]}}``, chosen so that TensorRT-LLM's own
         preprocessing changes nothing more.
@@ -53,7 +52,7 @@ _rebuild: Any = reductions
 
 
 def open_handle(handle: Mapping[str, Any]) -> torch.Tensor:
-    """Open a handle as ``[rows, hidden]`` in the memory of its producer; raises ``HandOffError``."""
+    """Open a handle as ``[rows, row_width]`` in the memory of its producer; raises ``HandOffError``."""
     try:
         method = handle["method_key"]
         if method == _CUDA:
@@ -197,9 +196,9 @@ class TensorRTLLMVisionEngine:
                 f"TensorRT-LLM's encoder does not know the family {model.family}, which has no"
                 " tensorrt_llm_input; use engine: torch or tensorrt"
             )
-        self._model: KnownToTensorRTLLM = model
-        self._tiles = np.zeros((1, *model.tile_shape), np.uint8)
-        self._rows = (model.tokens_per_tile, model.hidden)
+        self._known: KnownToTensorRTLLM = model
+        self._model = model
+        self._spec = vision_of(model)
         self._placement = placement
         make = load_tensorrt_llm().llmapi.MultimodalEncoder
         self._encoder: MultimodalEncoder = make(
@@ -215,11 +214,20 @@ class TensorRTLLMVisionEngine:
         return 2
 
     def warm(self) -> None:
-        rows = torch.empty(self._rows, dtype=self._placement.torch_dtype, device=self._placement.device)
-        self.launch([self._tiles], [rows]).result()
+        batch = blank(self._model, 1)
+        rows = torch.empty(
+            batch.plans[0].rows,
+            self._spec.row_width,
+            dtype=self._placement.torch_dtype,
+            device=self._placement.device,
+        )
+        self.launch(batch, [rows]).result()
 
-    def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:
-        requests = [self._encoder.generate_async(self._model.tensorrt_llm_input(image)) for image in tiles]
+    def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object]:
+        requests = [
+            self._encoder.generate_async(self._known.tensorrt_llm_input(image))
+            for image in uint8_pixels(batch)
+        ]
         # TensorRT-LLM may notice only while somebody waits for it: True is right, False may be late.
         return Launched(
             lambda: write_rows(requests, out),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
@@ -64,6 +65,11 @@ class VisionSpec:
     @property
     def max_rows(self) -> int:
         return self.largest.rows
+
+    @property
+    def least_units(self) -> int:
+        """The fewest units that make whole rows; every image has a multiple of them."""
+        return self.largest.units // gcd(self.largest.units, self.largest.rows)
 
     def rows(self, units: int) -> int:
         """The rows of so many units."""

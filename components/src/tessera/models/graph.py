@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """An axis whose size the batch decides: ``plus`` more than there are tiles, sequences, tokens or rows."""
+    """An axis whose size the batch decides: ``plus`` more than there are units, sequences, tokens or rows."""
 
     name: str
     plus: int = 0
 
 
-TILES, SEQUENCES, TOKENS, ROWS = Axis("tiles"), Axis("sequences"), Axis("tokens"), Axis("rows")
+UNITS, SEQUENCES, TOKENS, ROWS = Axis("units"), Axis("sequences"), Axis("tokens"), Axis("rows")
 BOUNDS = Axis("sequences", plus=1)
 
 

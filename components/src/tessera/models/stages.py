@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 Axis = int | str
-"""A size, or the name of one that the batch decides: tiles, sequences, tokens or rows."""
+"""A size, or the name of one that the batch decides: units, sequences, tokens or rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

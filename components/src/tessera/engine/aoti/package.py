@@ -46,7 +46,8 @@ class AotiPackage:
             dtype=placement.dtype,
             family=model.family,
             fingerprint=model.fingerprint,
-            hidden=model.hidden,
+            width=model.output.width,
+            row_width=model.vision.row_width if model.vision else 0,
             capability=capability(placement.device),
             versions=versions(placement.device),
         )

@@ -9,10 +9,10 @@ import torch
 from tessera.engine.aoti.package import AotiProgram, open_package
 from tessera.engine.batch import Cost, packed_cost
 from tessera.engine.compiled.spec import Layout, Stage
-from tessera.engine.graphs import TextGraphs
+from tessera.engine.graphs import Graphs, graph_sizes
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
-from tessera.engine.torch.cuda import CudaText
+from tessera.engine.torch.cuda import CudaText, sequence_room
 from tessera.engine.torch.text import TorchTextEngine
 from tessera.errors import ConfigError
 from tessera.models.base import Model, TextModule
@@ -42,7 +42,7 @@ class AotiTextEngine(TorchTextEngine):
 
     def _on_cuda(self, module: TextModule, placement: Placement, graph_tokens: int) -> CudaText:
         assert isinstance(module, PackedModule)
-        return AotiCudaText(module, self._hidden, placement, graph_tokens=graph_tokens)
+        return AotiCudaText(module, self._model, placement, graph_tokens=graph_tokens)
 
     @property
     def cost(self) -> Cost:
@@ -70,7 +70,7 @@ class PackedModule:
         for sequences, tokens in self._calls(lengths):
             vectors, norms = self.program(
                 input_ids[tokens],
-                positions[tokens],
+                positions[0, tokens],
                 cu_seqlens[1:][sequences] - tokens.start,
                 rows,
                 vision_map[tokens],
@@ -152,43 +152,39 @@ class PaddedModule:
 class AotiCudaText(CudaText):
     """The torch engine's copies and streams around graphs of the whole compiled stage."""
 
-    def __init__(self, module: PackedModule, hidden: int, placement: Placement, *, graph_tokens: int) -> None:
-        super().__init__(module, hidden, placement, graph_tokens=graph_tokens)
+    def __init__(
+        self, module: PackedModule, model: Model, placement: Placement, *, graph_tokens: int
+    ) -> None:
+        super().__init__(module, model, placement, graph_tokens=graph_tokens)
         self._packed = module
 
-    def _recorded(self) -> TextGraphs:
+    def _recorded(self) -> Graphs:
         program = self._packed.program
+        device, dtype = self._placement.device, self._placement.torch_dtype
+        sizes = graph_sizes(self._graph_tokens)
 
-        def pooled(
-            input_ids: torch.Tensor,
-            positions: torch.Tensor,
-            vision_map: torch.Tensor,
-            rows: torch.Tensor,
-            ends: torch.Tensor,
+        def compute(
+            inputs: tuple[torch.Tensor, ...], positions: torch.Tensor, ends: torch.Tensor
         ) -> torch.Tensor:
-            vectors, norms = program(input_ids, positions, ends, rows, vision_map)
+            input_ids, vision_map, rows = inputs
+            vectors, norms = program(input_ids, positions[0], ends, rows, vision_map)
             return vectors * norms[:, None]
 
-        def inputs(tokens: int) -> tuple[torch.Tensor, ...]:
-            device, dtype = self._placement.device, self._placement.torch_dtype
-            return (
-                torch.zeros(tokens, dtype=torch.int32, device=device),
-                torch.zeros(tokens, dtype=torch.int32, device=device),
-                torch.full((tokens,), -1, dtype=torch.int32, device=device),
-                torch.zeros(tokens, self._hidden, dtype=dtype, device=device),
-            )
-
-        return TextGraphs(
-            pooled,
-            inputs,
+        return Graphs(
+            compute,
+            (
+                torch.zeros(sizes[-1], dtype=torch.int32, device=device),
+                torch.full((sizes[-1],), -1, dtype=torch.int32, device=device),
+                torch.zeros(sizes[-1], self._row_width, dtype=dtype, device=device),
+            ),
+            torch.zeros(self._position_rows, sizes[-1], dtype=torch.int32, device=device),
+            sizes=sizes,
+            room=lambda tokens: min(sequence_room(tokens), self._packed.max_sequences),
             streams=self._streams,
-            device=self._placement.device,
-            max_tokens=self._graph_tokens,
-            max_sequences=self._packed.max_sequences,
             ends_only=True,
         )
 
-    def _replayed(self, graphs: TextGraphs, indices: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-        input_ids, positions, cu_seqlens, vision_index = indices
+    def _replayed(self, graphs: Graphs, indices: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+        input_ids, positions, ends, vision_index = indices
         rows, vision_map = mapped(input_ids, rows, vision_index)
-        return graphs.replay(input_ids, positions, vision_map, rows, cu_seqlens=cu_seqlens)
+        return graphs.replay((input_ids, vision_map, rows), positions, ends)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from tessera.engine.aoti.package import AotiProgram, open_package
+from tessera.engine.base import vision_of
 from tessera.engine.compiled.spec import Stage
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
@@ -18,9 +21,15 @@ class AotiVisionModule:
     def __init__(self, program: AotiProgram) -> None:
         self._program = program
 
-    def __call__(self, tiles: torch.Tensor) -> torch.Tensor:
-        (rows,) = self._program(tiles)
-        return rows
+    def __call__(
+        self,
+        pixels: torch.Tensor,
+        positions: torch.Tensor,
+        cu_units: torch.Tensor,
+        units: Sequence[int],
+    ) -> torch.Tensor:
+        (rows,) = self._program(pixels)
+        return rows.flatten(0, 1)
 
 
 class AotiVisionEngine(TorchVisionEngine):
@@ -31,6 +40,6 @@ class AotiVisionEngine(TorchVisionEngine):
 
     def _load(self, model: Model, settings: EngineSettings, placement: Placement) -> VisionModule:
         package = open_package(model, settings, placement, Stage.VISION)
-        most = max(settings.max_batch_cost, model.max_tiles)
-        package.require_room("tiles", most, "the larger of max_batch_cost and one image's tiles")
+        most = max(settings.max_batch_cost, vision_of(model).max_units)
+        package.require_room("units", most, "the larger of max_batch_cost and one image's units")
         return AotiVisionModule(package.load())

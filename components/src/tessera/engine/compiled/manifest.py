@@ -12,7 +12,7 @@ from tessera.engine.compiled.spec import Layout, Profile, Stage
 from tessera.errors import ConfigError, EngineMismatch
 
 MANIFEST_FILE = "manifest.json"
-FORMAT = 1
+FORMAT = 2
 _CHUNK = 8 << 20
 
 
@@ -34,8 +34,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """One built engine.
 
     ``fingerprint`` is the checkpoint's, ``capabilities`` what it runs on (CUDA compute capabilities or cpu),
-    ``versions`` the libraries that must be the same when it is loaded, ``hidden`` the width of rows and
-    vectors, ``files`` everything in the directory but the manifest.
+    ``versions`` the libraries that must be the same when it is loaded, ``width`` that of an output row,
+    ``row_width`` that of a vision row, 0 without vision, ``files`` everything in the directory but the
+    manifest.
     """
 
     format: int = FORMAT
@@ -45,7 +46,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dtype: str
     family: str
     fingerprint: str
-    hidden: int
+    width: int
+    row_width: int
     capabilities: tuple[str, ...]
     versions: dict[str, str]
     profiles: tuple[Profile, ...]
@@ -68,7 +70,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             content = path.read_bytes()
             version = msgspec.json.decode(content, type=dict).get("format")
             if version != FORMAT:
-                raise EngineMismatch(f"{path}: format is {version!r}, this program reads {FORMAT}")
+                raise EngineMismatch(
+                    f"{path}: format is {version!r}, this program reads {FORMAT};"
+                    " tessera-engine build makes the engine anew"
+                )
             return msgspec.json.decode(content, type=cls)
         except OSError as error:
             raise ConfigError(

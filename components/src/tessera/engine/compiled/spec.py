@@ -59,7 +59,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
 class Profile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One set of shapes to build for; a stage reads the axes that it has."""
 
-    tiles: Annotated[Range, Setting(help="`[min, opt, max]` tiles in a vision batch")] = Range(1, 8, 32)
+    units: Annotated[Range, Setting(help="`[min, opt, max]` units in a vision batch")] = Range(1, 8, 32)
     sequences: Annotated[Range, Setting(help="`[min, opt, max]` sequences in a text batch")] = Range(1, 8, 64)
     tokens: Annotated[
         Range,
@@ -121,5 +121,5 @@ def axis_ranges(profiles: Sequence[Profile]) -> AxisRanges:
             max(1, getattr(profiles[0], axis).opt),
             max(getattr(profile, axis).max for profile in profiles),
         )
-        for axis in ("tiles", "sequences", "tokens", "rows")
+        for axis in ("units", "sequences", "tokens", "rows")
     }

@@ -25,10 +25,10 @@ from tessera.engine.placement import capability
 from tessera.engine.tensorrt.calibration import read_samples
 from tessera.engine.tensorrt.inspect import engine_information, network_information
 from tessera.engine.tensorrt.module import PLAN_FILE, load_tensorrt, logging_of, make_monitor
-from tessera.engine.tensorrt.network import TensorRTGraph
+from tessera.engine.tensorrt.network import TensorRTGraph, networks_of
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.base import Model
-from tessera.models.graph import Axis, DescribesNetworks, NetworkRequest
+from tessera.models.graph import Axis, NetworkRequest
 
 if TYPE_CHECKING:
     from tessera.engine.compiled.build import Flavour
@@ -124,6 +124,7 @@ class TensorRTFlavour:
     def build(
         self, model: Model, spec: BuildSpec, directory: Path, *, timing_cache: Path | None, progress: Progress
     ) -> Built:
+        networks_of(model)
         trt = load_tensorrt(self.name)
         capabilities = self._capabilities(trt, spec)
         logger, messages = logging_of(trt)
@@ -203,11 +204,7 @@ def fill_network(
     trt: Any, network: Any, model: Model, spec: BuildSpec
 ) -> tuple[TensorRTGraph, dict[str, str]]:
     """Fill ``network`` with the stage; raises ``ConfigError`` for a family that has no networks."""
-    if not isinstance(model, DescribesNetworks):
-        raise ConfigError(
-            f"family {model.family} describes no networks, so its stages cannot be built with TensorRT;"
-            " it needs describe_network, see tessera.models.graph"
-        )
+    described = networks_of(model)
     samples, note = read_samples(model, spec)
     graph = TensorRTGraph(trt, network, decomposable=spec.decomposable)
     longest = max(profile.tokens.max for profile in spec.profiles)
@@ -220,7 +217,7 @@ def fill_network(
         samples=samples,
     )
     with torch.inference_mode():
-        model.describe_network(graph, request)
+        described.describe_network(graph, request)
     return graph, {"calibration": note} if note else {}
 
 

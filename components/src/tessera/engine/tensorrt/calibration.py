@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from tessera.engine.base import vision_of
 from tessera.engine.compiled.spec import BuildSpec, Stage
 from tessera.errors import ConfigError
-from tessera.models.base import Int32Array, Model, Role, Truncate
+from tessera.models.base import Content, Int32Array, Model, Role, Truncate
 from tessera.models.graph import Samples
 
 _IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
@@ -27,7 +28,7 @@ def read_samples(model: Model, spec: BuildSpec) -> tuple[Samples, str]:
     tiles, tokens = [], []
     for path in sorted(spec.calibration.iterdir()):
         if path.suffix.lower() in _IMAGES:
-            tiles += list(model.preprocess(path.read_bytes(), param=str(path)))
+            tiles += list(model.preprocess(path.read_bytes(), param=str(path)).values)
         elif path.suffix == ".txt":
             tokens += [_tokens(model, line, path) for line in path.read_text().splitlines() if line.strip()]
     if not tiles and spec.stage in (Stage.VISION, Stage.FUSED):
@@ -42,9 +43,7 @@ def read_samples(model: Model, spec: BuildSpec) -> tuple[Samples, str]:
 
 def _tokens(model: Model, line: str, path: Path) -> Int32Array:
     prompt = model.prompt(
-        line,
-        (),
-        role=Role.PASSAGE,
+        Content(parts=(line,), role=Role.PASSAGE),
         max_tokens=model.max_tokens,
         truncate=Truncate.END,
         param=str(path),
@@ -54,7 +53,7 @@ def _tokens(model: Model, line: str, path: Path) -> Int32Array:
 
 def _random(model: Model) -> Samples:
     chance = np.random.default_rng(0)
-    channels, height, width = model.tile_shape
+    channels, height, width = vision_of(model).unit_shape
     tiles = []
     for number in range(_RANDOM_TILES):
         # From smooth to noisy: blocks of one colour, smaller in each tile.

@@ -16,6 +16,7 @@ from tessera.engine.placement import Placement, capability
 from tessera.engine.settings import EngineSettings
 from tessera.engine.streams import Streams
 from tessera.engine.tensorrt.module import PLAN_FILE, load_tensorrt, logging_of, to_name
+from tessera.engine.tensorrt.network import networks_of
 from tessera.errors import ConfigError, EngineFailed, EngineMismatch
 from tessera.models.base import Model
 
@@ -193,6 +194,7 @@ def open_engine(model: Model, settings: EngineSettings, placement: Placement, st
 
 def _manifest(model: Model, settings: EngineSettings, stage: Stage) -> tuple[Path, Manifest]:
     """Check what can be checked without TensorRT and a GPU."""
+    networks_of(model)
     if settings.path is None:
         raise ConfigError(
             f"engine {settings.engine!r} needs path: the --out of tessera-engine build --stage {stage}"
@@ -204,7 +206,12 @@ def _manifest(model: Model, settings: EngineSettings, stage: Stage) -> tuple[Pat
             " tensorrt and tensorrt_rtx"
         )
     manifest.require(
-        settings.path, stage=stage, family=model.family, fingerprint=model.fingerprint, hidden=model.hidden
+        settings.path,
+        stage=stage,
+        family=model.family,
+        fingerprint=model.fingerprint,
+        width=model.output.width,
+        row_width=model.vision.row_width if model.vision else 0,
     )
     return settings.path, manifest
 

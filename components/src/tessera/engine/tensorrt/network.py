@@ -14,13 +14,24 @@ import torch
 from tessera.dtypes import DTYPES, dtype_of
 from tessera.engine.compiled.manifest import Binding
 from tessera.engine.tensorrt.module import to_name, to_tensorrt
-from tessera.errors import EngineBuildFailed
-from tessera.models.graph import Axis, Node
+from tessera.errors import ConfigError, EngineBuildFailed
+from tessera.models.base import Model
+from tessera.models.graph import Axis, DescribesNetworks, Node
 
 if TYPE_CHECKING:
     from tessera.models.graph import Graph
 
 FLOAT8_MAX = 448.0
+
+
+def networks_of(model: Model) -> DescribesNetworks:
+    """The model as one that describes its networks; raises ``ConfigError`` naming a family that does not."""
+    if not isinstance(model, DescribesNetworks):
+        raise ConfigError(
+            f"family {model.family} describes no networks for TensorRT, which needs describe_network, see"
+            " tessera.models.graph; use engine: torch or aoti"
+        )
+    return model
 
 
 class TensorRTGraph:

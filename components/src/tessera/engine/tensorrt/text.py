@@ -12,7 +12,7 @@ from tessera.engine.batch import (
     Cost,
     PackedInput,
     TextBatch,
-    TextVectors,
+    TextOutput,
     pack,
     packed_cost,
     padded_cost,
@@ -28,7 +28,7 @@ from tessera.engine.tensorrt.loaded import LoadedEngine, Replays, open_engine
 from tessera.engine.tensorrt.runs import BatchInputs, Run, RunInputs, Sizes
 from tessera.errors import EngineMismatch
 from tessera.launched import Launched
-from tessera.models.base import Model
+from tessera.models.base import Model, sequential
 
 
 class TextRuns:
@@ -36,14 +36,15 @@ class TextRuns:
 
     def __init__(self, loaded: LoadedEngine, streams: Streams, device: str, *, graph_tokens: int) -> None:
         manifest = loaded.manifest
-        self._layout, self._hidden = manifest.layout, manifest.hidden
+        self._layout = manifest.layout
+        self._width, self._row_width = manifest.width, manifest.row_width
         self._sizes = Sizes(manifest.profiles, manifest.layout, coarse=graph_tokens)
         self._profiles = manifest.profiles
         self._streams = streams
         self._buffers = Buffers(manifest, device)
         self._replays = Replays(loaded, streams)
 
-    def launch(self, batch: TextBatch) -> Launched[TextVectors]:
+    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
         with torch.inference_mode():
             inputs = BatchInputs(batch, self._layout)
             runs = self._sizes.cut(batch.lengths, inputs.rows)
@@ -51,7 +52,7 @@ class TextRuns:
             with self._streams.copying():
                 images, rows = self._images(batch)
             count = len(batch.lengths)
-            vectors = self._streams.staging((count, self._hidden), torch.float32)
+            vectors = self._streams.staging((count, self._width), torch.float32)
             norms = self._streams.staging((count,), torch.float32)
             keep: list[object] = [images, rows, vectors, norms]
             done = 0
@@ -66,7 +67,11 @@ class TextRuns:
                 # The runs take the sequences in another order than the batch.
                 order = np.argsort(np.concatenate([run.members for run in runs]))
                 return self._streams.launched(
-                    lambda: TextVectors(vectors=vectors.numpy()[order], norms=norms.numpy()[order]),
+                    lambda: TextOutput(
+                        rows=vectors.numpy()[order],
+                        norms=norms.numpy()[order],
+                        bounds=np.arange(count + 1, dtype=np.int32),
+                    ),
                     keep=keep,
                 )
 
@@ -78,7 +83,12 @@ class TextRuns:
         with torch.inference_mode():
             for lengths, run in self._sizes.coarse():
                 own = [min(length, max_length) for length in lengths]
-                batch = pack([PackedInput(tokens=np.zeros(length, np.int32)) for length in own])
+                batch = pack(
+                    [
+                        PackedInput(tokens=np.zeros(length, np.int32), positions=sequential(length))
+                        for length in own
+                    ]
+                )
                 with self._streams.computing():
                     # Valid inputs; the output does not matter.
                     keep = self._fill(BatchInputs(batch, self._layout).of(run), None)
@@ -92,7 +102,7 @@ class TextRuns:
 
     def _tensors(self, run: Run) -> dict[str, torch.Tensor]:
         """The run's inputs and outputs, each the beginning of its buffer."""
-        buffers, width = self._buffers, self._hidden
+        buffers = self._buffers
         if self._layout is Layout.PADDED:
             tokens: tuple[int, ...] = (run.sequences, run.tokens)
             ends = {"lengths": (run.sequences,)}
@@ -104,8 +114,8 @@ class TextRuns:
             "input_ids": tokens,
             "vision_row": tokens,
             # Always of one size: only the rows that vision_row names are read.
-            "vision_rows": (self._profiles[run.profile].rows.max, width),
-            "vectors": (run.sequences, width),
+            "vision_rows": (self._profiles[run.profile].rows.max, self._row_width),
+            "vectors": (run.sequences, self._width),
             "norms": (run.sequences,),
         } | ends
         return {name: buffers.view(name, shape) for name, shape in shapes.items()}
@@ -133,7 +143,7 @@ class TextRuns:
         sources = [sendable(image, self._streams) for image in batch.vision]
         if len(sources) == 1 and sources[0].device == target.device:
             return sources, sources[0]
-        rows = torch.empty(len(batch.vision_index), self._hidden, dtype=target.dtype, device=target.device)
+        rows = torch.empty(len(batch.vision_index), self._row_width, dtype=target.dtype, device=target.device)
         start = 0
         for source in sources:
             rows[start : start + len(source)].copy_(source, non_blocking=True)
@@ -197,6 +207,7 @@ class TensorRTTextEngine:
         loaded = open_engine(model, settings, placement, Stage.TEXT)
         check_text_profiles(loaded.manifest, model.max_tokens, str(settings.path))
         self._loaded: LoadedEngine | None = loaded
+        self._model = model
         self._layout = loaded.manifest.layout
         graphs = _GRAPH_TOKENS if settings.graph_cost is None else settings.graph_cost
         self._runs = TextRuns(loaded, CudaStreams(placement.device), placement.device, graph_tokens=graphs)
@@ -213,16 +224,16 @@ class TensorRTTextEngine:
 
     def warm(self) -> None:
         # The widest batch comes twice, because two are in flight.
-        widest = zeros(self._max_tokens, self._max_length)
-        for launched in [self.launch(zeros(8, 8)), self.launch(widest), self.launch(widest)]:
+        few, widest = zeros(self._model, 8, 8), zeros(self._model, self._max_tokens, self._max_length)
+        for launched in [self.launch(few), self.launch(widest), self.launch(widest)]:
             launched.result()
         self._runs.record(self._max_length)
-        self.launch(zeros(8, 8)).result()
+        self.launch(few).result()
         if self._loaded is not None:
             self._loaded.save_compiled()
         tune_interpreter()
 
-    def launch(self, batch: TextBatch) -> Launched[TextVectors]:
+    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
         return self._runs.launch(batch)
 
     def close(self) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tessera.dtypes import DTYPES
-from tessera.engine.batch import Cost, packed_cost
+from tessera.engine.base import vision_of
+from tessera.engine.batch import Cost, VisionBatch, blank, packed_cost, uint8_pixels
 from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import Stage
 from tessera.engine.placement import Placement
@@ -23,16 +23,17 @@ from tessera.models.base import Model
 
 
 class VisionRuns:
-    """Runs of up to ``graph_tiles`` tiles are replayed from graphs, and their rows copied out of a buffer.
+    """Runs the network's tiles, which are the units of its family and independent of one another.
 
-    Wider ones write into ``out`` themselves, if it is one block of memory.
+    Runs of up to ``graph_tiles`` tiles are replayed from graphs, and their rows copied out of a buffer. Wider
+    ones write into ``out`` themselves, if it is one block of memory.
     """
 
     def __init__(self, loaded: LoadedEngine, streams: Streams, device: str, *, graph_tiles: int) -> None:
         self._profiles = loaded.manifest.profiles
         self._streams = streams
         self._replays = Replays(loaded, streams)
-        self._most = max(profile.tiles.max for profile in self._profiles)
+        self._most = max(profile.units.max for profile in self._profiles)
         self._graph_tiles = min(graph_tiles, self._most)
         self._fixed = {
             binding.name: torch.zeros(
@@ -41,22 +42,23 @@ class VisionRuns:
             for binding in loaded.manifest.bindings
         }
         self._device = device
-        _, self._tokens_per_tile, self._hidden = self._fixed["rows"].shape
+        _, self._tokens_per_tile, self._row_width = self._fixed["rows"].shape
 
-    def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[None]:
+    def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[None]:
+        tiles = uint8_pixels(batch)
         with torch.inference_mode():
             staged = self._streams.staging((sum(map(len, tiles)), *tiles[0].shape[1:]), torch.uint8)
             np.concatenate(tiles, out=staged.numpy())
             with self._streams.copying():
-                batch = staged.to(self._device, non_blocking=True)
+                sent = staged.to(self._device, non_blocking=True)
             with self._streams.computing():
                 rows = _joined(out)
                 scattered = rows is None or rows.data_ptr() % ALIGNMENT != 0
                 if rows is None or scattered:
-                    shape = (len(batch) * self._tokens_per_tile, self._hidden)
+                    shape = (len(sent) * self._tokens_per_tile, self._row_width)
                     rows = torch.empty(shape, dtype=self._fixed["rows"].dtype, device=self._device)
-                for start in range(0, len(batch), self._most):
-                    part = batch[start : start + self._most]
+                for start in range(0, len(sent), self._most):
+                    part = sent[start : start + self._most]
                     first, count = start * self._tokens_per_tile, len(part) * self._tokens_per_tile
                     self._through(part, rows[first : first + count])
                 if scattered:
@@ -64,7 +66,7 @@ class VisionRuns:
                     for target in out:
                         target.copy_(rows[done : done + len(target)], non_blocking=True)
                         done += len(target)
-                return self._streams.launched(lambda: None, keep=(staged, batch, rows))
+                return self._streams.launched(lambda: None, keep=(staged, sent, rows))
 
     def record(self) -> None:
         with torch.inference_mode(), self._streams.computing():
@@ -77,7 +79,7 @@ class VisionRuns:
 
     def _through(self, tiles: torch.Tensor, rows: torch.Tensor) -> None:
         if len(tiles) > self._graph_tiles:
-            shaped = rows.view(len(tiles), self._tokens_per_tile, self._hidden)
+            shaped = rows.view(len(tiles), self._tokens_per_tile, self._row_width)
             self._replays.run(self._profile(len(tiles)), {"tiles": tiles, "rows": shaped})
             return
         fixed = self._first(len(tiles))
@@ -90,8 +92,8 @@ class VisionRuns:
 
     def _profile(self, count: int) -> int:
         """The smallest profile that takes ``count`` tiles."""
-        fitting = [number for number, profile in enumerate(self._profiles) if count in profile.tiles]
-        return min(fitting, key=lambda number: self._profiles[number].tiles.max)
+        fitting = [number for number, profile in enumerate(self._profiles) if count in profile.units]
+        return min(fitting, key=lambda number: self._profiles[number].units.max)
 
 
 def _joined(out: Sequence[torch.Tensor]) -> torch.Tensor | None:
@@ -109,12 +111,12 @@ def _joined(out: Sequence[torch.Tensor]) -> torch.Tensor | None:
 
 def check_vision_profiles(manifest: Manifest, where: str) -> int:
     """The most tiles of one run; raises ``EngineMismatch`` if no profile takes some smaller number."""
-    most = max(profile.tiles.max for profile in manifest.profiles)
+    most = max(profile.units.max for profile in manifest.profiles)
     for count in range(1, most + 1):
-        if not any(count in profile.tiles for profile in manifest.profiles):
+        if not any(count in profile.units for profile in manifest.profiles):
             raise EngineMismatch(
                 f"{where}: no profile takes {count} tiles, but one takes {most}; the profiles are"
-                f" {', '.join(str(profile.tiles) for profile in manifest.profiles)}"
+                f" {', '.join(str(profile.units) for profile in manifest.profiles)}"
             )
     return most
 
@@ -131,8 +133,9 @@ class TensorRTVisionEngine:
         check_vision_profiles(loaded.manifest, str(settings.path))
         self._loaded: LoadedEngine | None = loaded
         self._model = model
+        self._spec = vision_of(model)
         self._placement = placement
-        self._max_tiles = max(settings.max_batch_cost, model.max_tiles)
+        self._max_units = max(settings.max_batch_cost, self._spec.max_units)
         graphs = _GRAPH_TILES if settings.graph_cost is None else settings.graph_cost
         self._runs = VisionRuns(loaded, CudaStreams(placement.device), placement.device, graph_tiles=graphs)
 
@@ -146,7 +149,7 @@ class TensorRTVisionEngine:
 
     def warm(self) -> None:
         # The widest batch comes twice, because two are in flight.
-        for launched in [self._run(self._max_tiles), self._run(self._max_tiles)]:
+        for launched in [self._run(self._max_units), self._run(self._max_units)]:
             launched.result()
         self._runs.record()
         self._run(1).result()
@@ -154,18 +157,19 @@ class TensorRTVisionEngine:
             self._loaded.save_compiled()
         tune_interpreter()
 
-    def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:
-        return self._runs.launch(tiles, out)
+    def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object]:
+        return self._runs.launch(batch, out)
 
     def close(self) -> None:
         self._runs.close()
         self._loaded = None
 
-    def _run(self, count: int) -> Launched[object]:
-        out = torch.empty(
-            count * self._model.tokens_per_tile,
-            self._model.hidden,
+    def _run(self, units: int) -> Launched[object]:
+        batch = blank(self._model, units)
+        rows = torch.empty(
+            self._spec.rows(units),
+            self._spec.row_width,
             dtype=self._placement.torch_dtype,
             device=self._placement.device,
         )
-        return self.launch([np.zeros((count, *self._model.tile_shape), np.uint8)], [out])
+        return self.launch(batch, torch.split(rows, [plan.rows for plan in batch.plans]))

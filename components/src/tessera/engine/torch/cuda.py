@@ -1,137 +1,131 @@
-"""Launches batches of tokens and of tiles on a CUDA device; nothing here waits for the device."""
+"""Launches batches of tokens and of images on a CUDA device; nothing here waits for the device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable, Sequence
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.batch import TextBatch, TextVectors
-from tessera.engine.graphs import TextGraphs, VisionGraphs
+from tessera.dtypes import DTYPES
+from tessera.engine.batch import TextBatch, TextOutput, VisionBatch, output_bounds
+from tessera.engine.graphs import Graphs, graph_sizes
 from tessera.engine.placement import Placement
-from tessera.engine.streams import CudaStreams, sendable
+from tessera.engine.settings import EngineSettings
+from tessera.engine.streams import CudaStreams, Streams, sendable
+from tessera.errors import ConfigError
 from tessera.launched import Launched
-from tessera.models.base import TextModule, VisionModule
+from tessera.models.base import Feature, Model, Output, SplitTextModule, TextModule, VisionModule, VisionSpec
 
 
-@runtime_checkable
-class SplitTextModule(Protocol):
-    """A text module whose embedding can run apart from the rest."""
+def graph_cost(model: Model, settings: EngineSettings, placement: Placement, *, default: int) -> int:
+    """Up to which cost batches are replayed from graphs, 0 for none.
 
-    def embed(
-        self, input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
-    ) -> torch.Tensor: ...
-
-    def pooled(
-        self,
-        embedded: torch.Tensor,
-        positions: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        lengths: Sequence[int],
-    ) -> torch.Tensor: ...
+    Raises ``ConfigError`` naming a family whose modules cannot be recorded, if the settings ask for graphs.
+    """
+    if not placement.is_cuda:
+        return 0
+    if Feature.GRAPHS in model.features:
+        return default if settings.graph_cost is None else settings.graph_cost
+    if settings.graph_cost:
+        raise ConfigError(
+            f"graph_cost {settings.graph_cost}: CUDA graphs cannot record the modules of family"
+            f" {model.family}; leave graph_cost out, or set it to 0"
+        )
+    return 0
 
 
 class CudaText:
     """Owns the streams and graphs of a text module; ``graph_tokens`` 0 records no graphs."""
 
-    def __init__(self, module: TextModule, hidden: int, placement: Placement, *, graph_tokens: int) -> None:
+    def __init__(self, module: TextModule, model: Model, placement: Placement, *, graph_tokens: int) -> None:
         self._module = module
-        self._hidden = hidden
+        self._output: Output = model.output
+        self._row_width = model.vision.row_width if model.vision else 0
+        self._position_rows = len(model.positions(np.zeros(1, np.int32), ()))
         self._placement = placement
         self._streams = CudaStreams(placement.device)
         self._graph_tokens = graph_tokens
-        self._graphs: TextGraphs | None = None
+        self._graphs: Graphs | None = None
 
     def record(self) -> None:
-        """Record the graphs, if the module allows it."""
         if self._graph_tokens:
             with torch.inference_mode(), self._streams.computing():
                 self._graphs = self._recorded()
 
-    def launch(self, batch: TextBatch) -> Launched[TextVectors]:
+    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
+        graphs = self._graphs
+        if graphs is not None and not graphs.fits(len(batch.input_ids), len(batch.lengths)):
+            graphs = None
+        bounds = batch.cu_seqlens if graphs is None else graphs.bounds(batch.cu_seqlens)
         with torch.inference_mode():
             with self._streams.copying():
-                staged, on_device = self._indices(batch)
+                staged, indices = sent(
+                    [[batch.input_ids], [batch.positions], [bounds], [batch.vision_index]],
+                    self._streams,
+                    self._placement.device,
+                )
                 sources, rows = self._rows(batch)
             with self._streams.computing():
-                pooled = self._pooled(batch, on_device, rows.to(self._placement.torch_dtype))
-                host = self._streams.staging(tuple(pooled.shape), torch.float32)
-                host.copy_(pooled, non_blocking=True)
-                keep = (staged, on_device, sources, rows, pooled)
-                # Scaled on the host, once the pooled vectors are there.
-                return self._streams.launched(lambda: TextVectors.of(host.numpy()), keep=keep)
+                given = rows.to(self._placement.torch_dtype)
+                if graphs is None:
+                    input_ids, positions, cu_seqlens, vision_index = indices
+                    computed = self._module(
+                        input_ids, positions, cu_seqlens, batch.lengths, given, vision_index
+                    )
+                else:
+                    count = int(output_bounds(batch, self._output)[-1])
+                    computed = self._replayed(graphs, indices, given)[:count]
+                host = self._streams.staging(tuple(computed.shape), torch.float32)
+                host.copy_(computed, non_blocking=True)
+                keep = (staged, indices, sources, rows, computed)
+                # Scaled on the host, once the rows are there.
+                return self._streams.launched(
+                    lambda: TextOutput.of(host.numpy(), batch, self._output), keep=keep
+                )
 
-    def _pooled(self, batch: TextBatch, indices: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-        input_ids, positions, cu_seqlens, vision_index = indices
-        if self._graphs is not None and self._graphs.fits(len(input_ids), len(batch.lengths)):
-            return self._replayed(self._graphs, indices, rows)
-        return self._module(input_ids, positions, cu_seqlens, batch.lengths, rows, vision_index)
-
-    def _recorded(self) -> TextGraphs | None:
+    def _recorded(self) -> Graphs:
         """Graphs of what follows the embedding, since vision rows have other places in each batch."""
-        module = self._module
-        if not isinstance(module, SplitTextModule):
-            return None
-
-        def pooled(embedded: torch.Tensor, positions: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
-            return module.pooled(embedded, positions, cu_seqlens, (len(embedded),))
-
-        def inputs(tokens: int) -> tuple[torch.Tensor, ...]:
-            device, dtype = self._placement.device, self._placement.torch_dtype
-            return (
-                torch.zeros(tokens, self._hidden, dtype=dtype, device=device),
-                torch.zeros(tokens, dtype=torch.int32, device=device),
-            )
-
-        return TextGraphs(
-            pooled,
-            inputs,
+        module, device = self._module, self._placement.device
+        assert isinstance(module, SplitTextModule)
+        sizes = graph_sizes(self._graph_tokens)
+        none = torch.zeros(0, dtype=torch.int32, device=device)
+        token = torch.zeros(1, dtype=torch.int32, device=device)
+        rows = torch.empty(0, self._row_width, dtype=self._placement.torch_dtype, device=device)
+        return Graphs(
+            lambda embedded, positions, cu_seqlens: module.pooled(
+                embedded, positions, cu_seqlens, (positions.shape[1],)
+            ),
+            tuple(
+                embedded.new_zeros(sizes[-1], *embedded.shape[1:])
+                for embedded in module.embed(token, rows, none)
+            ),
+            torch.zeros(self._position_rows, sizes[-1], dtype=torch.int32, device=device),
+            sizes=sizes,
+            room=sequence_room,
             streams=self._streams,
-            device=self._placement.device,
-            max_tokens=self._graph_tokens,
         )
 
-    def _replayed(self, graphs: TextGraphs, indices: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
+    def _replayed(self, graphs: Graphs, indices: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
         assert isinstance(self._module, SplitTextModule)
-        input_ids, positions, cu_seqlens, vision_index = indices
-        embedded = self._module.embed(input_ids, rows, vision_index)
-        return graphs.replay(embedded, positions, cu_seqlens=cu_seqlens)
-
-    def _indices(self, batch: TextBatch) -> tuple[torch.Tensor, list[torch.Tensor]]:
-        """Send all index arrays in one copy; returns the pinned source and views on the device."""
-        arrays: tuple[npt.NDArray[np.int32], ...] = (
-            batch.input_ids,
-            batch.positions,
-            batch.cu_seqlens,
-            batch.vision_index,
-        )
-        # Each begins on a 16-byte boundary, because kernels are compiled once more for pointers that do not.
-        starts = np.cumsum([0, *(-(-len(array) // 4) * 4 for array in arrays)]).tolist()
-        staged = self._streams.staging((starts[-1],), torch.int32)
-        view = staged.numpy()
-        for array, start in zip(arrays, starts[:-1], strict=True):
-            view[start : start + len(array)] = array
-        device = staged.to(self._placement.device, non_blocking=True)
-        return staged, [
-            device[start : start + len(array)] for array, start in zip(arrays, starts[:-1], strict=True)
-        ]
+        input_ids, positions, bounds, vision_index = indices
+        return graphs.replay(self._module.embed(input_ids, rows, vision_index), positions, bounds)
 
     def _rows(self, batch: TextBatch) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """Send the vision rows; returns what the copies read, and ``[rows, hidden]`` on the device."""
+        """Send the vision rows; returns what the copies read, and ``[rows, row_width]`` on the device."""
         images = tuple(sendable(image, self._streams) for image in batch.vision)
         if not images:
             return (), torch.empty(
-                0, self._hidden, dtype=self._placement.torch_dtype, device=self._placement.device
+                0, self._row_width, dtype=self._placement.torch_dtype, device=self._placement.device
             )
         if len(images) == 1 and images[0].is_cuda:
             return images, images[0]
         if all(image.is_cuda for image in images):
             return images, torch.cat(images)
         rows = torch.empty(
-            sum(map(len, images)), self._hidden, dtype=images[0].dtype, device=self._placement.device
+            sum(map(len, images)), self._row_width, dtype=images[0].dtype, device=self._placement.device
         )
         start = 0
         for image in images:
@@ -140,48 +134,101 @@ class CudaText:
         return images, rows
 
 
+def sequence_room(tokens: int) -> int:
+    """Sequences that a graph for so many tokens has room for."""
+    return max(16, tokens // 32)
+
+
 class CudaVision:
-    """Owns the streams and graphs of a vision module; ``graph_tiles`` 0 records no graphs."""
+    """Owns the streams and graphs of a vision module; ``graph_units`` 0 records no graphs."""
 
     def __init__(
-        self,
-        module: VisionModule,
-        tile_shape: tuple[int, int, int],
-        placement: Placement,
-        *,
-        graph_tiles: int,
+        self, module: VisionModule, model: Model, spec: VisionSpec, placement: Placement, *, graph_units: int
     ) -> None:
         self._module = module
-        self._tile_shape = tile_shape
+        self._spec = spec
+        self._position_rows = len(model.unit_positions(spec.largest))
         self._placement = placement
         self._streams = CudaStreams(placement.device)
-        self.graph_tiles = graph_tiles
-        self._graphs: VisionGraphs | None = None
+        self._graph_units = graph_units
+        self._graphs: Graphs | None = None
 
     def record(self) -> None:
-        if not self.graph_tiles:
+        if not self._graph_units:
             return
+        sizes, room = vision_sizes(self._spec, self._graph_units)
+        device = self._placement.device
+
+        def compute(
+            rows: tuple[torch.Tensor, ...], positions: torch.Tensor, cu_units: torch.Tensor
+        ) -> torch.Tensor:
+            (pixels,) = rows
+            longest = min(positions.shape[1], self._spec.max_units)
+            return self._module(pixels, positions, cu_units, (longest,))
+
         with torch.inference_mode(), self._streams.computing():
-            self._graphs = VisionGraphs(
-                self._module,
-                tile_shape=self._tile_shape,
-                device=self._placement.device,
+            self._graphs = Graphs(
+                compute,
+                (torch.zeros(sizes[-1], *self._spec.unit_shape, dtype=torch.uint8, device=device),),
+                torch.zeros(self._position_rows, sizes[-1], dtype=torch.int32, device=device),
+                sizes=sizes,
+                room=room,
                 streams=self._streams,
-                max_tiles=self.graph_tiles,
             )
 
-    def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[None]:
+    def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[None]:
+        """Images whose pixels are of one type."""
+        graphs = self._graphs
+        if graphs is not None and not (
+            batch.pixels[0].dtype == np.uint8 and graphs.fits(int(batch.cu_units[-1]), len(batch.pixels))
+        ):
+            graphs = None
+        bounds = batch.cu_units if graphs is None else graphs.bounds(batch.cu_units)
         with torch.inference_mode():
-            staged = self._streams.staging((sum(map(len, tiles)), *self._tile_shape), torch.uint8)
-            np.concatenate(tiles, out=staged.numpy())
             with self._streams.copying():
-                batch = staged.to(self._placement.device, non_blocking=True)
+                staged, indices = sent(
+                    [batch.pixels, [batch.positions], [bounds]], self._streams, self._placement.device
+                )
             with self._streams.computing():
-                fits = self._graphs is not None and self._graphs.fits(len(batch))
-                rows = self._graphs.replay(batch) if fits and self._graphs else self._module(batch)
-                flat = rows.flatten(0, 1)
+                pixels, positions, cu_units = indices
+                if graphs is None:
+                    rows = self._module(pixels, positions, cu_units, batch.units)
+                else:
+                    rows = graphs.replay((pixels,), positions, cu_units)
                 start = 0
                 for target in out:
-                    target.copy_(flat[start : start + len(target)], non_blocking=True)
+                    target.copy_(rows[start : start + len(target)], non_blocking=True)
                     start += len(target)
-                return self._streams.launched(lambda: None, keep=(staged, batch, rows))
+                return self._streams.launched(lambda: None, keep=(staged, indices, rows))
+
+
+def vision_sizes(spec: VisionSpec, most: int) -> tuple[list[int], Callable[[int], int]]:
+    """Sizes of graphs for batches of up to ``most`` units, and how many images each has room for.
+
+    There is a graph for every number of independent units, so none is padded.
+    """
+    if spec.independent_units:
+        return list(range(1, most + 1)), lambda units: units
+    sizes = {-(-size // spec.least_units) * spec.least_units for size in graph_sizes(most)}
+    # An image more costs each layer's attention as many blocks as the longest image has, most of them empty.
+    return sorted(sizes), lambda units: max(8, units // 256)
+
+
+def sent(
+    arrays: Sequence[Sequence[npt.NDArray[np.generic]]], streams: Streams, device: str
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Send arrays in one copy, those of one entry joined; returns the pinned source and a tensor for each."""
+    shapes = [(sum(map(len, parts)), *parts[0].shape[1:]) for parts in arrays]
+    nbytes = [prod(shape) * parts[0].itemsize for shape, parts in zip(shapes, arrays, strict=True)]
+    # Each begins on a 16-byte boundary, because kernels are compiled once more for pointers that do not.
+    starts = np.cumsum([0, *(-(-size // 16) * 16 for size in nbytes)]).tolist()
+    staged = streams.staging((starts[-1],), torch.uint8)
+    view = staged.numpy()
+    places = [slice(start, start + size) for start, size in zip(starts[:-1], nbytes, strict=True)]
+    for parts, shape, place in zip(arrays, shapes, places, strict=True):
+        np.concatenate(parts, out=view[place].view(parts[0].dtype).reshape(shape))
+    on_device = staged.to(device, non_blocking=True)
+    return staged, [
+        on_device[place].view(DTYPES[parts[0].dtype.name].torch).view(shape)
+        for parts, shape, place in zip(arrays, shapes, places, strict=True)
+    ]

@@ -6,13 +6,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.batch import Cost, TextBatch, TextVectors, packed_cost, split, zeros
+from tessera.engine.batch import Cost, TextBatch, TextOutput, packed_cost, split, zeros
 from tessera.engine.lanes import Lanes
 from tessera.engine.placement import Placement
 from tessera.engine.process import one_thread, tune_interpreter
 from tessera.engine.settings import EngineSettings
-from tessera.engine.torch.cuda import CudaText
-from tessera.engine.torch.quantization import quantise
+from tessera.engine.torch.cuda import CudaText, graph_cost
+from tessera.engine.torch.quantization import quantise, require_quantisable
 from tessera.launched import Launched
 from tessera.models.base import Model, TextModule
 
@@ -28,24 +28,25 @@ class TorchTextEngine:
     _divisible = True
 
     def __init__(self, model: Model, settings: EngineSettings, placement: Placement) -> None:
+        graph_tokens = graph_cost(model, settings, placement, default=settings.max_batch_cost)
+        self._model = model
         self._module = self._load(model, settings, placement)
-        self._hidden = model.hidden
         self._max_length = model.max_tokens
         self._max_tokens = max(settings.max_batch_cost, model.max_tokens)
         self._placement = placement
         self._cuda: CudaText | None = None
         self._lanes = None if placement.is_cuda or not self._divisible else Lanes()
         if placement.is_cuda:
-            tokens = settings.max_batch_cost if settings.graph_cost is None else settings.graph_cost
-            self._cuda = self._on_cuda(self._module, placement, tokens)
+            self._cuda = self._on_cuda(self._module, placement, graph_tokens)
 
     def _load(self, model: Model, settings: EngineSettings, placement: Placement) -> TextModule:
+        require_quantisable(model, settings, placement)
         module = model.load_text(dtype=placement.dtype, device=placement.device)
-        quantise(module, settings, placement)
+        quantise(module, settings)
         return module
 
     def _on_cuda(self, module: TextModule, placement: Placement, graph_tokens: int) -> CudaText:
-        return CudaText(module, self._hidden, placement, graph_tokens=graph_tokens)
+        return CudaText(module, self._model, placement, graph_tokens=graph_tokens)
 
     @property
     def cost(self) -> Cost:
@@ -58,28 +59,33 @@ class TorchTextEngine:
     def warm(self) -> None:
         if self._cuda is None:
             with one_thread():
-                self.launch(zeros(8, 8)).result()
+                self.launch(self._zeros(8, 8)).result()
             tune_interpreter()
             return
         # Short and long sequences run different kernels, and the widest batch comes twice, because two are
         # in flight: what cannot be allocated must fail before the worker says it is ready.
-        self.launch(zeros(8, 8)).result()
-        self.launch(zeros(self._max_tokens, min(256, self._max_length))).result()
-        widest = zeros(self._max_tokens, self._max_length)
+        self.launch(self._zeros(8, 8)).result()
+        self.launch(self._zeros(self._max_tokens, min(256, self._max_length))).result()
+        widest = self._zeros(self._max_tokens, self._max_length)
         for launched in [self.launch(widest), self.launch(widest)]:
             launched.result()
         self._cuda.record()
-        self.launch(zeros(8, 8)).result()
+        self.launch(self._zeros(8, 8)).result()
         tune_interpreter()
 
-    def launch(self, batch: TextBatch) -> Launched[TextVectors]:
+    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
         if self._cuda is not None:
             return self._cuda.launch(batch)
         pieces = [] if self._lanes is None else split(batch, self._pieces(batch))
         sizes = [len(piece.input_ids) for piece in pieces]
         if self._lanes is None or not self._lanes.suit(sizes):
-            return Launched.of(TextVectors.of(self._pooled(batch)))
-        return Launched.of(TextVectors.of(np.concatenate(self._lanes.map(self._pooled, pieces, sizes))))
+            computed = self._computed(batch)
+        else:
+            computed = np.concatenate(self._lanes.map(self._computed, pieces, sizes))
+        return Launched.of(TextOutput.of(computed, batch, self._model.output))
+
+    def _zeros(self, total: int, length: int) -> TextBatch:
+        return zeros(self._model, total, length)
 
     def _pieces(self, batch: TextBatch) -> int:
         """How many pieces: the same number for each lane, unless they would be too small."""
@@ -87,9 +93,9 @@ class TorchTextEngine:
         most = min(_PIECES * self._lanes.count, len(batch.input_ids) // _LEAST_TOKENS)
         return max(1, most - most % self._lanes.count if most > self._lanes.count else most)
 
-    def _pooled(self, batch: TextBatch) -> npt.NDArray[np.float32]:
+    def _computed(self, batch: TextBatch) -> npt.NDArray[np.float32]:
         with torch.inference_mode():
-            pooled = self._module(
+            computed = self._module(
                 torch.from_numpy(batch.input_ids),
                 torch.from_numpy(batch.positions),
                 torch.from_numpy(batch.cu_seqlens),
@@ -97,13 +103,14 @@ class TorchTextEngine:
                 self._gather(batch),
                 torch.from_numpy(batch.vision_index),
             )
-            return pooled.numpy()
+            return computed.numpy()
 
     def _gather(self, batch: TextBatch) -> torch.Tensor:
         dtype = self._placement.torch_dtype
         if len(batch.vision) == 1:
             return batch.vision[0].to(dtype=dtype)
-        rows = torch.empty(len(batch.vision_index), self._hidden, dtype=dtype)
+        width = self._model.vision.row_width if self._model.vision else 0
+        rows = torch.empty(len(batch.vision_index), width, dtype=dtype)
         start = 0
         for image in batch.vision:
             rows[start : start + len(image)].copy_(image)

@@ -5,43 +5,50 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from tessera.engine.batch import Cost, packed_cost
+from tessera.engine.base import vision_of
+from tessera.engine.batch import Cost, VisionBatch, blank, packed_cost, split_images
 from tessera.engine.lanes import Lanes
 from tessera.engine.placement import Placement
 from tessera.engine.process import one_thread, tune_interpreter
 from tessera.engine.settings import EngineSettings
-from tessera.engine.torch.cuda import CudaVision
-from tessera.engine.torch.quantization import quantise
+from tessera.engine.torch.cuda import CudaVision, graph_cost
+from tessera.engine.torch.quantization import quantise, require_quantisable
 from tessera.launched import Launched
 from tessera.models.base import Model, VisionModule
 
+# Pieces of a batch of whole images on the CPU for each lane, so that a lane that is held up can leave some to
+# the others.
+_PIECES = 4
+# Units up to which images are replayed from graphs that pad them, by default. Not measured: wider batches
+# compute for longer than their launches take.
+_GRAPH_UNITS = 4096
+
 
 class TorchVisionEngine:
-    """Runs a family's vision module on batches of whole images, on the CPU tile by tile."""
+    """Runs a family's vision module on batches of whole images, on the CPU in pieces."""
 
     _divisible = True
 
     def __init__(self, model: Model, settings: EngineSettings, placement: Placement) -> None:
-        self._module = self._load(model, settings, placement)
-        self._tile_shape = model.tile_shape
-        self._tokens_per_tile = model.tokens_per_tile
-        self._hidden = model.hidden
+        self._spec = vision_of(model)
+        self._max_units = max(settings.max_batch_cost, self._spec.max_units)
+        default = self._max_units if self._spec.independent_units else _GRAPH_UNITS
+        graph_units = graph_cost(model, settings, placement, default=default)
+        self._model = model
         self._placement = placement
-        self._max_tiles = max(settings.max_batch_cost, model.max_tiles)
-        self._cuda: CudaVision | None = None
+        self._module = self._load(model, settings, placement)
         self._lanes = None if placement.is_cuda or not self._divisible else Lanes()
+        self._graph_units = min(graph_units, self._max_units)
+        self._cuda: CudaVision | None = None
         if placement.is_cuda:
-            tiles = self._max_tiles if settings.graph_cost is None else settings.graph_cost
-            self._cuda = CudaVision(
-                self._module, model.tile_shape, placement, graph_tiles=min(tiles, self._max_tiles)
-            )
+            self._cuda = CudaVision(self._module, model, self._spec, placement, graph_units=self._graph_units)
 
     def _load(self, model: Model, settings: EngineSettings, placement: Placement) -> VisionModule:
+        require_quantisable(model, settings, placement)
         module = model.load_vision(dtype=placement.dtype, device=placement.device)
-        quantise(module, settings, placement)
+        quantise(module, settings)
         return module
 
     @property
@@ -58,46 +65,80 @@ class TorchVisionEngine:
                 self._run(1).result()
             tune_interpreter()
             return
-        # cuDNN plans its attention for each batch size anew, 0.05 s each: no request should wait for that.
         # The widest comes first and twice, because two batches are in flight: what cannot be allocated
         # must fail before the worker says it is ready.
-        for launched in [self._run(self._max_tiles), self._run(self._max_tiles)]:
+        for launched in [self._run(self._max_units), self._run(self._max_units)]:
             launched.result()
         self._cuda.record()
-        for count in range(self._max_tiles - 1, self._cuda.graph_tiles, -1):
-            self._run(count).result()
+        if self._spec.independent_units:
+            # cuDNN plans its attention for each batch size anew, 0.05 s each: no request should wait for
+            # that.
+            for count in range(self._max_units - 1, self._graph_units, -1):
+                self._run(count).result()
         self._run(1).result()
         tune_interpreter()
 
-    def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[object]:
+    def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object]:
+        types = batch.by_type()
+        if len(types) == 1:
+            return self._launch(batch, out)
+        # Pixels that a client normalised must not be rounded, and the others are not to be sent as floats.
+        return Launched.every(
+            [self._launch(batch.pick(numbers), [out[number] for number in numbers]) for numbers in types]
+        )
+
+    def _launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object]:
         if self._cuda is not None:
-            return self._cuda.launch(tiles, out)
-        batch = tiles[0] if len(tiles) == 1 else np.concatenate(tiles)
-        sizes = [1] * len(batch)
+            return self._cuda.launch(batch, out)
+        if not self._in_lanes(batch, out):
+            self._encode(batch, out)
+        return Launched.of(None)
+
+    def _in_lanes(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> bool:
+        """Run the batch in pieces, side by side; False where pieces would not keep the lanes busy."""
+        if self._lanes is None:
+            return False
+        if self._spec.independent_units:
+            batch = batch.by_unit()
+            out = [rows for target in out for rows in torch.split(target, self._spec.rows(1))]
+            pieces = [[unit] for unit in range(len(out))]
+        else:
+            pieces = split_images(batch, _PIECES * self._lanes.count)
+        units = batch.units
+        sizes = [sum(units[number] for number in piece) for piece in pieces]
+        if not self._lanes.suit(sizes):
+            return False
+        self._lanes.map(
+            lambda piece: self._encode(batch.pick(piece), [out[number] for number in piece]), pieces, sizes
+        )
+        return True
+
+    def _encode(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> None:
+        pixels = batch.pixels[0] if len(batch.pixels) == 1 else np.concatenate(batch.pixels)
         with torch.inference_mode():
-            if self._lanes is not None and self._lanes.suit(sizes):
-                flat = torch.cat(self._lanes.map(self._encoded, np.split(batch, len(batch)), sizes))
-            else:
-                flat = self._encoded(batch)
+            rows = self._module(
+                torch.from_numpy(pixels),
+                torch.from_numpy(batch.positions),
+                torch.from_numpy(batch.cu_units),
+                batch.units,
+            )
             start = 0
             for target in out:
-                target.copy_(flat[start : start + len(target)])
+                target.copy_(rows[start : start + len(target)])
                 start += len(target)
-            return Launched.of(None)
 
-    def _encoded(self, tiles: npt.NDArray[np.uint8]) -> torch.Tensor:
-        with torch.inference_mode():
-            return self._module(torch.from_numpy(tiles)).reshape(-1, self._hidden)
-
-    def _run(self, count: int) -> Launched[object]:
-        tiles = np.zeros((count, *self._tile_shape), np.uint8)
-        out = torch.empty(
-            count * self._tokens_per_tile,
-            self._hidden,
-            dtype=self._placement.torch_dtype,
-            device=self._placement.device,
-        )
-        return self.launch([tiles], [out])
+    def _run(self, units: int) -> Launched[object]:
+        batch = blank(self._model, units)
+        out = [
+            torch.empty(
+                plan.rows,
+                self._spec.row_width,
+                dtype=self._placement.torch_dtype,
+                device=self._placement.device,
+            )
+            for plan in batch.plans
+        ]
+        return self.launch(batch, out)
 
     def close(self) -> None:
         self._cuda = None

@@ -60,8 +60,8 @@ class _Loader:
         channels, size = self._config.vision.channels, self._config.image.tile_size
         return StageModule(
             module=self._vision(),
-            inputs=(StageTensor(name="tiles", dtype="uint8", axes=("tiles", channels, size, size)),),
-            outputs=(self._float("vision_rows", "tiles", self._config.tokens_per_tile),),
+            inputs=(StageTensor(name="tiles", dtype="uint8", axes=("units", channels, size, size)),),
+            outputs=(self._float("vision_rows", "units", self._config.tokens_per_tile),),
         )
 
     def text(self) -> StageModule:
@@ -100,7 +100,7 @@ class _Loader:
             tokens_per_tile=self._config.tokens_per_tile,
         )
         channels, size = self._config.vision.channels, self._config.image.tile_size
-        tiles = StageTensor(name="tiles", dtype="uint8", axes=("sequences", "tiles", channels, size, size))
+        tiles = StageTensor(name="tiles", dtype="uint8", axes=("sequences", "units", channels, size, size))
         return StageModule(
             module=module.eval(),
             inputs=(tiles, _ids("input_ids"), _ids("attention_mask")),
@@ -110,7 +110,7 @@ class _Loader:
     def embed(self) -> StageModule:
         tower = self._empty()
         self._fill(tower.embed_tokens, "text.embed_tokens.")
-        rows = self._float("vision_rows", "tiles", self._config.tokens_per_tile)
+        rows = self._float("vision_rows", "units", self._config.tokens_per_tile)
         return StageModule(
             module=Embed(tower).eval(),
             inputs=(_ids("input_ids"), rows, _ids("vision_map")),

@@ -98,7 +98,7 @@ class TritonRepository:
 
     def write_split(self, progress: Progress, *, image_token_id: int) -> None:
         """Write the stages and the router; ``image_token_id`` is the placeholder of a vision row."""
-        sequences, tiles = (self._ranges[axis].max for axis in ("sequences", "tiles"))
+        sequences, tiles = (self._ranges[axis].max for axis in ("sequences", "units"))
         stages = {}
         for name, stage in SPLIT.items():
             progress(f"exporting {name}")

@@ -6,7 +6,7 @@ from typing import cast
 
 from torch import nn
 
-from tessera.models.graph import TILES, Graph, Node
+from tessera.models.graph import UNITS, Graph, Node
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.networks.arithmetic import Arithmetic
 from tessera.models.llama_nemotron_vl.vision import Layer, VisionTower
@@ -23,7 +23,7 @@ class VisionNetwork:
 
     def tiles(self) -> Node:
         size = self._config.image.tile_size
-        return self._graph.input("tiles", "uint8", (TILES, self._config.vision.channels, size, size))
+        return self._graph.input("tiles", "uint8", (UNITS, self._config.vision.channels, size, size))
 
     def rows(self, tiles: Node) -> Node:
         """``[tiles, tokens_per_tile, hidden]`` in the products' type."""
