@@ -36,7 +36,7 @@ from tessera.errors import ConfigError, EngineFailed, EngineMismatch
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.spec import CheckpointSpec
+from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
 from tests.engine.tensorrt_standin import HostStreams, StandInEngine
 from tests.references.tensorrt_network import Network
 

@@ -14,7 +14,7 @@ import torch
 from tessera.engine.compiled.spec import Profile, Range, axis_ranges
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.spec import CheckpointSpec
+from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
 from tessera.tools.triton_export.onnx_file import OPSET, write_onnx
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 

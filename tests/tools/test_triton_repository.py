@@ -16,7 +16,7 @@ from google.protobuf.json_format import MessageToJson
 from tessera.cli.engine import main
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.spec import CheckpointSpec
+from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 from tests.tools.triton_stand_in import InferenceResponse, Repository, Request, Tensor
 

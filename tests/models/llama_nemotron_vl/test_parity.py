@@ -16,7 +16,7 @@ from tessera.models.llama_nemotron_vl import loading
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.llama_nemotron_vl.text import TextTower
 from tessera.models.llama_nemotron_vl.vision import VisionTower
-from tessera.tools.random_checkpoint.spec import LLAMA3_SCALING
+from tessera.tools.random_checkpoint.llama_nemotron_vl import LLAMA3_SCALING
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 from tests.models.llama_nemotron_vl.packing import pack, prompt
 from tests.models.llama_nemotron_vl.test_preprocess import encoded, gradient

@@ -16,9 +16,15 @@ from tessera.errors import ConfigError
 from tessera.models.llama_nemotron_vl.config_reader import read_config
 from tessera.tools.random_checkpoint import checkpoint
 from tessera.tools.random_checkpoint.checkpoint import main, write_checkpoint
-from tessera.tools.random_checkpoint.spec import FULL, TINY, config_json, processor_json
-from tessera.tools.random_checkpoint.tokenizer import tokenizer_json
-from tessera.tools.random_checkpoint.weights import _encoded, all_shapes
+from tessera.tools.random_checkpoint.llama_nemotron_vl import (
+    FULL,
+    TINY,
+    all_shapes,
+    config_json,
+    processor_json,
+    tokenizer_json,
+)
+from tessera.tools.random_checkpoint.weights import _encoded
 from tests.models.llama_nemotron_vl.conftest import SMALL
 
 
@@ -33,7 +39,7 @@ def test_equal_arguments_give_equal_bytes_in_every_process(tmp_path: Path, shard
     code = (
         "import sys, dataclasses, pathlib\n"
         "from tessera.tools.random_checkpoint.checkpoint import write_checkpoint\n"
-        "from tessera.tools.random_checkpoint.spec import CheckpointSpec\n"
+        "from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec\n"
         f"spec = CheckpointSpec(image_size=64, base_vocab=600, shards={shards})\n"
         "write_checkpoint(pathlib.Path(sys.argv[1]), spec, seed=5, dtype='bfloat16')\n"
         "assert 'torch' not in sys.modules\n"
@@ -112,7 +118,7 @@ def test_something_in_the_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(checkpoint, "write_weights", fail)
@@ -122,7 +128,7 @@ def test_nothing_is_left_of_a_failure(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_another_process_was_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def meanwhile(*_: object) -> None:
+    def meanwhile(*_: object, **__: object) -> None:
         (tmp_path / "there").mkdir()
         (tmp_path / "there" / "theirs").touch()
 

@@ -13,7 +13,7 @@ from tessera.errors import InvalidInput
 from tessera.models.assembly import Run, Segment
 from tessera.models.base import Content, Feature, Role, TextModule
 from tessera.models.prompts import texts_of
-from tessera.models.qwen3.config import read_text
+from tessera.models.qwen3.config import TextConfig, read_text
 from tessera.models.qwen3.model import CONFIG_FILE, Qwen3Model
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
 from tessera.models.text_only import TextOnly
@@ -46,10 +46,7 @@ class Qwen3Embedding(TextOnly, Qwen3Model):
     @classmethod
     def open(cls, path: Path, options: Options) -> Qwen3Embedding:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
-        config = Section.read(path / CONFIG_FILE)
-        if config.values.get("architectures", _ARCHITECTURES[0]) not in _ARCHITECTURES:
-            raise config.error("architectures", f"must be one of {list(_ARCHITECTURES)}")
-        text = read_text(config, theta=_DEFAULT_THETA, sections=False)
+        text = read_config(Section.read(path / CONFIG_FILE))
         tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size)
         model = cls(path, text, tokenizer, options, max_tokens=min(options.max_tokens, text.max_positions))
         model._query_instruction = options.query_instruction
@@ -80,6 +77,13 @@ class Qwen3Embedding(TextOnly, Qwen3Model):
         from tessera.models.qwen3_embedding.loading import load_text
 
         return load_text(self.path, self.text, dtype=dtype, device=device)
+
+
+def read_config(config: Section) -> TextConfig:
+    """The decoder that ``config.json`` describes; raises ``CheckpointError``."""
+    if config.values.get("architectures", _ARCHITECTURES[0]) not in _ARCHITECTURES:
+        raise config.error("architectures", f"must be one of {list(_ARCHITECTURES)}")
+    return read_text(config, theta=_DEFAULT_THETA, sections=False)
 
 
 if TYPE_CHECKING:

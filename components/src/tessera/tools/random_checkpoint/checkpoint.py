@@ -9,45 +9,53 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Protocol
 
 from tessera.atomic_directory import atomic_directory
-from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.dtypes import FLOATS
 from tessera.errors import TesseraError
-from tessera.models.llama_nemotron_vl.config_reader import CONFIG_FILE, PROCESSOR_FILE, read_config
-from tessera.tools.random_checkpoint.spec import (
-    FULL,
-    TINY,
-    CheckpointSpec,
-    config_json,
-    processor_json,
-    sentence_transformers_json,
-)
-from tessera.tools.random_checkpoint.tokenizer import tokenizer_config_json, tokenizer_json
-from tessera.tools.random_checkpoint.weights import write_weights
+from tessera.tools.random_checkpoint import llama_nemotron_vl, qwen3
+from tessera.tools.random_checkpoint.weights import RandomTensor, write_weights
 
-SENTENCE_TRANSFORMERS_FILE = "config_sentence_transformers.json"
-
-_SIZES = {"tiny": TINY, "full": FULL}
+_CONFIG: Final = "config.json"
 
 
-def write_checkpoint(path: Path, spec: CheckpointSpec, *, seed: int = 0, dtype: str = "float32") -> None:
+class Spec(Protocol):
+    """What to write: the shapes of one family's checkpoint."""
+
+    @property
+    def shards(self) -> int: ...
+
+    def files(self, dtype: str, seed: int) -> Mapping[str, dict[str, Any]]:
+        """The JSON files by name."""
+        ...
+
+    def tensors(self, directory: Path) -> Iterable[RandomTensor]:
+        """The tensors in the files' order; the JSON files are in ``directory`` already."""
+        ...
+
+
+_SPECS: Final[Mapping[str, Mapping[str, Spec]]] = {
+    "llama_nemotron_vl": {"tiny": llama_nemotron_vl.TINY, "full": llama_nemotron_vl.FULL},
+    "qwen3_embedding": {"tiny": qwen3.TINY, "full": qwen3.FULL},
+    "qwen3_vl_embedding": {"tiny": qwen3.VL_TINY, "full": qwen3.VL_FULL},
+}
+
+
+def write_checkpoint(path: Path, spec: Spec, *, seed: int = 0, dtype: str = "float32") -> None:
     """Write a checkpoint directory at ``path``; equal arguments give equal bytes.
 
     The directory appears under its name only when it is complete. Raises ``ConfigError`` when something
     is there already; if another process completes the same path first, its directory stays.
     """
     with atomic_directory(path, first_wins=True) as partial:
-        # The mark is for the try-it page, which must not pass off noise as search results.
-        _write_json(partial / CONFIG_FILE, {**config_json(spec, dtype), "tessera_checkpoint": "random"})
-        _write_json(partial / PROCESSOR_FILE, processor_json(spec))
-        _write_json(partial / TOKENIZER_FILE, tokenizer_json(spec, seed))
-        _write_json(partial / TOKENIZER_CONFIG_FILE, tokenizer_config_json(spec))
-        _write_json(partial / SENTENCE_TRANSFORMERS_FILE, sentence_transformers_json())
-        write_weights(partial, spec, read_config(partial), seed, dtype)
+        for name, content in spec.files(dtype, seed).items():
+            # The mark is for the try-it page, which must not pass off noise as search results.
+            marked = {**content, "tessera_checkpoint": "random"} if name == _CONFIG else content
+            _write_json(partial / name, marked)
+        write_weights(partial, spec.tensors(partial), shards=spec.shards, seed=seed, dtype=dtype)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:
@@ -57,15 +65,16 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """``tessera-checkpoint``: exits with 1 and one line on standard error when it cannot write."""
     parser = argparse.ArgumentParser(
-        prog="tessera-checkpoint", description="Write a llama_nemotron_vl checkpoint with random weights."
+        prog="tessera-checkpoint", description="Write a checkpoint with random weights."
     )
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a directory to make")
+    parser.add_argument("--family", choices=tuple(_SPECS), default="llama_nemotron_vl", help="whose layout")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal files (default: 0)")
     parser.add_argument(
         "--size",
-        choices=sorted(_SIZES),
+        choices=("full", "tiny"),
         default="tiny",
-        help="tiny: runs anywhere; full: the published model's shapes, 3.1 GiB in bfloat16",
+        help="tiny: runs anywhere; full: the published model's shapes, 1.1 to 4 GiB in bfloat16",
     )
     parser.add_argument(
         "--dtype",
@@ -76,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     dtype = options.dtype or ("bfloat16" if options.size == "full" else "float32")
     started = time.monotonic()
     try:
-        write_checkpoint(options.out, _SIZES[options.size], seed=options.seed, dtype=dtype)
+        spec = _SPECS[options.family][options.size]
+        write_checkpoint(options.out, spec, seed=options.seed, dtype=dtype)
     except (TesseraError, OSError) as error:
         print(f"tessera-checkpoint: {error}", file=sys.stderr)
         raise SystemExit(1) from error

@@ -1,45 +1,14 @@
-"""A byte-level BPE tokenizer in the layout of Llama 3's, trained on sentences made up here or given."""
+"""Byte-level BPE tokenizers, trained on sentences made up here or given."""
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from tessera.tools.random_checkpoint.spec import CheckpointSpec
-
-_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_CONTROL = (
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|reserved_special_token_0|>",
-    "<|reserved_special_token_1|>",
-    "<|finetune_right_pad_id|>",
-    "<|reserved_special_token_2|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eom_id|>",
-    "<|eot_id|>",
-    "<|python_tag|>",
-)
-_IMAGE = (
-    "<img>",
-    "</img>",
-    "<IMG_CONTEXT>",
-    "<|im_end|>",
-    "<quad>",
-    "</quad>",
-    "<ref>",
-    "</ref>",
-    "<box>",
-    "</box>",
-)
 _TRAINED = 2000
 
 _COMMON = """
@@ -64,61 +33,52 @@ _ENDINGS = ("", "", "", "", "s", "ed", "ing", "er", "ly", "ness", "ment", "able"
 _MARKS = (".", ".", ".", "?", "!", ";", ":", " -", ",", ")", '"', "...", "\n", "\n\n")
 
 
-def tokenizer_json(spec: CheckpointSpec, seed: int, sentences: Iterable[str] | None = None) -> dict[str, Any]:
-    """``tokenizer.json``: trained merges, then merges of pairs of tokens until the vocabulary is full.
+def byte_level_bpe(
+    *,
+    size: int,
+    split: str,
+    control: Sequence[str],
+    seed: int,
+    sentences: Iterable[str] | None = None,
+    whole_words: bool = False,
+    normalizer: normalizers.Normalizer | None = None,
+) -> dict[str, Any]:
+    """``tokenizer.json``: trained merges, then merges of pairs of tokens until there are ``size``.
 
-    ``sentences`` replace those that ``seed`` stands for.
+    ``split`` is the regular expression of the pre-tokenizer; ``control`` are special tokens, whose ids begin
+    at ``size``; ``sentences`` replace those that ``seed`` stands for; with ``whole_words``, a word that is in
+    the vocabulary is taken without looking at merges.
     """
-    if spec.base_vocab < 300 or spec.control_tokens < len(_CONTROL):
-        raise ValueError("the vocabulary has no room for the 256 bytes and the control tokens")
-    tokenizer = Tokenizer(models.BPE(ignore_merges=True))
-    split = pre_tokenizers.Split(Regex(_SPLIT), "isolated")
+    if size < 300:
+        raise ValueError("the vocabulary has no room for the 256 bytes")
+    tokenizer = Tokenizer(models.BPE(ignore_merges=whole_words))
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    by_words = pre_tokenizers.Split(Regex(split), "isolated")
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([by_words, byte_level])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=min(spec.base_vocab, _TRAINED),
+        vocab_size=min(size, _TRAINED),
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
     tokenizer.train_from_iterator(sentences or _sentences(random.Random(seed)), trainer)
     written: dict[str, Any] = json.loads(tokenizer.to_str())
-    _fill_vocabulary(written["model"], spec.base_vocab)
-    names = (*_control_names(spec.control_tokens), *_IMAGE)
-    tokens = [AddedToken(name, special=True, normalized=False) for name in names]
+    _fill_vocabulary(written["model"], size)
     written["added_tokens"] = [
         {
-            "id": spec.base_vocab + position,
-            "content": token.content,
-            "single_word": token.single_word,
-            "lstrip": token.lstrip,
-            "rstrip": token.rstrip,
-            "normalized": token.normalized,
-            "special": token.special,
+            "id": size + position,
+            "content": name,
+            "single_word": False,
+            "lstrip": False,
+            "rstrip": False,
+            "normalized": False,
+            "special": True,
         }
-        for position, token in enumerate(tokens)
+        for position, name in enumerate(control)
     ]
-    written["post_processor"] = _begin_with(_CONTROL[0], spec.base_vocab)
     return written
-
-
-def tokenizer_config_json(spec: CheckpointSpec) -> dict[str, Any]:
-    """``tokenizer_config.json``."""
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<|begin_of_text|>",
-        "eos_token": "<|end_of_text|>",
-        "pad_token": "<|end_of_text|>",
-        "padding_side": "left",
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", "attention_mask"],
-        "model_max_length": spec.max_positions,
-    }
-
-
-def _control_names(count: int) -> list[str]:
-    reserved = count - len(_CONTROL)
-    return [*_CONTROL, *(f"<|reserved_special_token_{3 + index}|>" for index in range(reserved))]
 
 
 def _fill_vocabulary(model: dict[str, Any], size: int) -> None:
@@ -136,17 +96,6 @@ def _fill_vocabulary(model: dict[str, Any], size: int) -> None:
                 model["merges"].append([head, tail])
     if len(vocabulary) < size:
         raise ValueError(f"only {len(vocabulary)} of {size} tokens could be made")
-
-
-def _begin_with(name: str, token_id: int) -> dict[str, Any]:
-    start = {"SpecialToken": {"id": name, "type_id": 0}}
-    first, second = ({"Sequence": {"id": which, "type_id": 0}} for which in ("A", "B"))
-    return {
-        "type": "TemplateProcessing",
-        "single": [start, first],
-        "pair": [start, first, start, second],
-        "special_tokens": {name: {"id": name, "ids": [token_id], "tokens": [name]}},
-    }
 
 
 def _sentences(source: random.Random) -> Iterator[str]:

@@ -1,10 +1,52 @@
-"""The shapes of random checkpoints, and the JSON files that go with them."""
+"""Random checkpoints of Llama Nemotron Embed VL: shapes, files and distributions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
+
+from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from tessera.checkpoint.weights import Shapes
+from tessera.models.llama_nemotron_vl.config import ModelConfig
+from tessera.models.llama_nemotron_vl.config_reader import CONFIG_FILE, PROCESSOR_FILE, read_config
+from tessera.models.llama_nemotron_vl.tensors import expected
+from tessera.tools.random_checkpoint.tokenizer import byte_level_bpe
+from tessera.tools.random_checkpoint.weights import RandomTensor
+
+SENTENCE_TRANSFORMERS_FILE: Final = "config_sentence_transformers.json"
+
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CONTROL = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|reserved_special_token_0|>",
+    "<|reserved_special_token_1|>",
+    "<|finetune_right_pad_id|>",
+    "<|reserved_special_token_2|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eom_id|>",
+    "<|eot_id|>",
+    "<|python_tag|>",
+)
+_IMAGE = (
+    "<img>",
+    "</img>",
+    "<IMG_CONTEXT>",
+    "<|im_end|>",
+    "<quad>",
+    "</quad>",
+    "<ref>",
+    "</ref>",
+    "<box>",
+    "</box>",
+)
 
 LLAMA3_SCALING: Mapping[str, Any] = {
     "rope_type": "llama3",
@@ -68,6 +110,28 @@ class CheckpointSpec:
     @property
     def tokens_per_tile(self) -> int:
         return (self.image_size // self.patch_size // self.downsample_factor) ** 2
+
+    def files(self, dtype: str, seed: int) -> dict[str, dict[str, Any]]:
+        """The JSON files by name."""
+        return {
+            CONFIG_FILE: config_json(self, dtype),
+            PROCESSOR_FILE: processor_json(self),
+            TOKENIZER_FILE: tokenizer_json(self, seed),
+            TOKENIZER_CONFIG_FILE: tokenizer_config_json(self),
+            SENTENCE_TRANSFORMERS_FILE: sentence_transformers_json(),
+        }
+
+    def tensors(self, directory: Path) -> Iterator[RandomTensor]:
+        """The tensors in the files' order; the JSON files are in ``directory`` already."""
+        prefixes = {
+            "vision": self.vision_prefix,
+            "projector": self.projector_prefix,
+            "text": self.text_prefix,
+        }
+        for name, shape in all_shapes(read_config(directory)).items():
+            part, _, rest = name.partition(".")
+            mean, deviation = _distribution(name, shape)
+            yield RandomTensor(name=prefixes[part] + rest, shape=shape, mean=mean, deviation=deviation)
 
 
 TINY = CheckpointSpec()
@@ -180,3 +244,84 @@ def sentence_transformers_json() -> dict[str, Any]:
         "default_prompt_name": None,
         "similarity_fn_name": "cosine",
     }
+
+
+def tokenizer_json(spec: CheckpointSpec, seed: int, sentences: Iterable[str] | None = None) -> dict[str, Any]:
+    """``tokenizer.json``; ``sentences`` replace those that ``seed`` stands for."""
+    if spec.control_tokens < len(_CONTROL):
+        raise ValueError("the vocabulary has no room for the control tokens")
+    written = byte_level_bpe(
+        size=spec.base_vocab,
+        split=_SPLIT,
+        control=(*_control_names(spec.control_tokens), *_IMAGE),
+        seed=seed,
+        sentences=sentences,
+        whole_words=True,
+    )
+    written["post_processor"] = _begin_with(_CONTROL[0], spec.base_vocab)
+    return written
+
+
+def tokenizer_config_json(spec: CheckpointSpec) -> dict[str, Any]:
+    """``tokenizer_config.json``."""
+    return {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|begin_of_text|>",
+        "eos_token": "<|end_of_text|>",
+        "pad_token": "<|end_of_text|>",
+        "padding_side": "left",
+        "clean_up_tokenization_spaces": False,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": spec.max_positions,
+    }
+
+
+def _control_names(count: int) -> list[str]:
+    reserved = count - len(_CONTROL)
+    return [*_CONTROL, *(f"<|reserved_special_token_{3 + index}|>" for index in range(reserved))]
+
+
+def _begin_with(name: str, token_id: int) -> dict[str, Any]:
+    start = {"SpecialToken": {"id": name, "type_id": 0}}
+    first, second = ({"Sequence": {"id": which, "type_id": 0}} for which in ("A", "B"))
+    return {
+        "type": "TemplateProcessing",
+        "single": [start, first],
+        "pair": [start, first, start, second],
+        "special_tokens": {name: {"id": name, "ids": [token_id], "tokens": [name]}},
+    }
+
+
+def all_shapes(config: ModelConfig) -> Shapes:
+    """Every tensor of a checkpoint by canonical name, the encoder's unused pooling head included."""
+    hidden, wide = config.vision.hidden, config.vision.intermediate
+    head: Shapes = {
+        "probe": (1, 1, hidden),
+        "attention.in_proj_weight": (3 * hidden, hidden),
+        "attention.in_proj_bias": (3 * hidden,),
+        "attention.out_proj.weight": (hidden, hidden),
+        "attention.out_proj.bias": (hidden,),
+        "layernorm.weight": (hidden,),
+        "layernorm.bias": (hidden,),
+        "mlp.fc1.weight": (wide, hidden),
+        "mlp.fc1.bias": (wide,),
+        "mlp.fc2.weight": (hidden, wide),
+        "mlp.fc2.bias": (hidden,),
+    }
+    return expected(config) | {f"vision.head.{name}": shape for name, shape in head.items()}
+
+
+def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Mean and deviation that keep activations near unit size and different inputs apart."""
+    if name.endswith("bias"):
+        return 0.0, 0.05
+    if "norm" in name or name == "projector.0.weight":
+        return 1.0, 0.1
+    if name.endswith(("embed_tokens.weight", "position_embedding.weight", "probe")):
+        return 0.0, 0.5
+    gain = 1.0
+    if "patch_embedding" in name:
+        gain = 4.0
+    elif "q_proj" in name or "k_proj" in name:
+        gain = 1.5
+    return 0.0, gain / math.sqrt(math.prod(shape[1:]))

@@ -1,0 +1,278 @@
+"""Random checkpoints of Qwen3-Embedding and Qwen3-VL-Embedding: shapes, files and distributions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import normalizers
+
+from tessera.checkpoint.section import Section
+from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from tessera.checkpoint.weights import Shapes
+from tessera.models.qwen3.model import CONFIG_FILE
+from tessera.models.qwen3.tensors import text_shapes
+from tessera.models.qwen3.tokenizer import END_OF_TEXT
+from tessera.models.qwen3_embedding.model import read_config
+from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE
+from tessera.models.qwen3_vl_embedding.config import read_config as read_vl_config
+from tessera.models.qwen3_vl_embedding.tensors import vision_shapes
+from tessera.tools.random_checkpoint.tokenizer import byte_level_bpe
+from tessera.tools.random_checkpoint.weights import RandomTensor
+
+_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CONTROL = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>"),
+    *("<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>"),
+    *("<|vision_pad|>", "<|image_pad|>", "<|video_pad|>", "<tool_call>", "</tool_call>", "<|fim_prefix|>"),
+    *("<|fim_middle|>", "<|fim_suffix|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<tool_response>"),
+    *("</tool_response>", "<think>", "</think>"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3Spec:
+    """A checkpoint of Qwen3-Embedding; the defaults make one that runs on any machine.
+
+    The vocabulary is ``base_vocab`` byte-pair tokens, 26 control tokens that begin with ``<|endoftext|>``,
+    and unused ids up to ``vocab_size``. ``appends_end`` says whether the tokenizer's post-processor appends
+    ``<|endoftext|>``.
+    """
+
+    hidden: int = 128
+    layers: int = 4
+    heads: int = 4
+    kv_heads: int = 2
+    head_dim: int = 32
+    intermediate: int = 256
+    base_vocab: int = 2000
+    vocab_size: int = 2048
+    max_positions: int = 32768
+    theta: float = 1_000_000.0
+    rope_key: str = "rope_scaling"
+    appends_end: bool = True
+    text_prefix: str = "model."
+    shards: int = 1
+
+    def files(self, dtype: str, seed: int) -> dict[str, dict[str, Any]]:
+        """The JSON files by name."""
+        return {
+            CONFIG_FILE: {
+                "architectures": ["Qwen3ForCausalLM"],
+                "model_type": "qwen3",
+                "torch_dtype": dtype,
+                "tie_word_embeddings": True,
+                **self._decoder(),
+                "use_sliding_window": False,
+                "sliding_window": None,
+                "max_window_layers": self.layers,
+            },
+            TOKENIZER_FILE: self._tokenizer(seed),
+            TOKENIZER_CONFIG_FILE: {
+                "tokenizer_class": "Qwen2Tokenizer",
+                "bos_token": None,
+                "eos_token": "<|im_end|>",
+                "pad_token": END_OF_TEXT,
+                "clean_up_tokenization_spaces": False,
+                "model_max_length": 131072,
+            },
+        }
+
+    def tensors(self, directory: Path) -> Iterator[RandomTensor]:
+        """The tensors in the files' order."""
+        config = read_config(Section.read(directory / CONFIG_FILE))
+        return _tensors(text_shapes(config), {"text": self.text_prefix})
+
+    def _rope(self) -> dict[str, Any] | None:
+        return None
+
+    def _decoder(self) -> dict[str, Any]:
+        rope = self._rope()
+        if self.rope_key == "rope_parameters":
+            positions: dict[str, Any] = {
+                "rope_parameters": {"rope_theta": self.theta, "rope_type": "default", **(rope or {})}
+            }
+        else:
+            positions = {"rope_theta": self.theta, "rope_scaling": rope}
+        return {
+            "hidden_size": self.hidden,
+            "intermediate_size": self.intermediate,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
+            "rms_norm_eps": 1e-6,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "max_position_embeddings": self.max_positions,
+            "vocab_size": self.vocab_size,
+            "bos_token_id": self.base_vocab,
+            "eos_token_id": self.base_vocab + 2,
+            **positions,
+        }
+
+    def _tokenizer(self, seed: int) -> dict[str, Any]:
+        written = byte_level_bpe(
+            size=self.base_vocab, split=_SPLIT, control=_CONTROL, seed=seed, normalizer=normalizers.NFC()
+        )
+        written["post_processor"] = _post_processor(self.base_vocab, appends_end=self.appends_end)
+        return written
+
+    def id_of(self, name: str) -> int:
+        """The id of a control token."""
+        return self.base_vocab + _CONTROL.index(name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Qwen3VLSpec(Qwen3Spec):
+    """A checkpoint of Qwen3-VL-Embedding."""
+
+    text_prefix: str = "model.language_model."
+    vision_prefix: str = "model.visual."
+    theta: float = 5_000_000.0
+    max_positions: int = 262144
+    sections: tuple[int, int, int] = (6, 5, 5)
+    vision_hidden: int = 64
+    vision_layers: int = 4
+    vision_heads: int = 4
+    vision_intermediate: int = 128
+    positions: int = 144
+    deepstack: tuple[int, ...] = (0, 1, 2)
+    max_trained_pixels: int = 1_310_720
+
+    def files(self, dtype: str, seed: int) -> dict[str, dict[str, Any]]:
+        files = Qwen3Spec.files(self, dtype, seed)
+        files[CONFIG_FILE] = {
+            "architectures": ["Qwen3VLForConditionalGeneration"],
+            "model_type": "qwen3_vl",
+            "torch_dtype": dtype,
+            "tie_word_embeddings": True,
+            "image_token_id": self.id_of("<|image_pad|>"),
+            "video_token_id": self.id_of("<|video_pad|>"),
+            "vision_start_token_id": self.id_of("<|vision_start|>"),
+            "vision_end_token_id": self.id_of("<|vision_end|>"),
+            "text_config": {"model_type": "qwen3_vl_text", **self._decoder()},
+            "vision_config": {
+                "model_type": "qwen3_vl",
+                "hidden_size": self.vision_hidden,
+                "intermediate_size": self.vision_intermediate,
+                "depth": self.vision_layers,
+                "num_heads": self.vision_heads,
+                "out_hidden_size": self.hidden,
+                "in_channels": 3,
+                "patch_size": 16,
+                "temporal_patch_size": 2,
+                "spatial_merge_size": 2,
+                "num_position_embeddings": self.positions,
+                "deepstack_visual_indexes": list(self.deepstack),
+                "hidden_act": "gelu_pytorch_tanh",
+            },
+        }
+        files[PROCESSOR_FILE] = {
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            "size": {"shortest_edge": 4096, "longest_edge": self.max_trained_pixels},
+            "patch_size": 16,
+            "temporal_patch_size": 2,
+            "merge_size": 2,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+        }
+        return files
+
+    def tensors(self, directory: Path) -> Iterator[RandomTensor]:
+        config = read_vl_config(directory)
+        shapes = vision_shapes(config.vision) | text_shapes(config.text)
+        return _tensors(shapes, {"text": self.text_prefix, "vision": self.vision_prefix})
+
+    def _rope(self) -> dict[str, Any]:
+        return {"rope_type": "default", "mrope_interleaved": True, "mrope_section": list(self.sections)}
+
+
+TINY = Qwen3Spec()
+VL_TINY = Qwen3VLSpec()
+
+FULL = Qwen3Spec(
+    hidden=1024,
+    layers=28,
+    heads=16,
+    kv_heads=8,
+    head_dim=128,
+    intermediate=3072,
+    base_vocab=151643,
+    vocab_size=151669,
+)
+VL_FULL = Qwen3VLSpec(
+    hidden=2048,
+    layers=28,
+    heads=16,
+    kv_heads=8,
+    head_dim=128,
+    intermediate=6144,
+    base_vocab=151643,
+    vocab_size=151936,
+    sections=(24, 20, 20),
+    vision_hidden=1024,
+    vision_layers=24,
+    vision_heads=16,
+    vision_intermediate=4096,
+    positions=2304,
+    deepstack=(5, 11, 17),
+)
+VL_8B = replace(
+    VL_FULL,
+    hidden=4096,
+    layers=36,
+    heads=32,
+    intermediate=12288,
+    vision_hidden=1152,
+    vision_layers=27,
+    vision_intermediate=4304,
+    deepstack=(8, 16, 24),
+    shards=4,
+)
+
+
+def _post_processor(end: int, *, appends_end: bool) -> dict[str, Any]:
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    if not appends_end:
+        return byte_level
+    first, second = ({"Sequence": {"id": which, "type_id": 0}} for which in ("A", "B"))
+    last = {"SpecialToken": {"id": END_OF_TEXT, "type_id": 0}}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [first, last],
+        "pair": [first, last, second, last],
+        "special_tokens": {END_OF_TEXT: {"id": END_OF_TEXT, "ids": [end], "tokens": [END_OF_TEXT]}},
+    }
+    return {"type": "Sequence", "processors": [byte_level, template]}
+
+
+def _tensors(shapes: Shapes, prefixes: Mapping[str, str]) -> Iterator[RandomTensor]:
+    for name, shape in shapes.items():
+        part, _, rest = name.partition(".")
+        mean, deviation = _distribution(rest, shape)
+        yield RandomTensor(name=prefixes[part] + rest, shape=shape, mean=mean, deviation=deviation)
+
+
+def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
+    """Mean and deviation that let every part of the forward pass show in the vectors."""
+    if name.endswith("bias"):
+        return 0.0, 0.2
+    if name.endswith(("q_norm.weight", "k_norm.weight")):
+        return 1.5, 0.4
+    if "norm" in name:
+        return 1.0, 0.3
+    if name.endswith(("embed_tokens.weight", "pos_embed.weight")):
+        return 0.0, 0.5
+    gain = 1.0
+    if "patch_embed" in name:
+        gain = 4.0
+    elif name.endswith(("attn.qkv.weight", "o_proj.weight", "attn.proj.weight", "linear_fc1.weight")):
+        gain = 2.0
+    return 0.0, gain / math.sqrt(math.prod(shape[1:]))
