@@ -10,11 +10,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tessera.models.llama_nemotron_vl import attention as served
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.rope import rotate, rotation
 from tessera.models.llama_nemotron_vl.text import Attention, Layer, Mlp, RmsNorm, TextTower
 from tessera.models.llama_nemotron_vl.vision import VisionTower
-from tessera.nn import attention as served
 
 _FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _STORED_PREFIXES = (

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tessera.nn.attention import varlen_attention
+from tessera.models.llama_nemotron_vl.attention import varlen_attention
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int]) -> torch.Tensor:

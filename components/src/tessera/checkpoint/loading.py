@@ -33,14 +33,14 @@ def fill(
     tensors: Mapping[str, StoredTensor],
     *,
     part: str,
-    fused: Mapping[str, Sequence[str]],
+    sources: Mapping[str, Sequence[str]],
     dtype: torch.dtype,
     device: torch.device,
 ) -> None:
     """Replace every parameter of ``module`` by one with storage, read from its sources.
 
-    ``part`` is what precedes the parameters' names in the tensors' canonical names. ``fused`` lists, for a
-    submodule's name, the stored ones that it combines: its parameter is their rows, one after another.
+    ``part`` is what precedes the parameters' names in the tensors' canonical names. ``sources`` lists, for a
+    submodule's name, the stored names that it stands for: its parameter is their rows, one after another.
     Raises ``CheckpointError`` for a file that ends too early.
     """
     with TensorReader() as reader:
@@ -48,7 +48,7 @@ def fill(
             value = torch.empty(placeholder.shape, dtype=dtype, device=device)
             flat = value.view(-1)
             offset = 0
-            for source in _sources(part + name, fused):
+            for source in _sources(part + name, sources):
                 tensor = tensors[source]
                 count = tensor.nbytes // tensor.dtype.itemsize
                 reader.read(tensor, flat[offset : offset + count])
@@ -58,11 +58,15 @@ def fill(
             setattr(module.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
 
 
-def _sources(name: str, fused: Mapping[str, Sequence[str]]) -> list[str]:
-    for whole, parts in fused.items():
-        if f".{whole}." in name:
-            return [name.replace(f".{whole}.", f".{part}.") for part in parts]
-    return [name]
+def _sources(name: str, sources: Mapping[str, Sequence[str]]) -> list[str]:
+    found = [name]
+    for own, stored in sources.items():
+        found = [
+            one.replace(f".{own}.", f".{part}.")
+            for one in found
+            for part in (stored if f".{own}." in one else [own])
+        ]
+    return found
 
 
 class TensorReader:

@@ -7,6 +7,9 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
+GELU_TANH = ("gelu_new", "gelu_pytorch_tanh")
+"""The names of GELU's tanh form."""
+
 Activation = Callable[[torch.Tensor], torch.Tensor]
 
 

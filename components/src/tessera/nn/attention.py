@@ -1,73 +1,49 @@
-"""Full attention inside each sequence of a packed batch."""
+"""Grouped-query attention."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
-from tessera.nn.fused import uses_fused
+from tessera.nn.block import Block
+from tessera.nn.linear import Linear
+from tessera.nn.norm import RmsNorm
+from tessera.nn.residual import Residual
+from tessera.nn.rotary import Rotation
+from tessera.nn.sequences import Sequences
+from tessera.nn.spec import LayerSpec
+
+if TYPE_CHECKING:
+    from tessera.nn.forms.plain import Rows
 
 
-def varlen_attention(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    lengths: Sequence[int],
-) -> torch.Tensor:
-    """Attend within each sequence, both ways, scaled by ``head_dim ** -0.5``.
+class Attention(Block):
+    """Attention within each sequence, with q, k and v from one product, in this order.
 
-    ``q`` is ``[total, heads, head_dim]``, ``k`` and ``v`` ``[total, kv_heads, head_dim]`` with ``heads`` a
-    multiple of ``kv_heads``; ``cu_seqlens`` int32 ``[batch + 1]`` bounds the sequences, and ``lengths`` says
-    the same on the host, so that nothing has to wait for the device. Returns ``[total, heads, head_dim]``.
+    Queries and keys go through a norm of their own if the spec has one, and are rotated if there is a
+    rotation. Scores are scaled by ``head_dim ** -0.5``.
     """
-    if uses_fused(q.device, q.dtype):
-        from tessera.nn.kernels.attention import packed_attention, supports
 
-        if supports(q.shape[2]):
-            return packed_attention(q, k, v, cu_seqlens, max(lengths))
-    groups = q.shape[1] // k.shape[1]
-    if groups > 1:
-        k, v = _expand(k, groups), _expand(v, groups)
-    if q.is_cuda and q.dtype != torch.float32:
-        from torch.nn.attention.varlen import varlen_attn
+    def __init__(self, spec: LayerSpec) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = spec.heads, spec.kv_heads, spec.head_dim
+        self.causal = spec.causal
+        self.qkv_proj = Linear(spec.hidden, spec.qkv_width, bias=spec.qkv_bias)
+        self.q_norm = RmsNorm(spec.head_dim, eps=spec.eps) if spec.qk_norm else None
+        self.k_norm = RmsNorm(spec.head_dim, eps=spec.eps) if spec.qk_norm else None
+        self.o_proj = Linear(spec.heads * spec.head_dim, spec.hidden, bias=spec.out_bias)
 
-        longest = max(lengths)
-        packed = varlen_attn(q, k, v, cu_seqlens, cu_seqlens, longest, longest)
-        return packed if isinstance(packed, torch.Tensor) else packed[0]
-    if len(set(lengths)) == 1:
-        return _equal_lengths(q, k, v, len(lengths))
-    return _by_length(q, k, v, lengths)
+    def forward(
+        self, normed: Rows, stream: Residual, sequences: Sequences, rotation: Rotation | None
+    ) -> None:
+        """Add the attention of ``normed`` ``[tokens, hidden]`` to the stream."""
+        heads = self.qkv_proj(normed).unflatten(1, (-1, self.head_dim))
+        q, k, v = self.form.rotated(heads, self, rotation)
+        attended = sequences.attend(q, k, v, causal=self.causal)
+        self.o_proj.add_to(stream, attended.flatten(1))
 
-
-def _expand(heads: torch.Tensor, groups: int) -> torch.Tensor:
-    total, count, width = heads.shape
-    return heads[:, :, None, :].expand(total, count, groups, width).reshape(total, count * groups, width)
-
-
-def _equal_lengths(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, batch: int) -> torch.Tensor:
-    length = q.shape[0] // batch
-    queries, keys, values = (x.view(batch, length, *x.shape[1:]).transpose(1, 2) for x in (q, k, v))
-    return scaled_dot_product_attention(queries, keys, values).transpose(1, 2).flatten(0, 1)
-
-
-def _by_length(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    """One call for each distinct length, over views of the packed rows where a length occurs once."""
-    starts: dict[int, list[int]] = {}
-    offset = 0
-    for length in lengths:
-        starts.setdefault(length, []).append(offset)
-        offset += length
-    out = torch.empty_like(q)
-    for length, offsets in starts.items():
-        slices = [slice(start, start + length) for start in offsets]
-        if len(slices) == 1:
-            out[slices[0]] = _equal_lengths(q[slices[0]], k[slices[0]], v[slices[0]], 1)
-            continue
-        queries, keys, values = (torch.cat([x[where] for where in slices]) for x in (q, k, v))
-        attended = _equal_lengths(queries, keys, values, len(slices))
-        for where, rows in zip(slices, attended.view(len(slices), length, *q.shape[1:]), strict=True):
-            out[where] = rows
-    return out
+    def split(self, heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values in ``[tokens, heads + 2 * kv_heads, head_dim]``."""
+        q, k, v = torch.split(heads, [self.heads, self.kv_heads, self.kv_heads], dim=1)
+        return q, k, v

@@ -14,7 +14,7 @@ from tessera.models.llama_nemotron_vl.text import TextTower
 from tessera.models.llama_nemotron_vl.vision import VisionTower
 
 # One GEMM instead of several.
-FUSED: Final = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+SOURCES: Final = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 
 
 def load_vision(path: Path, config: ModelConfig, *, dtype: str, device: str) -> VisionTower:
@@ -23,7 +23,7 @@ def load_vision(path: Path, config: ModelConfig, *, dtype: str, device: str) -> 
     tensors = stored_tensors(path, config)
     with torch.device("meta"):
         tower = VisionTower(config)
-    fill(tower, tensors, part="", fused=FUSED, dtype=kind, device=at)
+    fill(tower, tensors, part="", sources=SOURCES, dtype=kind, device=at)
     tower.vision.embeddings.place_constants(config.image, at)
     tower.prepare(at, kind)
     return tower.eval()
@@ -35,6 +35,6 @@ def load_text(path: Path, config: ModelConfig, *, dtype: str, device: str) -> Te
     tensors = stored_tensors(path, config)
     with torch.device("meta"):
         tower = TextTower(config.text)
-    fill(tower, tensors, part="text.", fused=FUSED, dtype=kind, device=at)
+    fill(tower, tensors, part="text.", sources=SOURCES, dtype=kind, device=at)
     tower.place_constants(at)
     return tower.eval()

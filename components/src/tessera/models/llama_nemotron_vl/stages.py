@@ -10,7 +10,7 @@ from torch import nn
 from tessera.checkpoint.loading import fill, torch_dtype
 from tessera.errors import ConfigError
 from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.loading import FUSED, load_text, load_vision
+from tessera.models.llama_nemotron_vl.loading import SOURCES, load_text, load_vision
 from tessera.models.llama_nemotron_vl.stage_fused import FusedStage
 from tessera.models.llama_nemotron_vl.stage_text import (
     Embed,
@@ -154,7 +154,7 @@ class _Loader:
             module,
             stored_tensors(self._path, self._config),
             part=part,
-            fused=FUSED,
+            sources=SOURCES,
             dtype=torch_dtype(self._dtype),
             device=torch.device(self._device),
         )

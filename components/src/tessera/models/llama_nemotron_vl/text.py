@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tessera.models.llama_nemotron_vl.attention import varlen_attention
 from tessera.models.llama_nemotron_vl.config import TextConfig
 from tessera.models.llama_nemotron_vl.pooling import pool
 from tessera.models.llama_nemotron_vl.rope import inverse_frequencies, rotate, rotation
 from tessera.nn.activation import activation
-from tessera.nn.attention import varlen_attention
 from tessera.nn.fused import uses_fused
 from tessera.nn.kernels import gemm
 from tessera.nn.table import Table

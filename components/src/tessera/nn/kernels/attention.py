@@ -13,8 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tessera.nn.fused import FUSED_HEAD_DIMS
-
+_HEAD_DIMS = (16, 32, 64, 128)
 ROWS = 128
 # Milliseconds on an H100, 32,768 tokens, 32 heads on 8, head width 64, against FlashAttention 2:
 #   length           32     128    260    1024   1796
@@ -166,7 +165,7 @@ def attend(
 
 def supports(head_dim: int) -> bool:
     """Whether the kernel takes heads of this width."""
-    return head_dim in FUSED_HEAD_DIMS
+    return head_dim in _HEAD_DIMS
 
 
 def packed_attention(

@@ -25,6 +25,12 @@ import torch
 LEAST_ROWS = 4096
 """From this many rows on, a product that widens them is faster here than by cuBLAS."""
 
+ADDED_ROWS = 8192
+"""From this many rows on, an added product of a short inner width is faster here."""
+
+# An inner width from which on an added product is faster by cuBLAS at every number of rows.
+_LONG = 2048
+
 # From this many rows on, tiles of 192 columns beat tiles of 128.
 _WIDE_ROWS = 2048
 
@@ -38,6 +44,11 @@ def _is_there(device: torch.device) -> bool:
 def serves(weight: torch.Tensor) -> bool:
     """Whether the library is installed and used for this type on this generation of device."""
     return weight.is_cuda and weight.dtype == torch.bfloat16 and _is_there(weight.device)
+
+
+def adds(weight: torch.Tensor) -> bool:
+    """Whether ``add_product`` of this weight is faster here from ``ADDED_ROWS`` on."""
+    return weight.shape[0] == weight.shape[1] < _LONG and serves(weight)
 
 
 def gated(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,46 @@
+"""Which form a tower runs in, by its device and type."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+
+import torch
+
+from tessera.nn.forms.plain import PLAIN, Form
+
+
+@functools.cache
+def has_triton() -> bool:
+    """Whether Triton is installed; torch's CPU wheels come without it."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def uses_fused(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether modules of this type on this device run fused: half precision on CUDA."""
+    return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16) and has_triton()
+
+
+def form_for(device: torch.device, dtype: torch.dtype) -> Form:
+    """Fused where there are kernels for it, plain torch elsewhere."""
+    if not uses_fused(device, dtype):
+        return PLAIN
+    from tessera.nn.forms.fused import FUSED
+
+    return FUSED
+
+
+def fp8() -> Form:
+    """Products in FP8, the rest fused; for layers that were prepared for the fused form."""
+    from tessera.nn.forms.fp8 import FP8
+
+    return FP8
+
+
+def exported(device: torch.device, dtype: torch.dtype, *, max_sequences: int) -> Form:
+    """For programs that ``torch.export`` traces; ``max_sequences`` bounds a packed batch on CUDA."""
+    if not uses_fused(device, dtype):
+        return PLAIN
+    from tessera.nn.forms.exported import Exported
+
+    return Exported(max_sequences)

@@ -1,0 +1,62 @@
+"""Products in FP8 on CUDA; norms, attention and the residual stay in half precision.
+
+What a product adds to the residual is left pending for the next norm, which reads the residual anyway.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from tessera.nn.activation import GELU_TANH
+from tessera.nn.activation import activation as function
+from tessera.nn.forms.fused import Fused, gate_by, offset
+from tessera.nn.forms.plain import Rows
+from tessera.nn.fp8 import Fp8Weight
+from tessera.nn.kernels import fp8
+from tessera.nn.linear import Linear
+from tessera.nn.norm import LayerNorm, RmsNorm
+from tessera.nn.residual import Residual
+
+if TYPE_CHECKING:
+    from tessera.nn.block import Block
+
+
+class Fp8(Fused):
+    def prepare(self, block: Block) -> None:
+        if isinstance(block, Linear):
+            block.fp8 = Fp8Weight.taken_from(block)
+
+    def rms_norm(self, stream: Residual, norm_of: RmsNorm) -> Rows:
+        pending, stream.pending = stream.pending, None
+        return fp8.add_rms_norm(stream.rows, pending, norm_of.weight, norm_of.eps)
+
+    def layer_norm(self, stream: Residual, norm_of: LayerNorm) -> Rows:
+        pending, stream.pending = stream.pending, None
+        weight, bias = norm_of.weight, norm_of.bias
+        return fp8.add_layer_norm(stream.rows, pending, offset(norm_of), weight, bias, norm_of.eps)
+
+    def product(self, linear: Linear, rows_in: Rows) -> torch.Tensor:
+        return _product(linear, rows_in, linear.bias)
+
+    def activated(self, linear: Linear, rows_in: Rows, activation: str) -> Rows:
+        wide = _product(linear, rows_in, linear.bias)
+        return fp8.gelu_tanh(wide) if activation in GELU_TANH else fp8.quantise(function(activation)(wide))
+
+    def gated(self, linear: Linear, rows_in: Rows, activation: str) -> Rows:
+        both = _product(linear, rows_in, linear.bias)
+        return fp8.silu_gate(both) if activation == "silu" else fp8.quantise(gate_by(activation, both))
+
+    def add_product(self, stream: Residual, linear: Linear, rows_in: Rows) -> None:
+        stream.settled()
+        stream.pending = _product(linear, rows_in, None if linear.deferred else linear.bias)
+
+
+FP8 = Fp8()
+
+
+def _product(linear: Linear, rows_in: Rows, bias: torch.Tensor | None) -> torch.Tensor:
+    assert linear.fp8 is not None, "the weight has not been taken"
+    quantised = rows_in if isinstance(rows_in, tuple) else fp8.quantise(rows_in)
+    return linear.fp8.product(quantised, bias)

@@ -1,0 +1,134 @@
+"""Every operation by plain torch, for any device and type; the other forms replace what they do otherwise.
+
+Nothing is done in place, so that gradients can be computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch.nn import functional
+
+from tessera.nn.activation import activation as function
+from tessera.nn.residual import Residual
+from tessera.nn.rotary import Rotation, rotate
+from tessera.nn.sequences import Equal, Packed, Sequences
+
+if TYPE_CHECKING:
+    from tessera.nn.attention import Attention
+    from tessera.nn.block import Block
+    from tessera.nn.linear import Linear
+    from tessera.nn.norm import LayerNorm, RmsNorm
+    from tessera.nn.patches import PatchEmbedding
+
+Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+"""``[tokens, width]``, or the same in FP8 with a scale for each row."""
+
+Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Queries, keys and values, each ``[tokens, heads, head_dim]``."""
+
+
+class Form:
+    """The operations that blocks are made of."""
+
+    def prepare(self, block: Block) -> None:
+        """Lay the weights of ``block`` out for this form; they are in place."""
+
+    def defers(self, linear: Linear) -> bool:
+        """Whether the bias of a product that adds to the stream may be left to the norms."""
+        return False
+
+    def rms_norm(self, stream: Residual, norm: RmsNorm) -> Rows:
+        return functional.rms_norm(stream.settled(), norm.weight.shape, norm.weight, norm.eps)
+
+    def layer_norm(self, stream: Residual, norm: LayerNorm) -> Rows:
+        rows = stream.settled()
+        return functional.layer_norm(rows, norm.weight.shape, norm.weight, norm.bias, norm.eps)
+
+    def product(self, linear: Linear, rows: Rows) -> torch.Tensor:
+        return functional.linear(tensor(rows), linear.weight, linear.bias)
+
+    def activated(self, linear: Linear, rows: Rows, activation: str) -> Rows:
+        """The activation of the product."""
+        return function(activation)(self.product(linear, rows))
+
+    def gated(self, linear: Linear, rows: Rows, activation: str) -> Rows:
+        """The product holds the gate, then as many columns that the activation of the gate multiplies."""
+        gate, up = self.product(linear, rows).chunk(2, dim=-1)
+        return function(activation)(gate) * up
+
+    def add_product(self, stream: Residual, linear: Linear, rows: Rows) -> None:
+        self.add(stream, self.product(linear, rows))
+
+    def add(self, stream: Residual, rows: torch.Tensor) -> None:
+        stream.rows = stream.rows + rows
+
+    def add_weighted(
+        self, stream: Residual, table: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
+    ) -> None:
+        """Add ``sum(weights[tap] * table[index[tap]])``, summed in float32.
+
+        ``table`` is ``[rows, width]``, ``index`` int32 and ``weights`` float32, both ``[taps, tokens]``.
+        """
+        found = stream.rows.float()
+        for at, weight in zip(index, weights, strict=True):
+            found = found + weight[:, None] * table.index_select(0, at).float()
+        stream.rows = found.to(stream.rows.dtype)
+
+    def rotated(self, heads: torch.Tensor, attention: Attention, rotation: Rotation | None) -> Heads:
+        """Queries and keys behind their norms and rotation, and values.
+
+        ``heads`` ``[tokens, heads + 2 * kv_heads, head_dim]`` may be overwritten.
+        """
+        q, k, v = attention.split(heads)
+        if attention.q_norm is not None and attention.k_norm is not None:
+            q, k = (
+                functional.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+                for x, norm in ((q, attention.q_norm), (k, attention.k_norm))
+            )
+        if rotation is None:
+            return q, k, v
+        q, k = (rotate(x, rotation.cosines, rotation.sines) for x in (q, k))
+        return rotation.scaled(q), k, v
+
+    def packed(self, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> Sequences:
+        """Sequences end to end, as ``sequences.Packed`` says."""
+        return Packed(cu_seqlens, lengths)
+
+    def equal(self, length: int) -> Sequences:
+        """Sequences end to end that are all of one length."""
+        return Equal(length)
+
+    def means(self, rows: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+        """The mean over each sequence, accumulated in float32: ``[batch, width]``.
+
+        Sequences are never added to one another's sums, not even with weight zero, so that a sequence with a
+        NaN spoils only its own mean. Rows behind the last sequence belong to none.
+        """
+        batch, total = cu_seqlens.shape[0] - 1, rows.shape[0]
+        sums = torch.zeros(batch + 1, rows.shape[1], dtype=torch.float32, device=rows.device)
+        sequence = numbers(cu_seqlens[1:], total)
+        return sums.index_add(0, sequence, rows.float())[:-1] / cu_seqlens.diff()[:, None]
+
+    def patches(self, pixels: torch.Tensor, embedding: PatchEmbedding) -> torch.Tensor:
+        """``[patches, features]`` in the weight's type, of what ``PatchEmbedding`` takes."""
+        rows = embedding.cut(pixels) if pixels.dim() == 4 else pixels
+        if rows.dtype == torch.uint8:
+            rows = (rows.to(torch.float32) / 255.0 - embedding.mean) / embedding.std
+        return rows.to(embedding.projection.weight.dtype)
+
+
+PLAIN = Form()
+
+
+def tensor(rows: Rows) -> torch.Tensor:
+    """Rows that are known not to be in FP8."""
+    return cast(torch.Tensor, rows)
+
+
+def numbers(ends: torch.Tensor, total: int) -> torch.Tensor:
+    """int64 ``[total]``: the sequence of each row by number; rows behind the last end are of one more."""
+    at = torch.arange(total, dtype=ends.dtype, device=ends.device)
+    return torch.searchsorted(ends, at, right=True)

@@ -1,0 +1,155 @@
+"""What a stack of transformer layers is made of: sizes and choices, without torch.
+
+Configurations of families hold these; the modules beside this one are built from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu"]
+"""The names that configurations use. ``gelu`` is the exact form; the next two are both the tanh form."""
+
+Pooling = Literal["mean", "last", "first", "none"]
+RopeType = Literal["default", "linear", "llama3", "yarn"]
+Shapes = dict[str, tuple[int, ...]]
+"""Shapes of stored tensors by name."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RopeSpec:
+    """Rotary position embedding, its scaling, and which axis of the positions each frequency reads.
+
+    ``low_freq_factor`` and ``high_freq_factor`` are of llama3, ``beta_fast`` to ``truncate`` of yarn; an
+    ``attention_factor`` of None follows from the others. ``sections`` counts the frequencies of each axis
+    (mRoPE): chunked, or with ``interleaved`` one of each axis in turn for as long as the section lasts, and
+    the first axis where it has ended. ``query_beta`` is that of Llama 4's query scaling, 0 for none.
+    """
+
+    theta: float
+    rope_type: RopeType = "default"
+    factor: float = 1.0
+    original_max_positions: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 1.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    mscale: float = 0.0
+    mscale_all_dim: float = 0.0
+    attention_factor: float | None = None
+    truncate: bool = True
+    sections: tuple[int, ...] = ()
+    interleaved: bool = False
+    query_beta: float = 0.0
+
+    @property
+    def axes(self) -> int:
+        """How many rows of positions there are."""
+        return max(1, len(self.sections))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSpec:
+    """A pre-norm layer: attention, then an MLP, each added to the residual stream.
+
+    ``norm`` is RMSNorm or LayerNorm. ``heads`` is a multiple of ``kv_heads``. ``qk_norm`` puts an RMSNorm
+    over each head of queries and keys, before they are rotated.
+    """
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    activation: str
+    norm: Literal["rms", "layer"]
+    eps: float
+    gated: bool
+    causal: bool = False
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+
+    @property
+    def qkv_width(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.head_dim
+
+    def shapes(self) -> Shapes:
+        """The tensors of one layer as checkpoints hold them, by the names of Llama and Qwen.
+
+        q, k, v, gate and up are stored apart. An MLP without a gate has up and down.
+        """
+        hidden, wide = self.hidden, self.intermediate
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        linear = {
+            "self_attn.q_proj": (queries, hidden, self.qkv_bias),
+            "self_attn.k_proj": (keys, hidden, self.qkv_bias),
+            "self_attn.v_proj": (keys, hidden, self.qkv_bias),
+            "self_attn.o_proj": (hidden, queries, self.out_bias),
+            **({"mlp.gate_proj": (wide, hidden, self.mlp_bias)} if self.gated else {}),
+            "mlp.up_proj": (wide, hidden, self.mlp_bias),
+            "mlp.down_proj": (hidden, wide, self.mlp_bias),
+        }
+        shapes: Shapes = {}
+        for name, (columns, inner, biased) in linear.items():
+            shapes[f"{name}.weight"] = (columns, inner)
+            if biased:
+                shapes[f"{name}.bias"] = (columns,)
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            shapes[f"{name}.weight"] = (hidden,)
+            if self.norm == "layer":
+                shapes[f"{name}.bias"] = (hidden,)
+        if self.qk_norm:
+            shapes |= {f"self_attn.{name}.weight": (self.head_dim,) for name in ("q_norm", "k_norm")}
+        return shapes
+
+    def activations(self) -> int:
+        """Elements alive for each row at the widest point of a layer, beside the weights.
+
+        Attention is computed without its score matrix by every kernel in use, so what counts is linear in
+        rows: the residual stream, a norm's output, and the widest product with its input.
+        """
+        queries = self.heads * self.head_dim
+        # q, k and v; their copies for a kernel, or as they are before they are rotated; and its output.
+        # Where the kernel takes no groups, keys and values are repeated for each head of queries.
+        attention = 2 * self.qkv_width + queries + (2 * queries if self.kv_heads < self.heads else 0)
+        mlp = self.hidden + (4 if self.gated else 2) * self.intermediate
+        return 2 * self.hidden + max(attention, mlp)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSpec:
+    """A text tower: token embeddings, layers, a final norm, pooling.
+
+    ``levels`` is how many of the first layers take vision rows of their own behind them (DeepStack): a
+    vision row is then ``(1 + levels) * hidden`` wide. With ``final_norm`` false the output is the last
+    layer's.
+    """
+
+    vocab_size: int
+    layers: int
+    layer: LayerSpec
+    rope: RopeSpec
+    pooling: Pooling
+    levels: int = 0
+    final_norm: bool = True
+
+    @property
+    def row_width(self) -> int:
+        return (1 + self.levels) * self.layer.hidden
+
+    def shapes(self, prefix: str = "") -> Shapes:
+        """The stored tensors by name; ``prefix`` goes before each."""
+        hidden = self.layer.hidden
+        shapes: Shapes = {"embed_tokens.weight": (self.vocab_size, hidden)}
+        for number in range(self.layers):
+            shapes |= {f"layers.{number}.{name}": shape for name, shape in self.layer.shapes().items()}
+        if self.final_norm:
+            shapes["norm.weight"] = (hidden,)
+        return {f"{prefix}{name}": shape for name, shape in shapes.items()}
+
+    def activations(self, tokens: int) -> int:
+        """Elements alive at the widest point of so many tokens, beside the weights."""
+        return tokens * (self.layer.activations() + self.levels * self.layer.hidden)

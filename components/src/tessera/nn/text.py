@@ -1,0 +1,113 @@
+"""A text tower: token embeddings, layers over a packed batch, pooling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from tessera.nn.block import use
+from tessera.nn.forms.choice import form_for, fp8
+from tessera.nn.forms.plain import Form, tensor
+from tessera.nn.layer import Stack
+from tessera.nn.norm import norm
+from tessera.nn.pooling import Pool
+from tessera.nn.residual import Residual
+from tessera.nn.rotary import Rotary
+from tessera.nn.sequences import Sequences
+from tessera.nn.spec import TextSpec
+from tessera.nn.table import Table
+
+Embedded = tuple[torch.Tensor, ...]
+"""``[tokens, hidden]``; with DeepStack ``[tokens, levels * hidden]`` behind it, 0 but at vision rows."""
+
+
+class TextTower(nn.Module):
+    """Implements ``tessera.models.base.SplitTextModule``.
+
+    Built on the ``meta`` device and filled from weight files; ``prepare`` then makes it ready to run.
+    """
+
+    def __init__(self, spec: TextSpec) -> None:
+        super().__init__()
+        self.spec = spec
+        hidden = spec.layer.hidden
+        self.embed_tokens = Table(spec.vocab_size, hidden)
+        self.layers = Stack(spec.layer, spec.layers)
+        self.norm = norm(spec.layer.norm, hidden, eps=spec.layer.eps) if spec.final_norm else None
+        self.pool = Pool(spec.pooling)
+        self.form = self.pool.form
+        self.rotary: Rotary
+
+    def prepare(self, device: torch.device, form: Form | None = None) -> TextTower:
+        """Choose the form of the operations, by device and type if it is not given.
+
+        Call it once the weights are in place.
+        """
+        self.rotary = Rotary.of(self.spec.rope, self.spec.layer.head_dim, device)
+        self.form = form_for(device, self.embed_tokens.weight.dtype) if form is None else form
+        self.layers.prepare(self.form, final=self.norm)
+        use(self.pool, self.form)
+        return self.eval()
+
+    def quantise(self, *, keep: int) -> None:
+        """Hold the products in FP8, but for ``keep`` layers at each end."""
+        self.layers.quantise(fp8(), keep=keep)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+        vision_rows: torch.Tensor,
+        vision_index: torch.Tensor,
+    ) -> torch.Tensor:
+        embedded = self.embed(input_ids, vision_rows, vision_index)
+        return self.pooled(embedded, positions, cu_seqlens, lengths)
+
+    def embed(
+        self, input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
+    ) -> Embedded:
+        """Token embeddings with the vision rows in their places."""
+        embedded: torch.Tensor = self.embed_tokens(input_ids)
+        hidden, levels = self.spec.layer.hidden, self.spec.levels
+        deep = [embedded.new_zeros(len(embedded), levels * hidden)] if levels else []
+        if vision_index.shape[0]:
+            rows, at = vision_rows.to(embedded.dtype), vision_index.to(torch.int64)
+            for whole, part in zip((embedded, *deep), (rows[:, :hidden], rows[:, hidden:]), strict=False):
+                whole.index_copy_(0, at, part)
+        return (embedded, *deep)
+
+    def pooled(
+        self,
+        embedded: Embedded,
+        positions: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+    ) -> torch.Tensor:
+        """What follows ``embed``, whose tensors may be overwritten."""
+        hidden = self.encode(embedded, positions, self.form.packed(cu_seqlens, lengths))
+        pooled: torch.Tensor = self.pool(hidden, cu_seqlens)
+        return pooled
+
+    def encode(self, embedded: Embedded, positions: torch.Tensor, sequences: Sequences) -> torch.Tensor:
+        """The last hidden state ``[tokens, hidden]``, behind the final norm if there is one."""
+        stream = Residual(embedded[0])
+        self.layers(stream, sequences, self.rotary(positions), self._deep(embedded))
+        if self.norm is None:
+            return self.layers.output(stream, len(self.layers) - 1)
+        return tensor(self.norm(stream))
+
+    def _deep(self, embedded: Embedded) -> Callable[[int, Residual], None] | None:
+        """What is added behind the first layers."""
+        if not self.spec.levels:
+            return None
+        levels = embedded[1].chunk(self.spec.levels, dim=1)
+
+        def add(number: int, stream: Residual) -> None:
+            if number < len(levels):
+                self.form.add(stream, levels[number])
+
+        return add
