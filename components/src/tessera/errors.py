@@ -9,6 +9,7 @@ TesseraError
 │   ├── InvalidInput          a value is malformed or out of range
 │   │   └── EmptyInput        there is nothing to embed
 │   ├── PayloadTooLarge       a body, file or image is over its limit
+│   │   └── ResponseTooLarge  the answer would be over its limit
 │   ├── UnsupportedMedia      the bytes are not an image format that is served
 │   ├── MediaFetchError       a URL could not be fetched, or may not be
 │   ├── MediaNotCached        an image was named and not sent, and nobody knows it or has its rows
@@ -84,6 +85,10 @@ class EmptyInput(InvalidInput):
 
 class PayloadTooLarge(RequestError):
     code = "payload_too_large"
+
+
+class ResponseTooLarge(PayloadTooLarge):
+    code = "response_too_large"
 
 
 class UnsupportedMedia(RequestError):

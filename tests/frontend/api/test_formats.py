@@ -16,9 +16,10 @@ from tessera.frontend.api.formats import (
     convert,
     finish,
     numbers,
+    row_bytes,
 )
 from tessera.frontend.api.openai import embeddings_body, parse_embeddings
-from tessera.frontend.request import EmbedDtype
+from tessera.frontend.request import EmbedDtype, EncodingFormat
 from tessera.frontend.serving.pipeline import Usage, check_width
 
 HIDDEN = 64
@@ -157,6 +158,24 @@ def test_partial_answers() -> None:
     assert not rows[1].any()
     assert np.array_equal(rows[2], vectors[2])
     assert json.loads(raw.headers["metadata"])["errors"] == {"1": "unsupported_media"}
+
+
+@pytest.mark.parametrize("dtype", list(EmbedDtype))
+@pytest.mark.parametrize("encoding", list(EncodingFormat))
+def test_no_row_takes_more_than_it_was_counted_for(dtype: EmbedDtype, encoding: EncodingFormat) -> None:
+    # The longest numbers: nine digits, signs, and exponents of two digits.
+    awkward = np.array([-1.17549435e-38, -3.40282347e38, -1.23456788e-05, -9.87654322e-01], np.float32)
+    if dtype not in (EmbedDtype.FLOAT32, EmbedDtype.BFLOAT16):
+        awkward = np.array([-0.000012345678, -65504.0, -0.98765432, 1.0], np.float32)
+    for rows in (unit_rows(8), np.tile(awkward, (8, HIDDEN // 4)), np.full((8, HIDDEN), -1.0, np.float32)):
+        one, all_of_them = (
+            len(body(part, embed_dtype=dtype.value, encoding_format=encoding.value).content)
+            for part in (rows[:1], rows)
+        )
+        counted = row_bytes(HIDDEN, dtype, encoding)
+        assert all_of_them - one <= 7 * counted
+        if encoding is not EncodingFormat.FLOAT:
+            assert counted <= (all_of_them - one) / 7 + 96
 
 
 def test_rows_from_a_buffer_are_not_written_to() -> None:

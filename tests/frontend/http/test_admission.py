@@ -5,18 +5,22 @@ from __future__ import annotations
 import pytest
 
 from tessera.errors import Overloaded
-from tessera.frontend.http.admission import Admission, Capacity, Ticket
+from tessera.frontend.http.admission import RESPONSES_IN_FLIGHT, Admission, Capacity, Ticket
 
 
 class Workers:
     """What the workers say that they take."""
 
-    def __init__(self, tokens: int = 10_000, units: int = 100, requests: int = 1000) -> None:
+    def __init__(
+        self, tokens: int = 10_000, units: int = 100, requests: int = 1000, response_bytes: int = 1 << 30
+    ) -> None:
         self.tokens, self.units = tokens, units
         capacity = Capacity(lambda: self.tokens, lambda: self.units, unknown=5000)
-        self.admission = Admission(capacity, max_requests=requests)
+        self.admission = Admission(capacity, max_requests=requests, max_response_bytes=response_bytes)
 
-    def fill(self, client: str = "", tokens: int = 100, units: int = 0) -> list[Ticket]:
+    def fill(
+        self, client: str = "", tokens: int = 100, units: int = 0, response_bytes: int = 0
+    ) -> list[Ticket]:
         tickets = []
         while True:
             try:
@@ -25,7 +29,7 @@ class Workers:
                 assert error.retry_after
                 return tickets
             try:
-                ticket.charge(tokens, units)
+                ticket.charge(tokens, units, response_bytes)
             except Overloaded:
                 ticket.close()
                 return tickets
@@ -52,6 +56,19 @@ def test_units_are_counted_as_well() -> None:
     close(tickets)
 
 
+def test_the_bytes_of_answers_are_counted_as_well() -> None:
+    workers = Workers(response_bytes=1000)
+    tickets = workers.fill(tokens=10, response_bytes=1000)
+    assert len(tickets) == RESPONSES_IN_FLIGHT
+    assert workers.admission.response_bytes == RESPONSES_IN_FLIGHT * 1000
+    late = workers.admission.enter("")
+    with pytest.raises(Overloaded, match="bytes of answers in flight"):
+        late.charge(10, 0, 1)
+    late.close()
+    tickets.pop().close()
+    assert len(workers.fill(tokens=10, response_bytes=500)) == 2
+
+
 def test_a_full_service_refuses_at_the_door() -> None:
     workers = Workers()
     tickets = workers.fill()
@@ -70,9 +87,9 @@ def test_the_number_of_requests_is_bounded_too() -> None:
 def test_a_request_of_any_size_gets_in_when_there_is_room() -> None:
     workers = Workers()
     small = workers.admission.enter("")
-    small.charge(100, 0)
+    small.charge(100, 0, 0)
     large = workers.admission.enter("")
-    large.charge(10_000_000, 5000)
+    large.charge(10_000_000, 5000, 0)
     assert workers.admission.tokens == 100 + 10_000 // 4 and workers.admission.units == 100 // 4
     close([small, large])
     assert workers.admission.tokens == workers.admission.units == 0

@@ -89,6 +89,11 @@ class FrontendMetrics:
         self._admitted_tiles = Gauge(
             "tessera_admitted_tiles", "The old name of tessera_admitted_units", registry=registry
         )
+        self._admitted_response_bytes = Gauge(
+            "tessera_admitted_response_bytes",
+            "Bytes that the answers to the requests being answered may take",
+            registry=registry,
+        )
         self.retries_denied = Counter(
             "tessera_retries_denied", "Retries that the budget did not allow", registry=registry
         )
@@ -116,6 +121,7 @@ class FrontendMetrics:
         self._admitted_tokens.set_function(lambda: admission.tokens)
         self._admitted_units.set_function(lambda: admission.units)
         self._admitted_tiles.set_function(lambda: admission.units)
+        self._admitted_response_bytes.set_function(lambda: admission.response_bytes)
 
     def watch_workers(self, component: str, peers: Peers, *, expected: int) -> None:
         self._workers.labels(component).set_function(lambda: len(peers.ready))

@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter
 
@@ -84,7 +84,11 @@ class Service:
             tokens_per_minute=settings.access.tokens_per_minute,
         )
         capacity = Capacity.of_workers(workers.embed, workers.encode, unknown=_UNKNOWN_CAPACITY)
-        admission = Admission(capacity, max_requests=settings.limits.max_in_flight)
+        admission = Admission(
+            capacity,
+            max_requests=settings.limits.max_in_flight,
+            max_response_bytes=settings.limits.max_response_bytes,
+        )
         metrics.set_info(settings.served_model_name)
         for component, peers in workers.by_component.items():
             metrics.watch_workers(component, peers, expected=workers.expected[component])
@@ -107,6 +111,15 @@ class Service:
         await self.media.close()
         for peers in self.workers.by_component.values():
             await peers.close()
+
+
+def described(model: Model) -> dict[str, Any]:
+    """What clients and people are told of a model beside its name."""
+    return {
+        "family": model.family,
+        "output": {"kind": model.output.kind.value, "width": model.output.width},
+        "images": model.vision is not None,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

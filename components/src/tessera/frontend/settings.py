@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from tessera.frontend.http.admission import RESPONSES_IN_FLIGHT
 from tessera.frontend.http.auth import API_KEYS_VARIABLE, ApiKey, read_keys
 from tessera.frontend.http.connection import ConnectionLimits
 from tessera.frontend.media.policy import ImageLimits, MediaPolicy
@@ -38,6 +39,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_body_bytes: Annotated[
         int, Setting(flag="--max-body-mb", unit=MIB, check=POSITIVE, help="of its body")
     ] = 64 << 20
+    max_response_bytes: Annotated[
+        int,
+        Setting(
+            flag="--max-response-mb",
+            unit=MIB,
+            check=POSITIVE,
+            help="of its answer, as counted before any work, then 413",
+            more=f"The answers under way may take {RESPONSES_IN_FLIGHT} times as much together, then 429. "
+            "A number in JSON counts 16 bytes, base64 and `bytes` what they take",
+        ),
+    ] = 256 << 20
     request: RequestLimits = RequestLimits()
     max_tokens: Annotated[
         int,

@@ -9,9 +9,10 @@ them all. The pipeline knows none of them: it takes an ``EmbeddingsRequest`` (``
 
 To add a client's API:
 
-1. ``frontend/api/NAME.py``: a ``_translate`` from the parsed body to a ``Translated`` (the request, and a
-   function that writes its ``Result``), ``_routes`` with one route for each path, and ``API``. An error shape
-   of its own goes into ``ClientApi(error=...)``; metrics, keys, admission and the log line need nothing.
+1. ``frontend/api/NAME.py``: a ``_translate`` from the parsed body to a ``Translated`` (the request, a
+   function that writes its ``Result``, and the forms that rows have in it), ``_routes`` with one route for
+   each path, and ``API``. An error shape of its own goes into ``ClientApi(error=...)``; metrics, keys,
+   admission and the log line need nothing.
 2. ``frontend/app.py``: one line in ``APIS``.
 3. ``tests/clients/test_NAME.py``: the client's own package against a running service; its paths and fields
    are fuzzed by the tests that read ``/openapi.json``. The package goes into the ``dev`` extra.

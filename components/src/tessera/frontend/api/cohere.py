@@ -42,7 +42,13 @@ from tessera.frontend.api.values import (
     string,
 )
 from tessera.frontend.http.errors import Failure
-from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input, RequestLimits
+from tessera.frontend.request import (
+    EmbeddingsRequest,
+    EmbedDtype,
+    EncodingFormat,
+    Input,
+    RequestLimits,
+)
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Result, check_width
 from tessera.models.base import Role, Truncate
@@ -187,7 +193,14 @@ def _types(body: JsonObject) -> tuple[str, ...]:
 
 def _translate(body: Json, served: Served) -> Translated:
     parsed = parse_cohere(body, served.limits)
-    return Translated(request=parsed.request, write=partial(write_cohere, parsed))
+    return Translated(
+        request=parsed.request,
+        write=partial(write_cohere, parsed),
+        forms=tuple(
+            (TYPES[name], EncodingFormat.BASE64 if name == "base64" else EncodingFormat.FLOAT)
+            for name in parsed.types
+        ),
+    )
 
 
 def write_error(failure: Failure) -> tuple[int, JsonObject]:

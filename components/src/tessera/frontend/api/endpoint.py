@@ -13,16 +13,25 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tessera import tracing, wire
-from tessera.errors import ModelNotFound, PayloadTooLarge, RequestCancelled, RequestTimeout, UnsupportedMedia
-from tessera.frontend.api.formats import ResponseBody
+from tessera.errors import (
+    InvalidInput,
+    ModelNotFound,
+    PayloadTooLarge,
+    RequestCancelled,
+    RequestTimeout,
+    ResponseTooLarge,
+    UnsupportedMedia,
+)
+from tessera.frontend.api.formats import ResponseBody, row_bytes
 from tessera.frontend.api.values import Json, read_json
 from tessera.frontend.http.admission import RateLimiter, Ticket
 from tessera.frontend.http.auth import Authenticator, client_of
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.request import EmbeddingsRequest, RequestLimits
+from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, RequestLimits
 from tessera.frontend.serving.pipeline import Pipeline, Result
 from tessera.frontend.settings import Limits
 from tessera.logs import RequestLine, note
+from tessera.models.base import OutputKind
 from tessera.tasks import Deadline, Left, run_until
 
 T = TypeVar("T")
@@ -108,10 +117,14 @@ class Served:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translated:
-    """A request in the service's own terms, and how its answer is written for the client."""
+    """A request in the service's own terms, and how its answer is written for the client.
+
+    ``forms`` are the element types and encodings in which the answer has each row.
+    """
 
     request: EmbeddingsRequest
     write: Callable[[Result], ResponseBody]
+    forms: tuple[tuple[EmbedDtype, EncodingFormat], ...]
 
 
 Translate = Callable[[Json, Served], Translated]
@@ -148,6 +161,9 @@ class Endpoint:
                 translated = translate(_parsed(http, raw), self.served)
         request = translated.request
         self.check_model(request)
+        self._check_output()
+        # As far as it is known before images are fetched and texts are tokenised.
+        self._check_size(translated, len(request.inputs) * self.pipeline.output.rows(1))
         request_id = identify(http, request)
         note(inputs=len(request.inputs), images=sum(len(entry.images) for entry in request.inputs))
         work = self.pipeline.run(
@@ -155,7 +171,7 @@ class Endpoint:
             request_id=request_id,
             deadline=deadline,
             client=client(http),
-            charge=partial(self._charge, http),
+            charge=partial(self._charge, http, translated),
         )
         result = await until_disconnect(http, work)
         note(
@@ -188,10 +204,33 @@ class Endpoint:
                 f"the model {request.model!r} is not served here, {model!r} is", param="model"
             )
 
-    def _charge(self, http: Request, tokens: int, units: int) -> None:
+    def _check_output(self) -> None:
+        kind = self.pipeline.output.kind
+        if kind is not OutputKind.VECTOR:
+            raise InvalidInput(
+                f"the model {self.served.model!r} has {kind.value} as its output, and this route answers one "
+                "vector for each input",
+                param="model",
+            )
+
+    def _check_size(self, translated: Translated, rows: int) -> int:
+        """The bytes that the answer's rows take at most; raises ``ResponseTooLarge``."""
+        own, asked = self.pipeline.output.width, translated.request.dimensions
+        width = own if asked is None else min(own, asked)
+        nbytes = rows * sum(row_bytes(width, *form) for form in translated.forms)
+        limit = self._limits.max_response_bytes
+        if nbytes > limit:
+            raise ResponseTooLarge(
+                f"the answer's {rows} rows of {width} values may take {nbytes} bytes, over the limit of "
+                f"{limit} of an answer; send fewer inputs, or ask for base64 or fewer dimensions"
+            )
+        return nbytes
+
+    def _charge(self, http: Request, translated: Translated, tokens: int, units: int, rows: int) -> None:
         note(tokens=tokens, units=units)
+        nbytes = self._check_size(translated, rows)
         ticket: Ticket = http.state.ticket
-        ticket.charge(tokens, units)
+        ticket.charge(tokens, units, nbytes)
         self._limiter.charge(_key_name(http), tokens)
 
     async def _body(self, http: Request) -> bytes:

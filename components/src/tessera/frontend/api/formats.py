@@ -28,7 +28,7 @@ import orjson
 
 from tessera.dtypes import bfloat16_bits, from_bfloat16_bits
 from tessera.errors import EngineFailed
-from tessera.frontend.request import EmbedDtype
+from tessera.frontend.request import EmbedDtype, EncodingFormat
 
 Vectors = npt.NDArray[np.float32]
 Values = npt.NDArray[Any]
@@ -83,6 +83,32 @@ def convert(vectors: Vectors, dtype: EmbedDtype) -> Values:
         case EmbedDtype.BINARY | EmbedDtype.UBINARY:
             packed = np.packbits(vectors >= 0, axis=1)
             return packed if dtype is EmbedDtype.UBINARY else (packed ^ 0x80).view(np.int8)
+
+
+# Of a number in JSON at most, with its comma: float32 has nine digits, a sign, a point and an exponent.
+_CHARACTERS: Final = {
+    EmbedDtype.INT8: 5,
+    EmbedDtype.UINT8: 4,
+    EmbedDtype.BINARY: 5,
+    EmbedDtype.UBINARY: 4,
+}
+_FLOAT_CHARACTERS: Final = 16
+_SIZES: Final = {EmbedDtype.FLOAT32: 4, EmbedDtype.FLOAT16: 2, EmbedDtype.BFLOAT16: 2}
+# Of what stands around a row.
+_FRAME_BYTES: Final = 96
+
+
+def row_bytes(width: int, dtype: EmbedDtype, encoding: EncodingFormat) -> int:
+    """What a row of so many values takes in an answer, at most."""
+    count = -(-width // 8) if dtype in (EmbedDtype.BINARY, EmbedDtype.UBINARY) else width
+    nbytes = count * _SIZES.get(dtype, 1)
+    match encoding:
+        case EncodingFormat.BYTES:
+            return nbytes
+        case EncodingFormat.BASE64:
+            return _FRAME_BYTES + -(-nbytes // 3) * 4
+        case EncodingFormat.FLOAT:
+            return _FRAME_BYTES + count * _CHARACTERS.get(dtype, _FLOAT_CHARACTERS)
 
 
 def numbers(values: Values, dtype: EmbedDtype) -> Values:

@@ -43,7 +43,7 @@ def _routes(service: Service) -> APIRouter:
             for component, count in workers.items()
         }
         # Aggregated workers encode for themselves; others need an encode worker for images.
-        images = any(
+        images = service.model.vision is not None and any(
             info.role == "agg" or (info.images and workers["encode"] > 0)
             for info in peers["embed"].ready.values()
         )

@@ -55,6 +55,7 @@ from tessera.frontend.api.formats import ResponseBody, Values, Vectors, base64_r
 from tessera.frontend.api.schema import (
     BOOLEAN,
     CONVERSATION,
+    DESCRIBED,
     DTYPES,
     ERROR_OBJECT,
     INSTRUCTION,
@@ -96,7 +97,7 @@ from tessera.frontend.request import (
     Modality,
     RequestLimits,
 )
-from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.service import ClientApi, Service, described
 from tessera.frontend.serving.pipeline import Result, Usage, check_width
 from tessera.models.base import Role, Truncate
 
@@ -511,12 +512,13 @@ _ANSWER: Final = object_of(
     usage=_USAGE,
 )
 _MODEL: Final = object_of(
-    ("id", "object", "created", "owned_by", "max_model_len"),
+    ("id", "object", "created", "owned_by", "max_model_len", *DESCRIBED),
     id={"type": "string"},
     object={"const": "model"},
     created=WHOLE,
     owned_by={"type": "string"},
     max_model_len=WHOLE,
+    **DESCRIBED,
 )
 _MODELS: Final = object_of(("object", "data"), object={"const": "list"}, data=list_of(_MODEL))
 _OPERATION: Final = operation(
@@ -617,7 +619,11 @@ def _write(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBo
 
 def _translate(body: Json, served: Served) -> Translated:
     request = parse_embeddings(body, limits=served.limits, models=(served.model,))
-    return Translated(request=request, write=partial(_write, request, served.model))
+    return Translated(
+        request=request,
+        write=partial(_write, request, served.model),
+        forms=((request.dtype, request.encoding_format),),
+    )
 
 
 def _routes(service: Service) -> APIRouter:
@@ -629,6 +635,7 @@ def _routes(service: Service) -> APIRouter:
         "created": int(time.time()),
         "owned_by": "tessera",
         "max_model_len": endpoint.pipeline.max_tokens,
+        **described(service.model),
     }
 
     @router.post("/v1/embeddings", openapi_extra=_OPERATION, summary="Embed text and images")

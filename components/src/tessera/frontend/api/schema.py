@@ -9,6 +9,7 @@ from tessera.frontend.api.content import MESSAGE_ROLES
 from tessera.frontend.http.errors import MEANINGS
 from tessera.frontend.media import MAX_SIDE
 from tessera.frontend.request import EmbedDtype
+from tessera.models.base import OutputKind
 
 Schema = dict[str, Any]
 
@@ -143,6 +144,18 @@ OPENAI_ERROR: Final = object_of(("error",), error=ERROR_OBJECT)
 
 NUMBERS: Final[Schema] = {"type": "array", "items": {"type": "number"}}
 WHOLE: Final[Schema] = {"type": "integer", "minimum": 0}
+
+
+DESCRIBED: Final[dict[str, Schema]] = {
+    "family": _TEXT,
+    "output": object_of(
+        ("kind", "width"),
+        kind={"type": "string", "enum": [kind.value for kind in OutputKind]},
+        width=WHOLE,
+    ),
+    "images": {"type": "boolean", "description": "Whether the model takes images."},
+}
+"""What ``service.described`` says of a model."""
 
 
 def operation(*, body: Schema, answer: Schema, error: Schema, **others: Schema) -> dict[str, Any]:

@@ -16,9 +16,9 @@ from starlette.responses import JSONResponse, Response
 import tessera
 from tessera import wire
 from tessera.errors import TesseraError
-from tessera.frontend.api.schema import WHOLE, Schema, answers, object_of
+from tessera.frontend.api.schema import DESCRIBED, WHOLE, Schema, answers, object_of
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.service import ClientApi, Service, described
 from tessera.rpc import Peers
 
 _MAX_AGE_SECONDS: Final = 1.0
@@ -125,8 +125,9 @@ _STATE: Final[Schema] = {
     ]
 }
 _STATUS: Final = object_of(
-    ("model", "fingerprint", "checkpoint", "frontend", "workers"),
+    ("model", *DESCRIBED, "fingerprint", "checkpoint", "frontend", "workers"),
     model=_TEXT,
+    **DESCRIBED,
     fingerprint=_TEXT,
     checkpoint={"anyOf": [_TEXT, {"type": "null"}]},
     frontend=object_of(
@@ -145,6 +146,7 @@ def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Health"])
     head = {
         "model": service.settings.served_model_name,
+        **described(service.model),
         "fingerprint": service.model.fingerprint,
         "checkpoint": origin(service.settings.model_path),
     }

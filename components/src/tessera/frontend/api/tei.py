@@ -171,7 +171,11 @@ def _truncate(value: Json, direction: Json) -> Truncate:
 
 def _translate(body: Json, served: Served) -> Translated:
     request = parse_tei(body, served.limits)
-    return Translated(request=request, write=partial(write_tei, request))
+    return Translated(
+        request=request,
+        write=partial(write_tei, request),
+        forms=((request.dtype, request.encoding_format),),
+    )
 
 
 _ERROR_TYPES: Final = {

@@ -129,7 +129,11 @@ def _dtype(value: Json) -> EmbedDtype:
 
 def _translate(body: Json, served: Served) -> Translated:
     request = parse_voyage(body, served.limits)
-    return Translated(request=request, write=partial(write_voyage, request, served.model))
+    return Translated(
+        request=request,
+        write=partial(write_voyage, request, served.model),
+        forms=((request.dtype, request.encoding_format),),
+    )
 
 
 def write_error(failure: Failure) -> tuple[int, JsonObject]:

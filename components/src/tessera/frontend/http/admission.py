@@ -60,6 +60,10 @@ _WEIGHT: Final = 0.05
 _BYTES_PER_TOKEN: Final = 4
 
 
+RESPONSES_IN_FLIGHT: Final = 16
+"""How many answers of the largest size may be under way at a time."""
+
+
 class Capacity:
     """The tokens and units that the workers together take from here at a time, as they say themselves.
 
@@ -93,13 +97,17 @@ class Capacity:
 
 
 class Admission:
-    """Admits requests up to a number and to the workers' capacity, shared fairly between clients."""
+    """Admits requests up to a number, to the workers' capacity and to the bytes of the answers.
 
-    def __init__(self, capacity: Capacity, *, max_requests: int) -> None:
+    All but the number is shared fairly between clients. ``max_response_bytes`` is the limit of one answer.
+    """
+
+    def __init__(self, capacity: Capacity, *, max_requests: int, max_response_bytes: int) -> None:
         self._max_requests = max_requests
         self._requests = 0
         self._tokens = Budget(capacity.tokens)
         self._units = Budget(capacity.units)
+        self._response_bytes = Budget(lambda: RESPONSES_IN_FLIGHT * max_response_bytes)
         self._typical = _FIRST_GUESS
 
     @property
@@ -115,6 +123,11 @@ class Admission:
     def units(self) -> int:
         """What the vision stage has to do, in flight."""
         return self._units.used
+
+    @property
+    def response_bytes(self) -> int:
+        """Bytes of the answers to what is in flight."""
+        return self._response_bytes.used
 
     def enter(self, client: str, body_bytes: int | None = None) -> Ticket:
         """Admit a request; raises ``Overloaded`` when the service is full.
@@ -151,9 +164,10 @@ class Ticket:
         self._client = client
         self._tokens = guess
         self._units = 0
+        self._response_bytes = 0
         admission._tokens.take(client, guess)
 
-    def charge(self, tokens: int, units: int) -> None:
+    def charge(self, tokens: int, units: int, response_bytes: int) -> None:
         """Replace the guess by the request's cost; raises ``Overloaded`` when that is too much now."""
         admission = self._admission
         admission._typical += _WEIGHT * (tokens - admission._typical)
@@ -163,11 +177,14 @@ class Ticket:
         admission._check(admission._tokens, self._client, tokens, "tokens")
         if units:
             admission._check(admission._units, self._client, units, "units")
+        admission._check(admission._response_bytes, self._client, response_bytes, "bytes of answers")
         admission._tokens.take(self._client, tokens)
         admission._units.take(self._client, units)
-        self._tokens, self._units = tokens, units
+        admission._response_bytes.take(self._client, response_bytes)
+        self._tokens, self._units, self._response_bytes = tokens, units, response_bytes
 
     def close(self) -> None:
         self._admission._requests -= 1
         self._admission._tokens.give(self._client, self._tokens)
         self._admission._units.give(self._client, self._units)
+        self._admission._response_bytes.give(self._client, self._response_bytes)

@@ -23,7 +23,7 @@ MEANINGS: Final = {
     404: "there is no such route, or the model is not served here",
     405: "the route does not take this method",
     408: "the client took too long to send its request",
-    413: "the body, a file or an image is over its limit",
+    413: "the body, a file or an image is over its limit, or the answer would be",
     415: "the bytes are not an image format that is served, or the body is compressed",
     422: "an image could not or may not be fetched, is not cached, or made its decoder fail",
     429: "the service is full or the key's rate is used up; retry after Retry-After seconds",

@@ -29,14 +29,17 @@ function showHealth(health) {
   const count = total(health.workers);
   const missing = total(health.missing);
   if (health.status !== "ready") showPill("down", "No worker is ready");
-  else if (!health.images) showPill("down", "Ready for text only");
+  else if (!health.images && service.images) showPill("down", "Ready for text only");
   else if (missing) showPill("down", `Ready, ${missing} of ${count + missing} workers missing`);
   else showPill("ready", `Ready, ${count} worker${count > 1 ? "s" : ""}`);
 }
 
 function showStatus(status) {
   service.model = status.model;
+  service.images = status.images;
   page.model.textContent = `: ${status.model}`;
+  page.family.textContent = `Family ${status.family}: output ${status.output.kind}, ${whole.format(status.output.width)} wide; takes ${status.images ? "text and pictures" : "text alone"}.`;
+  page["notice-text"].hidden = status.images;
   page["notice-demo"].hidden = status.checkpoint !== "demo";
   page["notice-random"].hidden = status.checkpoint !== "random";
   const { frontend, workers } = status;

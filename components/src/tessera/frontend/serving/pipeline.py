@@ -20,9 +20,10 @@ from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input
 from tessera.frontend.serving.dispatch import Embedder, indices_within
 from tessera.frontend.serving.prompts import ImageReader, Prompter, Visions
 from tessera.frontend.settings import Limits
-from tessera.models.base import Model, Piece, Prompt, Role
+from tessera.models.base import Model, Output, OutputKind, Piece, Prompt, Role
 from tessera.tasks import Deadline
 
+_EPSILON: Final = 1e-12
 _PACKED: Final = (EmbedDtype.BINARY, EmbedDtype.UBINARY)
 
 
@@ -97,6 +98,10 @@ class Pipeline:
     def max_tokens(self) -> int:
         return self._prompter.max_tokens
 
+    @property
+    def output(self) -> Output:
+        return self._model.output
+
     async def pieces(
         self, texts: Sequence[tuple[str, str]], *, role: Role, instruction: str | None
     ) -> list[Sequence[Piece]]:
@@ -142,12 +147,12 @@ class Pipeline:
         request_id: str,
         deadline: Deadline,
         client: str = "",
-        charge: Callable[[int, int], None] = lambda tokens, units: None,
+        charge: Callable[[int, int, int], None] = lambda tokens, units, rows: None,
     ) -> Result:
         """Raises the first input's error, unless the request asked for partial results.
 
-        ``charge`` is told the tokens and the vision stage's units before they are sent anywhere, and may
-        raise. ``client`` names the API key, empty where there are none.
+        ``charge`` is told the tokens, the vision stage's units and the output rows before anything is sent to
+        a worker, and may raise. ``client`` names the API key, empty where there are none.
         """
         prompts, visions = await self.prompts(request, deadline=deadline, client=client)
         good: dict[int, tuple[Prompt, Visions]] = {}
@@ -162,11 +167,13 @@ class Pipeline:
         bounds = np.zeros(len(prompts) + 1, np.int64)
         tokens_of = (len(good[index][0].tokens) if index in good else 0 for index in range(len(prompts)))
         np.cumsum([output.rows(count) for count in tokens_of], out=bounds[1:])
+        # Not touched, and so not there, unless an input has failed.
         rows = np.zeros((bounds[-1], output.width), np.float32)
         cached, timings = 0, wire.Timings()
         if good:
             tokens = sum(len(prompt.tokens) for prompt, _ in good.values())
-            charge(tokens, sum(vision.plan.units for _, visions in good.values() for vision in visions))
+            units = sum(vision.plan.units for _, visions in good.values() for vision in visions)
+            charge(tokens, units, len(rows))
             items = [_item(request.inputs[index], *made) for index, made in good.items()]
             attributes = {"tessera.items": len(items), "tessera.tokens": tokens}
             with self._metrics.dispatch_seconds.time(), tracing.span("dispatch", attributes):
@@ -179,6 +186,8 @@ class Pipeline:
                 raise errors[min(errors)]
             if not request.normalize:
                 answer.rows *= answer.norms[:, None]
+            elif output.kind is OutputKind.VECTOR and not output.unit_length:
+                answer.rows /= np.maximum(np.linalg.norm(answer.rows, axis=1, keepdims=True), _EPSILON)
             if len(answer.rows) == len(rows):
                 rows = answer.rows
             else:

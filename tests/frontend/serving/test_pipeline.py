@@ -1,0 +1,199 @@
+"""From requests to rows: what reaches the workers, for families that differ in what they take and give."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera import wire
+from tessera.errors import InvalidInput, TesseraError
+from tessera.frontend.api.openai import parse_embeddings
+from tessera.frontend.media import MediaLoader, MediaPolicy
+from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.serving.dispatch import Answer
+from tessera.frontend.serving.pipeline import Pipeline, Result
+from tessera.frontend.settings import Limits
+from tessera.models.base import Content, ImagePlan, Model, Output, OutputKind, Prompt, Truncate
+from tessera.tasks import Deadline
+from tests.families.dual_encoder import DualEncoder
+
+WIDTH = 48
+
+
+class Family(DualEncoder):
+    """A model that keeps the contents it was asked to make prompts of."""
+
+    output = Output(kind=OutputKind.VECTOR, width=WIDTH)
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(Path("/nowhere"), 1)
+        object.__setattr__(self, "contents", [])
+        for name, value in changes.items():
+            object.__setattr__(self, name, value)
+
+    def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
+        self.contents.append(content)
+        return super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
+
+
+class Embedder:
+    """Rows as long as the item's first token, of unit length times two; counts what came."""
+
+    def __init__(self, output: Output) -> None:
+        self.output = output
+        self.items: list[wire.Item] = []
+        self.failing: dict[int, TesseraError] = {}
+
+    async def embed(
+        self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
+    ) -> Answer:
+        self.items += items
+        answer = Answer.empty(items, self.output)
+        for index, item in enumerate(items):
+            answer.rows[answer.rows_of([index])] = item.tokens[0]
+        answer.norms[:] = 2
+        answer.errors = dict(self.failing)
+        return answer
+
+
+class Served:
+    def __init__(self, **changes: Any) -> None:
+        self.model = Family(**changes)
+        self.embedder = Embedder(self.model.output)
+        media = MediaLoader(MediaPolicy(allowed_local_path=Path("/nowhere")))
+        typed: Model = self.model
+        self.pipeline = Pipeline(typed, media, self.embedder, Limits(), FrontendMetrics())
+        self.charged: list[tuple[int, int, int]] = []
+
+    async def run(self, **body: object) -> Result:
+        return await self.pipeline.run(
+            parse_embeddings(body),
+            request_id="r",
+            deadline=Deadline.after(30),
+            charge=lambda *amounts: self.charged.append(amounts),
+        )
+
+
+def photo(photos: dict[str, bytes], name: str = "flower") -> dict[str, object]:
+    url = "data:image/jpeg;base64," + base64.b64encode(photos[name]).decode()
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def rows_part(
+    count: int, grid: list[int] | None = None, stored: np.ndarray | None = None
+) -> dict[str, object]:
+    from safetensors.numpy import save
+
+    tensors = {"rows": np.ones((count, WIDTH), np.float32)}
+    if stored is not None:
+        tensors["image_grid_thw"] = stored
+    data = base64.b64encode(save(tensors)).decode()
+    return {"type": "image_embeds", "image_embeds": {"image_embeds": data, "image_grid_thw": grid}}
+
+
+async def test_a_family_is_given_the_parts_in_the_clients_order(photos: dict[str, bytes]) -> None:
+    served = Served()
+    text = {"type": "text", "text": "ab"}
+    await served.run(
+        input=[[text, photo(photos), text, rows_part(3)], "c"], input_type="query", instruction="find"
+    )
+    first, second = served.model.contents
+    plan = ImagePlan(units=1, rows=1)
+    assert first.parts == ("ab", plan, "ab", ImagePlan(units=0, rows=3))
+    assert second.parts == ("c",)
+    assert (first.role, first.instruction, second.instruction) == ("query", "find", "find")
+    assert [image.plan for image in served.embedder.items[0].images] == [plan, first.parts[3]]
+    assert served.charged == [(2 + 1 + 2 + 3 + 1, 1, 2)]
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+@pytest.mark.parametrize("shape", [(3,), (1, 3)])
+async def test_rows_come_with_the_grid_that_the_client_says(dtype: Any, shape: tuple[int, ...]) -> None:
+    served = Served()
+    stored = np.array([1, 4, 6], dtype).reshape(shape)
+    await served.run(input=[[rows_part(6, stored=stored)], [rows_part(6, [1, 6, 4])], [rows_part(6)]])
+    grids = [item.images[0].grid for item in served.embedder.items]
+    assert grids == [(1, 4, 6), (1, 6, 4), None]
+    assert [content.images[0].grid for content in served.model.contents] == grids
+
+
+@pytest.mark.parametrize(
+    "stored",
+    [
+        np.array([1, 4], np.int64),
+        np.array([1, 0, 4], np.int64),
+        np.array([1, -4, 6], np.int32),
+        np.array([1, 4, 1 << 40], np.int64),
+        np.array([1.0, 4.0, 6.0], np.float32),
+        np.array([[1, 4, 6], [1, 4, 6]], np.int64),
+    ],
+    ids=str,
+)
+async def test_a_grid_that_is_none_is_refused(stored: np.ndarray) -> None:
+    with pytest.raises(InvalidInput, match="image_grid_thw") as caught:
+        await Served().run(input=[[rows_part(6, stored=stored)]])
+    assert caught.value.param == "input[0][0].image_embeds.image_embeds"
+
+
+async def test_a_model_of_text_alone_refuses_images_before_they_are_fetched(photos: dict[str, bytes]) -> None:
+    served = Served(vision=None)
+    unreachable = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.jpg"}}
+    for part in (photo(photos), unreachable, rows_part(3), {"type": "image_url", "uuid": "never sent"}):
+        with pytest.raises(InvalidInput, match="reads text alone") as caught:
+            await served.run(input=["a", [{"type": "text", "text": "b"}, part]])
+        assert caught.value.param is not None and caught.value.param.startswith("input[1][1].image_")
+    assert served.embedder.items == []
+    result = await served.run(input=["a", [unreachable], ["", 1]], partial=True)
+    assert sorted(result.errors) == [1, 2]
+    assert (result.rows[0] == ord("a")).all() and not result.rows[1:].any()
+
+
+async def test_failed_inputs_have_rows_of_zeros(photos: dict[str, bytes]) -> None:
+    served = Served()
+    served.embedder.failing = {0: InvalidInput("no", param="input[1]")}
+    result = await served.run(input=[{"image": "data:image/png;base64,AAAA"}, "a", "b"], partial=True)
+    assert sorted(result.errors) == [0, 1]
+    assert result.bounds.tolist() == [0, 1, 2, 3]
+    assert (result.rows[2] == ord("b")).all() and not result.rows[0].any()
+
+
+async def test_rows_for_each_token_are_charged_and_come_in_order() -> None:
+    served = Served(output=Output(kind=OutputKind.TOKENS, width=4))
+    result = await served.run(input=["abc", {"image": "data:image/png;base64,AAAA"}, "de"], partial=True)
+    assert served.charged == [(5, 0, 5)]
+    assert result.bounds.tolist() == [0, 3, 3, 5]
+    assert result.rows[:, 0].tolist() == [ord("a")] * 3 + [ord("d")] * 2
+
+
+async def test_vectors_have_the_length_that_was_asked_for() -> None:
+    unit = await Served().run(input="a")
+    pooled = await Served().run(input="a", normalize=False)
+    assert np.array_equal(2 * unit.rows, pooled.rows)
+    other = Output(kind=OutputKind.VECTOR, width=WIDTH, unit_length=False)
+    scaled = await Served(output=other).run(input="a")
+    assert np.linalg.norm(scaled.rows) == pytest.approx(1)
+    score = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
+    assert (await Served(output=score).run(input="a")).rows.tolist() == [[ord("a")]]
+
+
+@pytest.mark.parametrize(
+    ("dimensions", "said"),
+    [
+        (frozenset(), "none of [48]"),
+        (frozenset(range(8, WIDTH)), "none of 8 to 48"),
+        (frozenset((16, 32)), "none of [16, 32, 48]"),
+    ],
+)
+async def test_widths_that_a_model_offers_are_said(dimensions: frozenset[int], said: str) -> None:
+    served = Served(dimensions=dimensions)
+    for wrong in (7, 49):
+        with pytest.raises(InvalidInput) as caught:
+            await served.run(input="a", dimensions=wrong)
+        assert said in caught.value.message and caught.value.param == "dimensions"
+    for right in (*dimensions, WIDTH):
+        assert (await served.run(input="a", dimensions=right)).rows.shape == (1, WIDTH)
