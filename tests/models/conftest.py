@@ -1,10 +1,14 @@
-"""The parity tables, printed after the tests."""
+"""Random checkpoints, and the parity tables, printed after the tests."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+from tessera.tools.random_checkpoint.checkpoint import Spec, write_checkpoint
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -17,3 +21,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section(title)
         for line in lines:
             terminalreporter.write_line(line)
+
+
+WriteCheckpoint = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> WriteCheckpoint:
+    """Write a random checkpoint; equal arguments share one."""
+    root = tmp_path_factory.mktemp("written")
+    made: dict[str, Path] = {}
+
+    def write(spec: Spec, *, dtype: str = "float32", seed: int = 0) -> Path:
+        key = repr((spec, dtype, seed))
+        if key not in made:
+            made[key] = root / str(len(made))
+            write_checkpoint(made[key], spec, seed=seed, dtype=dtype)
+        return made[key]
+
+    return write

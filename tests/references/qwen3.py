@@ -1,0 +1,209 @@
+"""What the Qwen3 families compute, from transformers' own modules: one input at a time, without any cache.
+
+Shares no code with Tessera. Text that spells out a special token is parsed here, as the tokenizer's default
+is, so inputs for comparisons should not contain any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import nn
+from torch.nn import functional
+
+END = "<|endoftext|>"
+TASK = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+class Qwen3Reference:
+    """Qwen3-Embedding at ``path``, in float32."""
+
+    def __init__(self, path: str | Path) -> None:
+        from transformers import Qwen3Config, Qwen3Model
+
+        self.config, self.tokenizer, weights = _files(Path(path))
+        self.model = Qwen3Model._from_config(Qwen3Config(**self.config), attn_implementation="sdpa")
+        _fill(self.model, {name.removeprefix("model."): value for name, value in weights.items()})
+        self.pool: Callable[[torch.Tensor], torch.Tensor] = _last
+        self.causal = True
+
+    def tokens(self, text: str, role: str, instruction: str | None = None) -> list[int]:
+        if role == "query":
+            text = f"Instruct: {instruction or TASK}\nQuery:{text}"
+        return _ended(self.tokenizer, text)
+
+    @torch.no_grad()
+    def hidden(self, tokens: list[int]) -> torch.Tensor:
+        """After the final norm, ``[tokens, hidden]``."""
+        mask = None if self.causal else _see_all(len(tokens))
+        output = self.model(input_ids=torch.tensor([tokens]), attention_mask=mask, use_cache=False)
+        return output.last_hidden_state[0]
+
+    def vector(self, tokens: list[int]) -> np.ndarray:
+        return functional.normalize(self.pool(self.hidden(tokens)), dim=0, eps=1e-12).numpy()
+
+
+class Qwen3VLReference:
+    """Qwen3-VL-Embedding at ``path``, in float32; images are encoded files."""
+
+    def __init__(self, path: str | Path) -> None:
+        from transformers import Qwen3VLConfig, Qwen3VLModel
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        self.config, self.tokenizer, weights = _files(Path(path))
+        self.model = Qwen3VLModel._from_config(Qwen3VLConfig(**self.config), attn_implementation="sdpa")
+        _fill(self.model, {name.removeprefix("model."): value for name, value in weights.items()})
+        half = [0.5, 0.5, 0.5]
+        self.processor = Qwen2VLImageProcessorPil(
+            do_resize=False,
+            patch_size=16,
+            temporal_patch_size=2,
+            merge_size=2,
+            image_mean=half,
+            image_std=half,
+        )
+        self.pool: Callable[[torch.Tensor], torch.Tensor] = _last
+        self.causal = True
+        self.flat_positions = False
+
+    def pixels(self, data: bytes) -> tuple[torch.Tensor, tuple[int, int, int]]:
+        """Normalised patches, float32 ``[patches, 1536]``, and the grid."""
+        image = Image.open(BytesIO(data))
+        if image.mode == "RGBA":
+            page = Image.new("RGB", image.size, (255, 255, 255))
+            page.paste(image, mask=image.split()[3])
+            image = page
+        image = image.convert("RGB")
+        image = image.resize(resized(*image.size))
+        made = self.processor(images=[image], return_tensors="pt")
+        return made["pixel_values"], tuple(made["image_grid_thw"][0].tolist())
+
+    def tokens(
+        self, parts: Sequence[str | tuple[int, int, int]], instruction: str | None = None
+    ) -> list[int]:
+        """Ids of the prompt; an image is given by its grid."""
+        spelled = [
+            part
+            if isinstance(part, str)
+            else "<|vision_start|>" + "<|image_pad|>" * (part[1] * part[2] // 4) + "<|vision_end|>"
+            for part in parts
+        ]
+        return _ended(
+            self.tokenizer,
+            f"<|im_start|>system\n{instruction or DEFAULT_INSTRUCTION}<|im_end|>\n"
+            f"<|im_start|>user\n{''.join(spelled)}<|im_end|>\n<|im_start|>assistant\n",
+        )
+
+    @torch.no_grad()
+    def vision_rows(self, pixels: torch.Tensor, grid: tuple[int, int, int]) -> torch.Tensor:
+        """Main row and DeepStack rows side by side, ``[rows, 4 * hidden]``."""
+        output = self.model.visual(pixels, grid_thw=torch.tensor([grid]))
+        return torch.cat([output.pooler_output, *output.deepstack_features], dim=1)
+
+    def positions(self, tokens: list[int], grids: Sequence[tuple[int, int, int]]) -> torch.Tensor:
+        """``[3, tokens]``."""
+        ids = torch.tensor([tokens])
+        kinds = (ids == self.config["image_token_id"]).int()
+        found, _ = self.model.get_rope_index(
+            ids, mm_token_type_ids=kinds, image_grid_thw=torch.tensor(grids) if grids else None
+        )
+        return found[:, 0]
+
+    @torch.no_grad()
+    def hidden(
+        self, tokens: list[int], grids: Sequence[tuple[int, int, int]], rows: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """After the final norm, ``[tokens, hidden]``."""
+        ids = torch.tensor([tokens])
+        embedded = self.model.language_model.embed_tokens(ids).clone()
+        mask = ids == self.config["image_token_id"]
+        main, levels = None, None
+        if rows:
+            width = embedded.shape[-1]
+            main, *levels = torch.cat(list(rows)).split(width, dim=1)
+            embedded[mask] = main
+        positions = self.positions(tokens, grids)
+        if self.flat_positions:
+            positions = torch.arange(len(tokens)).expand(3, -1)
+        output = self.model.language_model(
+            inputs_embeds=embedded,
+            position_ids=positions[:, None],
+            attention_mask=None if self.causal else _see_all(len(tokens)),
+            visual_pos_masks=mask if rows else None,
+            deepstack_visual_embeds=levels,
+            use_cache=False,
+        )
+        return output.last_hidden_state[0]
+
+    def vector(self, parts: Sequence[str | bytes], instruction: str | None = None) -> np.ndarray:
+        """The unit vector of texts and encoded images in their order."""
+        images = {place: self.pixels(part) for place, part in enumerate(parts) if isinstance(part, bytes)}
+        tokens = self.tokens(
+            [images[place][1] if place in images else part for place, part in enumerate(parts)], instruction
+        )
+        rows = [self.vision_rows(*image) for image in images.values()]
+        hidden = self.hidden(tokens, [grid for _, grid in images.values()], rows)
+        return functional.normalize(self.pool(hidden), dim=0, eps=1e-12).numpy()
+
+    @torch.no_grad()
+    def whole(self, parts: Sequence[str | bytes]) -> np.ndarray:
+        """The same by the one call that transformers offers for all of it."""
+        images = {place: self.pixels(part) for place, part in enumerate(parts) if isinstance(part, bytes)}
+        ids = torch.tensor(
+            [self.tokens([images[place][1] if place in images else part for place, part in enumerate(parts)])]
+        )
+        seen = {}
+        if images:
+            seen["pixel_values"] = torch.cat([pixels for pixels, _ in images.values()])
+            seen["image_grid_thw"] = torch.tensor([grid for _, grid in images.values()])
+        kinds = (ids == self.config["image_token_id"]).int()
+        output = self.model(input_ids=ids, mm_token_type_ids=kinds, use_cache=False, **seen)
+        return functional.normalize(output.last_hidden_state[0, -1], dim=0, eps=1e-12).numpy()
+
+
+DEFAULT_INSTRUCTION = "Represent the user's input."
+
+
+def resized(width: int, height: int) -> tuple[int, int]:
+    """The processor's rule with the published limits; it has none against sides below half a patch."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+
+    high, wide = smart_resize(height, width, 32, 4096, 1_843_200)
+    return wide, high
+
+
+def _files(path: Path) -> tuple[dict[str, Any], Tokenizer, dict[str, torch.Tensor]]:
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        weights |= load_file(file)
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    return json.loads((path / "config.json").read_text()), tokenizer, weights
+
+
+def _fill(module: nn.Module, weights: dict[str, torch.Tensor]) -> None:
+    module.load_state_dict(weights, strict=True)
+    module.float().eval()
+
+
+def _ended(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Ids with one end token, whether the tokenizer appends it or not."""
+    ids = tokenizer.encode(text).ids
+    end = tokenizer.token_to_id(END)
+    return ids if ids[-1] == end else [*ids, end]
+
+
+def _last(hidden: torch.Tensor) -> torch.Tensor:
+    return hidden[-1]
+
+
+def _see_all(length: int) -> torch.Tensor:
+    return torch.zeros(1, 1, length, length)
