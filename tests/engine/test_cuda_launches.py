@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tessera.engine.batch import PackedInput, TextVectors, pack
+from tessera.engine.batch import PackedInput, VisionBatch, blank, pack, pack_images
+from tessera.engine.graphs import graph_sizes
 from tessera.engine.placement import Placement
 from tessera.engine.torch import cuda
+from tessera.models.base import ImagePlan, Pixels, VisionModule
 from tests.engine.tensorrt_standin import HostStreams
+from tests.families.dual_encoder import DualEncoder
+from tests.families.grid import PLACEHOLDER, Grid, reference, reference_rows
 
-HIDDEN = 4
 HERE = Placement(device="cpu", dtype="float32")
+MODEL = Grid(Path(), 3)
+SPEC = MODEL.vision
 
 
 @pytest.fixture
@@ -25,93 +30,161 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> HostStreams:
     return found
 
 
-class Sums:
-    """Adds what stands at each token, the later ones weighted more; vision rows take the tokens' places."""
-
-    def embed(
-        self, input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
-    ) -> torch.Tensor:
-        embedded = torch.stack([input_ids + number for number in range(HIDDEN)], 1).float()
-        embedded[vision_index.long()] = vision_rows
-        return embedded
-
-    def pooled(
-        self,
-        embedded: torch.Tensor,
-        positions: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        lengths: Sequence[int],
-    ) -> torch.Tensor:
-        embedded *= positions[:, None] + 1
-        return torch.stack([embedded[start:end].sum(0) for start, end in pairwise(cu_seqlens.tolist())])
-
-    def __call__(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        cu_seqlens: torch.Tensor,
-        lengths: Sequence[int],
-        vision_rows: torch.Tensor,
-        vision_index: torch.Tensor,
-    ) -> torch.Tensor:
-        return self.pooled(self.embed(input_ids, vision_rows, vision_index), positions, cu_seqlens, lengths)
-
-
 def inputs(lengths: Sequence[int], images: Sequence[int]) -> list[PackedInput]:
+    """Texts of those lengths; the ones whose numbers are in ``images`` begin with two images."""
     chance = np.random.default_rng(sum(lengths))
-    return [
-        PackedInput(
-            tokens=chance.integers(0, 99, length, dtype=np.int32),
-            vision=(torch.from_numpy(chance.standard_normal((2, HIDDEN), dtype=np.float32)),)
-            if number in images
-            else (),
-            vision_index=np.array([1, 2] if number in images else [], np.int32),
+    found = []
+    for number, length in enumerate(lengths):
+        tokens = chance.integers(0, 256, length, dtype=np.int32)
+        plans = [MODEL.plan(*size, param="") for size in ((8, 16), (20, 9))] if number in images else []
+        places = np.cumsum([1, *(plan.rows for plan in plans)])
+        for plan, start in zip(plans, places, strict=False):
+            tokens[start : start + plan.rows] = PLACEHOLDER
+        found.append(
+            PackedInput(
+                tokens=tokens,
+                positions=MODEL.positions(tokens, plans),
+                vision=tuple(
+                    torch.from_numpy(chance.standard_normal((plan.rows, SPEC.row_width), dtype=np.float32))
+                    for plan in plans
+                ),
+                vision_index=MODEL.vision_index(tokens),
+            )
         )
-        for number, length in enumerate(lengths)
-    ]
-
-
-def alone(sequence: PackedInput) -> TextVectors:
-    batch = pack([sequence])
-    rows = torch.cat(batch.vision) if batch.vision else torch.empty(0, HIDDEN)
-    arrays = (batch.input_ids, batch.positions, batch.cu_seqlens)
-    pooled = Sums()(
-        *(torch.from_numpy(array) for array in arrays),
-        batch.lengths,
-        rows,
-        torch.from_numpy(batch.vision_index),
-    )
-    return TextVectors.of(pooled.numpy())
+    return found
 
 
 @pytest.mark.parametrize("graph_tokens", [0, 64])
 def test_text_agrees_with_each_sequence_alone(streams: HostStreams, graph_tokens: int) -> None:
-    text = cuda.CudaText(Sums(), HIDDEN, HERE, graph_tokens=graph_tokens)
+    module = MODEL.load_text(dtype="float32", device="cpu")
+    text = cuda.CudaText(module, MODEL, HERE, graph_tokens=graph_tokens)
     text.record()
-    batches = [([5], []), ([3, 9, 4], [1]), ([40, 4], [0, 1]), ([90, 1], [0]), ([1] * 20, [])]
+    batches = [([5], []), ([3, 19, 4], [1]), ([40, 14], [0, 1]), ([90, 1], [0]), ([1] * 20, [])]
     for lengths, images in batches:
         sequences = inputs(lengths, images)
         found = text.launch(pack(sequences)).result()
-        for number, sequence in enumerate(sequences):
-            expected = alone(sequence)
-            np.testing.assert_allclose(found.vectors[number], expected.vectors[0], rtol=1e-5)
-            np.testing.assert_allclose(found.norms[number], expected.norms[0], rtol=1e-5)
+        assert found.bounds.tolist() == list(range(len(lengths) + 1)) and len(found.rows) == len(lengths)
+        for (rows, norms), sequence in zip(found.by_sequence(), sequences, strict=True):
+            given = torch.cat(sequence.vision).numpy() if sequence.vision else np.empty((0, SPEC.row_width))
+            expected = reference(MODEL.seed, sequence.tokens, sequence.positions, given.astype(np.float32))
+            np.testing.assert_allclose(rows[0] * norms[0], expected, rtol=1e-4, atol=1e-5)
     # The last two have too many tokens, and too many sequences.
     assert streams.replayed == (3 if graph_tokens else 0)
 
 
-@pytest.mark.parametrize("graph_tiles", [0, 2])
-def test_rows_of_each_image_go_where_they_are_wanted(streams: HostStreams, graph_tiles: int) -> None:
-    def module(tiles: torch.Tensor) -> torch.Tensor:
-        means = tiles.float().mean((1, 2, 3))
-        return means[:, None, None].expand(len(tiles), 3, HIDDEN).contiguous()
+def grids(sizes: Sequence[tuple[int, int]], dtype: type = np.uint8) -> tuple[VisionBatch, list[np.ndarray]]:
+    """Images of so many pixels, and the rows of each by the reference."""
+    chance = np.random.default_rng(len(sizes))
+    images, positions = [], []
+    for width, height in sizes:
+        plan = MODEL.plan(width, height, param="")
+        values = chance.integers(0, 256, (plan.units, *SPEC.unit_shape), dtype=np.uint8)
+        images.append(Pixels(values=values if dtype is np.uint8 else values / np.float32(100.0), plan=plan))
+        positions.append(MODEL.unit_positions(plan))
+    expected = [
+        reference_rows(MODEL.seed, image, places) for image, places in zip(images, positions, strict=True)
+    ]
+    return pack_images(images, positions), expected
 
-    vision = cuda.CudaVision(module, (3, 2, 2), HERE, graph_tiles=graph_tiles)
+
+def empty(batch: VisionBatch, width: int) -> list[torch.Tensor]:
+    return [torch.full((plan.rows, width), -1.0) for plan in batch.plans]
+
+
+def agree(found: Sequence[torch.Tensor], expected: Sequence[np.ndarray]) -> None:
+    for rows, values in zip(found, expected, strict=True):
+        np.testing.assert_allclose(rows.numpy(), values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("graph_units", [0, 200])
+def test_images_of_any_grid_run_together_without_padding_between_them(
+    streams: HostStreams, graph_units: int
+) -> None:
+    module: VisionModule = MODEL.load_vision(dtype="float32", device="cpu")
+    units: list[int] = []
+
+    def counted(*arguments: torch.Tensor) -> torch.Tensor:
+        units.append(len(arguments[0]))
+        return module(*arguments)  # type: ignore[arg-type]
+
+    vision = cuda.CudaVision(counted, MODEL, SPEC, HERE, graph_units=graph_units)  # type: ignore[arg-type]
     vision.record()
-    for counts in ([1], [1, 1], [2, 3]):
-        tiles = [np.full((count, 3, 2, 2), 10 * number + 1, np.uint8) for number, count in enumerate(counts)]
-        out = [torch.zeros(3 * count, HIDDEN) for count in counts]
-        assert vision.launch(tiles, out).result() is None
+    replayed = 0
+    for sizes in ([(8, 8)], [(40, 8), (24, 32), (8, 8)], [(64, 40)], [(64, 64), (8, 8)], [(8, 8)] * 9):
+        batch, expected = grids(sizes)
+        out = empty(batch, SPEC.row_width)
+        units.clear()
+        assert vision.launch(batch, out).result() is None
+        agree(out, expected)
+        # Too many units, and too many images.
+        fits = graph_units and sum(batch.units) <= graph_units and len(sizes) <= 8
+        replayed += bool(fits)
+        assert streams.replayed == replayed
+        assert units == [
+            min(size for size in graph_sizes(200) if size >= sum(batch.units)) if fits else sum(batch.units)
+        ]
+
+
+def test_pixels_that_a_client_normalised_are_neither_scaled_nor_replayed(streams: HostStreams) -> None:
+    vision = cuda.CudaVision(
+        MODEL.load_vision(dtype="float32", device="cpu"), MODEL, SPEC, HERE, graph_units=64
+    )
+    vision.record()
+    batch, expected = grids([(16, 16), (8, 24)], np.float32)
+    out = empty(batch, SPEC.row_width)
+    vision.launch(batch, out).result()
+    agree(out, expected)
+    assert streams.replayed == 0
+
+
+@pytest.mark.parametrize("graph_units", [0, 2])
+def test_independent_units_have_graphs_of_every_size(streams: HostStreams, graph_units: int) -> None:
+    model = DualEncoder(Path(), 0)
+    module = model.load_vision(dtype="float32", device="cpu")
+    seen: list[int] = []
+
+    def counted(pixels: torch.Tensor, *rest: object) -> torch.Tensor:
+        seen.append(len(pixels))
+        return module(pixels, *rest)
+
+    vision = cuda.CudaVision(counted, model, model.vision, HERE, graph_units=graph_units)  # type: ignore[arg-type]
+    vision.record()
+    assert seen == list(range(graph_units, 0, -1))
+    for count in (1, 2, 3):
+        batch = blank(model, count)
+        for number, image in enumerate(batch.pixels):
+            image[:] = 10 * number + 1
+        out = empty(batch, model.vision.row_width)
+        seen.clear()
+        vision.launch(batch, out).result()
+        assert seen == [count]
+        ones = module(torch.ones(1, *model.vision.unit_shape), None, None, None)
         for number, rows in enumerate(out):
-            assert bool((rows == 10 * number + 1).all())
-    assert streams.replayed == graph_tiles
+            torch.testing.assert_close(rows, ones * (10 * number + 1), rtol=1e-4, atol=1e-4)
+    assert streams.replayed == graph_units
+
+
+def test_graphs_of_units_are_sizes_that_make_whole_rows() -> None:
+    sizes, room = cuda.vision_sizes(SPEC, 101)
+    assert sizes == [32, 64, 96, 104] and [room(size) for size in (32, 4096)] == [8, 16]
+    sizes, room = cuda.vision_sizes(DualEncoder(Path(), 0).vision, 3)
+    assert sizes == [1, 2, 3] and room(2) == 2
+
+
+def test_arrays_are_sent_as_they_are_whatever_their_types() -> None:
+    arrays = [
+        [np.arange(5, dtype=np.uint8).reshape(5, 1), np.arange(5, 7, dtype=np.uint8).reshape(2, 1)],
+        [np.arange(12, dtype=np.int32).reshape(2, 6)[:, 1:4]],
+        [np.empty((0, 9), np.int32)],
+        [np.array([0.5, -1.0], np.float32)],
+    ]
+    staged, found = cuda.sent(arrays, HostStreams(), "cpu")  # type: ignore[arg-type]
+    assert [one.dtype for one in found] == [torch.uint8, torch.int32, torch.int32, torch.float32]
+    for one, parts in zip(found, arrays, strict=True):
+        np.testing.assert_array_equal(one.numpy(), np.concatenate(parts))
+        assert (one.data_ptr() - staged.data_ptr()) % 16 == 0 or not one.numel()
+
+
+def test_a_plan_says_how_many_rows_its_units_make() -> None:
+    assert SPEC.least_units == 4 and SPEC.rows(8) == 2
+    assert MODEL.plan(8, 16, param="") == ImagePlan(units=8, rows=2, grid=(1, 4, 2))
