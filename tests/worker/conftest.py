@@ -6,20 +6,21 @@ import io
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from blake3 import blake3
 from PIL import Image
 
 from tessera import wire
-from tessera.engine.batch import Cost, TextBatch, TextVectors, packed_cost
+from tessera.engine.batch import Cost, TextBatch, TextOutput, VisionBatch, packed_cost
 from tessera.engine.settings import EngineSettings
 from tessera.launched import Launched
 from tessera.models import Model, open_model
+from tessera.models.base import Output, VisionSpec
 from tessera.transport.outbox import Outbox, OutboxConfig
 from tessera.worker.decoding import ThreadDecoder
 from tessera.worker.encode import EncodeService
@@ -30,11 +31,19 @@ from tests.rpc.conftest import deployment, store
 __all__ = ["deployment", "store"]
 
 WAIT = 20.0
+TILE_ROWS = 256
 
 
 @pytest.fixture(scope="session")
 def model(checkpoint: Path) -> Model:
-    return open_model(checkpoint)
+    model = open_model(checkpoint)
+    assert vision_of(model).rows(1) == TILE_ROWS
+    return model
+
+
+def vision_of(model: Model) -> VisionSpec:
+    assert model.vision is not None
+    return model.vision
 
 
 def png(seed: int) -> bytes:
@@ -43,10 +52,14 @@ def png(seed: int) -> bytes:
     return buffer.getvalue() + seed.to_bytes(4, "little")
 
 
-def picture(seed: int, *, tiles: int = 1, param: str = "input[0]") -> wire.Image:
-    """A one-tile image whose every pixel is ``seed``."""
+def picture(
+    seed: int, *, units: int = 1, grid: tuple[int, int, int] | None = None, param: str = "input[0]"
+) -> wire.Image:
+    """An image of one tile whose every pixel is ``seed``, and what its sender says of it."""
     data = png(seed)
-    return wire.Image(digest=blake3(data).digest(), data=data, tiles=tiles, param=param)
+    return wire.Image(
+        digest=blake3(data).digest(), data=data, units=units, rows=units * TILE_ROWS, grid=grid, param=param
+    )
 
 
 def encode_request(image: wire.Image, *, kinds: tuple[str, ...] = ("inline",), timeout: float = 20.0):  # type: ignore[no-untyped-def]
@@ -79,12 +92,13 @@ class HeldVision:
 
     def warm(self) -> None: ...
 
-    def launch(self, tiles: Sequence[npt.NDArray[np.uint8]], out: Sequence[torch.Tensor]) -> Launched[None]:
-        self.images += len(tiles)
+    def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[None]:
+        self.images += len(batch.plans)
         self.entered.release()
         assert self.gate.wait(WAIT)
-        for image, rows in zip(tiles, out, strict=True):
-            rows.fill_(float(image[0, 0, 0, 0]))
+        for image, plan, rows in zip(batch.pixels, batch.plans, out, strict=True):
+            assert len(rows) == plan.rows
+            rows.fill_(float(image.flat[0]))
         return Launched.of(None)
 
     def close(self) -> None: ...
@@ -92,9 +106,12 @@ class HeldVision:
 
 @dataclass
 class SummingText:
-    """A vector holds the first token, the number of tokens, and the sum of the first column of the rows."""
+    """A row holds the first token, the number of tokens, and the sum of the first column of the vision rows.
 
-    hidden: int
+    It also holds the first position of its input's last token, of as many rows as there are.
+    """
+
+    output: Output
     batches: list[int] = field(default_factory=list)
     gate: threading.Event = field(default_factory=threading.Event)
 
@@ -111,15 +128,21 @@ class SummingText:
 
     def warm(self) -> None: ...
 
-    def launch(self, batch: TextBatch) -> Launched[TextVectors]:
+    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
         assert self.gate.wait(WAIT)
         self.batches.append(len(batch.lengths))
-        made = np.zeros((len(batch.lengths), self.hidden), np.float32)
+        made = np.zeros((len(batch.lengths), max(4, self.output.width)), np.float32)
         rows = torch.cat(batch.vision)[:, 0].float().numpy() if batch.vision else np.empty(0, np.float32)
-        for index, (start, end) in enumerate(zip(batch.cu_seqlens, batch.cu_seqlens[1:], strict=False)):
+        for index, (start, end) in enumerate(pairwise(batch.cu_seqlens.tolist())):
             mine = (batch.vision_index >= start) & (batch.vision_index < end)
-            made[index, :3] = batch.input_ids[start], end - start, rows[mine].sum()
-        return Launched.of(TextVectors(vectors=made, norms=np.full(len(made), 2.0, np.float32)))
+            made[index, :4] = (
+                *(batch.input_ids[start], end - start, rows[mine].sum()),
+                batch.positions[:, end - 1].sum(),
+            )
+        counts = [self.output.rows(length) for length in batch.lengths]
+        made = np.repeat(made[:, : self.output.width], counts, axis=0)
+        bounds = np.cumsum([0, *counts], dtype=np.int32)
+        return Launched.of(TextOutput(rows=made, norms=np.full(len(made), 2.0, np.float32), bounds=bounds))
 
     def close(self) -> None: ...
 
@@ -127,6 +150,7 @@ class SummingText:
 def make_stage(model: Model, engine: HeldVision, metrics: WorkerMetrics, *, queue: int = 64) -> VisionStage:
     return VisionStage(
         model,
+        vision_of(model),
         engine,
         EngineSettings(max_batch_cost=8, max_queue_cost=queue),
         metrics,
@@ -141,9 +165,9 @@ def make_outbox(
     return Outbox(
         OutboxConfig(
             producer=producer,
-            capacity_rows=units * model.tokens_per_tile,
-            unit_rows=model.tokens_per_tile,
-            hidden=model.hidden,
+            capacity_rows=units * TILE_ROWS,
+            block_rows=64,
+            row_width=vision_of(model).row_width,
             lease_seconds=2.0,
             transport=transport,
         )
@@ -156,7 +180,8 @@ def worker_info(model: Model, role: str, slabs: tuple[wire.SlabInfo, ...] = ()) 
         model="m",
         fingerprint=model.fingerprint,
         dtype="float32",
-        hidden=model.hidden,
+        width=model.output.width,
+        row_width=vision_of(model).row_width,
         images=True,
         slabs=slabs,
     )
@@ -181,7 +206,7 @@ class Encoder:
         return cls(EncodeService(stage, made, metrics, info), engine, made, stage, metrics)
 
     def queued(self) -> float:
-        return self.metrics.registry.get_sample_value("tessera_tiles_in_flight") or 0.0
+        return self.metrics.registry.get_sample_value("tessera_units_in_flight") or 0.0
 
     async def close(self) -> None:
         self.engine.gate.set()

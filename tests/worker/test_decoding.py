@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +23,22 @@ from tessera.errors import (
     Unavailable,
     UnsupportedMedia,
 )
+from tessera.image_plan import ImagePlan
 from tessera.models import open_model
+from tessera.models.base import Pixels, VisionSpec
 from tessera.worker.decoding import ProcessDecoder, ThreadDecoder
-from tessera.worker.decoding.messages import Limits
-from tests.families.dual_encoder import install, make_checkpoint, pixels_of
+from tessera.worker.decoding.messages import (
+    Decoded,
+    Limits,
+    decode_answer,
+    encode,
+    mapped,
+    memory_bytes,
+    read,
+    shared,
+    write,
+)
+from tests.families.dual_encoder import SIZE, DualEncoder, install, make_checkpoint, pixels_of
 
 MAX_PIXELS = 1_000_000
 
@@ -34,16 +47,18 @@ class Decoding:
     """A process decoder, why it lost processes, and its children."""
 
     def __init__(
-        self, path: Path, *, count: int = 2, seconds: float = 5.0, tile_bytes: int = 1 << 23
+        self, path: Path, *, count: int = 2, seconds: float = 5.0, vision: VisionSpec = DualEncoder.vision
     ) -> None:
         self.lost: Counter[str] = Counter()
-        limits = Limits(seconds=seconds, memory_bytes=1 << 29, tile_bytes=tile_bytes, max_pixels=MAX_PIXELS)
+        limits = Limits(seconds=seconds, memory_bytes=1 << 29, max_pixels=MAX_PIXELS)
         before = set(children(os.getpid()))
-        self.decoder = ProcessDecoder(path, limits, count=count, lost=lambda why: self.lost.update([why]))
+        self.decoder = ProcessDecoder(
+            path, {}, vision, limits, count=count, lost=lambda why: self.lost.update([why])
+        )
         (self.server,) = set(children(os.getpid())) - before
 
-    def tiles(self, data: bytes) -> np.ndarray:
-        return self.decoder.tiles(data, param="input[0]")
+    def pixels(self, data: bytes) -> np.ndarray:
+        return self.decoder.decode(data, param="input[0]").values
 
 
 def alive(pids: Iterable[int]) -> set[int]:
@@ -82,27 +97,29 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_tiles_are_those_of_a_thread(checkpoint: Path, photos: dict[str, bytes]) -> None:
+def test_pixels_are_those_of_a_thread(checkpoint: Path, photos: dict[str, bytes]) -> None:
     model = open_model(checkpoint)
-    limits = Limits(seconds=60, memory_bytes=1 << 30, tile_bytes=7 * 3 * 512 * 512, max_pixels=MAX_PIXELS)
-    processes = ProcessDecoder(checkpoint, limits, count=2)
+    assert model.vision is not None
+    limits = Limits(seconds=60, memory_bytes=1 << 30, max_pixels=MAX_PIXELS)
+    processes = ProcessDecoder(checkpoint, {}, model.vision, limits, count=2)
     threads = ThreadDecoder(model, max_pixels=MAX_PIXELS)
     try:
         with ThreadPoolExecutor(2) as pool:
             for data in photos.values():
-                found = list(pool.map(lambda _, data=data: processes.tiles(data, param="x"), range(3)))
-                expected = threads.tiles(data, param="x")
-                assert len(expected) > 1
-                for tiles in found:
-                    assert tiles.dtype == np.uint8
-                    np.testing.assert_array_equal(tiles, expected)
-                    assert tiles.flags.writeable and tiles.flags.owndata
+                found = list(pool.map(lambda _, data=data: processes.decode(data, param="x"), range(3)))
+                expected = threads.decode(data, param="x")
+                assert expected.plan.units == len(expected.values) > 1
+                for pixels in found:
+                    assert pixels.plan == expected.plan
+                    assert pixels.values.dtype == np.uint8
+                    np.testing.assert_array_equal(pixels.values, expected.values)
+                    assert pixels.values.flags.writeable and pixels.values.flags.owndata
         for decoder in (processes, threads):
             with pytest.raises(UnsupportedMedia, match=r"input\[3\]") as raised:
-                decoder.tiles(b"no image", param="input[3]")
+                decoder.decode(b"no image", param="input[3]")
             assert raised.value.param == "input[3]"
             with pytest.raises(InvalidInput):
-                decoder.tiles(photos["china"][:30_000], param="x")
+                decoder.decode(photos["china"][:30_000], param="x")
     finally:
         processes.close()
 
@@ -113,9 +130,9 @@ def test_one_image_fails_and_the_next_is_decoded(make: Make, photos: dict[str, b
     good = photos["flower"]
     for losses in (1, 2):
         with pytest.raises(DecodeFailed, match=r"input\[0\]") as raised:
-            decoding.tiles(good + ending)
+            decoding.pixels(good + ending)
         assert raised.value.param == "input[0]"
-        np.testing.assert_array_equal(decoding.tiles(good), pixels_of(good))
+        np.testing.assert_array_equal(decoding.pixels(good), pixels_of(good))
         assert sum(decoding.lost.values()) == losses
     # What spins is ended by its processor time or by the clock, whichever is seen first.
     assert set(decoding.lost) <= ({"crash"} if ending == b"CRASH" else {"crash", "timeout"})
@@ -129,9 +146,9 @@ def test_the_others_go_on(make: Make, photos: dict[str, bytes]) -> None:
     decoding = make(count=2, seconds=2.0)
     good, expected = photos["flower"], pixels_of(photos["flower"])
     with ThreadPoolExecutor(2) as pool:
-        hanging = pool.submit(decoding.tiles, good + b"SLEEP")
+        hanging = pool.submit(decoding.pixels, good + b"SLEEP")
         for _ in range(20):
-            np.testing.assert_array_equal(pool.submit(decoding.tiles, good).result(), expected)
+            np.testing.assert_array_equal(pool.submit(decoding.pixels, good).result(), expected)
         with pytest.raises(DecodeFailed, match="2 seconds"):
             hanging.result()
     assert decoding.lost == {"timeout": 1}
@@ -140,26 +157,75 @@ def test_the_others_go_on(make: Make, photos: dict[str, bytes]) -> None:
 def test_memory_is_bounded_and_nothing_is_lost_over_it(make: Make, photos: dict[str, bytes]) -> None:
     decoding = make(count=1)
     with pytest.raises(PayloadTooLarge, match="512 MiB"):
-        decoding.tiles(photos["flower"] + b"SWELL")
+        decoding.pixels(photos["flower"] + b"SWELL")
     assert not decoding.lost
 
 
 def test_a_bug_of_the_family_is_told(make: Make, photos: dict[str, bytes]) -> None:
     decoding = make(count=1)
     with pytest.raises(EngineFailed, match="ZeroDivisionError"):
-        decoding.tiles(photos["flower"] + b"RAISE")
+        decoding.pixels(photos["flower"] + b"RAISE")
     assert not decoding.lost
 
 
-def test_tiles_beyond_the_memory_are_not_believed(make: Make, photos: dict[str, bytes]) -> None:
-    decoding = make(count=1, tile_bytes=100)
+def test_pixels_of_a_shape_that_the_family_has_not_are_not_believed(
+    make: Make, photos: dict[str, bytes]
+) -> None:
+    other = replace(DualEncoder.vision, unit_shape=(3, SIZE, SIZE + 1))
+    decoding = make(count=1, vision=other)
+    with pytest.raises(DecodeFailed, match="crashed"):
+        decoding.pixels(photos["flower"])
+    assert decoding.lost == {"crash": 1}
+
+
+def test_more_pixels_than_there_is_memory_for_are_told(make: Make, photos: dict[str, bytes]) -> None:
+    decoding = make(count=1, vision=replace(DualEncoder.vision, unit_shape=(3, 2, 2)))
     with pytest.raises(EngineFailed):
-        decoding.tiles(photos["flower"])
+        decoding.pixels(photos["flower"])
+    assert not decoding.lost
+
+
+@pytest.mark.parametrize(
+    ("shape", "plan"),
+    [
+        ((2, 3, 4), ImagePlan(units=2, rows=8)),
+        ((3, 3, 4), ImagePlan(units=3, rows=8)),
+        ((0, 3, 4), ImagePlan(units=0, rows=8)),
+        ((-1, 3, 4), ImagePlan(units=-1, rows=8)),
+        ((1, 4, 3), ImagePlan(units=1, rows=4)),
+        ((1, 12), ImagePlan(units=1, rows=4)),
+        ((1, 3, 4, 1), ImagePlan(units=1, rows=4)),
+        ((), ImagePlan(units=1, rows=4)),
+        ((1, 3, 4), ImagePlan(units=2, rows=4)),
+        ((1, 3, 4), ImagePlan(units=1, rows=0)),
+        ((1, 3, 4), ImagePlan(units=1, rows=9)),
+    ],
+)
+def test_only_what_an_image_can_have_become_fits(shape: tuple[int, ...], plan: ImagePlan) -> None:
+    vision = VisionSpec(row_width=5, unit_shape=(3, 4), largest=ImagePlan(units=2, rows=8))
+    right = Decoded(shape=(2, 3, 4), dtype="float32", plan=ImagePlan(units=2, rows=8))
+    assert right.fits(vision)
+    assert Decoded(shape=shape, dtype="uint8", plan=plan).fits(vision) == (shape == right.shape)
+
+
+def test_float_pixels_come_as_they_are() -> None:
+    """With the plan's grid, through the message and the memory."""
+    vision = VisionSpec(row_width=5, unit_shape=(3, 4), largest=ImagePlan(units=6, rows=8))
+    memory = mapped(shared(memory_bytes(vision)))
+    values = np.random.default_rng(1).standard_normal((6, 3, 4)).astype(np.float32)
+    made = Pixels(values=values, plan=ImagePlan(units=6, rows=8, grid=(1, 2, 3)))
+    told = decode_answer.decode(encode(write(memory, made)))
+    assert isinstance(told, Decoded) and told.fits(vision)
+    found = read(memory, told)
+    assert found.plan == made.plan and found.values.dtype == np.float32
+    np.testing.assert_array_equal(found.values, values)
+    memory[:] = 0
+    np.testing.assert_array_equal(found.values, values)
 
 
 def test_limits_are_in_force(make: Make, photos: dict[str, bytes]) -> None:
     decoding = make(count=1)
-    decoding.tiles(photos["flower"])
+    decoding.pixels(photos["flower"])
     (child,) = children(decoding.server)
     rows = Path(f"/proc/{child}/limits").read_text().splitlines()[1:]
     limits = {row[:26].strip(): row[26:46].strip() for row in rows}
@@ -179,7 +245,7 @@ def test_a_decoder_sees_no_keys_and_no_descriptor_but_its_own(
         decoding = make(count=2)
         for _ in range(2):
             # One image in each, after which it has closed what it does not need.
-            decoding.tiles(photos["flower"])
+            decoding.pixels(photos["flower"])
         for pid in (decoding.server, *children(decoding.server)):
             assert b"sk-secret" not in Path(f"/proc/{pid}/environ").read_bytes()
         for pid in children(decoding.server):
@@ -188,7 +254,7 @@ def test_a_decoder_sees_no_keys_and_no_descriptor_but_its_own(
             }
             assert opened[0] == os.devnull
             channel, memory = (opened[number] for number in sorted(opened) if number > 2)
-            assert channel.startswith("socket:") and memory.startswith("/memfd:tessera-tiles")
+            assert channel.startswith("socket:") and memory.startswith("/memfd:tessera-pixels")
 
 
 def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(
@@ -203,16 +269,16 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(
     os.kill(decoding.server, signal.SIGSTOP)
     try:
         with pytest.raises(DecodeFailed):
-            decoding.tiles(good + b"CRASH")
+            decoding.pixels(good + b"CRASH")
         with pytest.raises(Unavailable):
-            decoding.tiles(good)
+            decoding.pixels(good)
     finally:
         os.kill(decoding.server, signal.SIGCONT)
         control.settimeout(patience)
     with pytest.raises(DecodeFailed):
-        decoding.tiles(good + b"SLEEP")
+        decoding.pixels(good + b"SLEEP")
     # What was killed is what slept.
-    np.testing.assert_array_equal(decoding.tiles(good), pixels_of(good))
+    np.testing.assert_array_equal(decoding.pixels(good), pixels_of(good))
     deadline = time.monotonic() + 20
     while len(alive(children(decoding.server))) != 1:
         assert time.monotonic() < deadline
@@ -231,6 +297,6 @@ def test_a_killed_fork_server_is_started_again(make: Make, photos: dict[str, byt
     good = photos["flower"]
     # Nobody knows whether the image was to blame, so it may be tried elsewhere.
     with pytest.raises(Unavailable):
-        decoding.tiles(good)
-    np.testing.assert_array_equal(decoding.tiles(good), pixels_of(good))
+        decoding.pixels(good)
+    np.testing.assert_array_equal(decoding.pixels(good), pixels_of(good))
     (decoding.server,) = set(children(os.getpid())) - others

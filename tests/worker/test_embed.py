@@ -25,25 +25,25 @@ from tessera.errors import (
     UnsupportedMedia,
 )
 from tessera.models import Model
-from tessera.models.base import Role, Truncate
+from tessera.models.base import Content, Role, Truncate
 from tessera.worker.embed import EmbedService
-from tessera.worker.image_rows import EncodedImage, Job
+from tessera.worker.image_rows import EncodedImage, ImageRows, Job
 from tessera.worker.metrics import WorkerMetrics
 from tests.rpc.conftest import until
-from tests.worker.conftest import SummingText, picture, worker_info
+from tests.worker.conftest import TILE_ROWS, SummingText, picture, vision_of, worker_info
 
 
 class Rows:
     """A vision source that fills an image's rows with a number of its own, when the test lets it."""
 
     def __init__(self, model: Model) -> None:
-        self._shape = (model.tokens_per_tile, model.hidden)
+        self._shape = (TILE_ROWS, vision_of(model).row_width)
         self.calls: list[wire.Image] = []
         self.cancelled = 0
         self.open = asyncio.Event()
         self.open.set()
         self.error: TesseraError | None = None
-        self.tiles = 0
+        self.units = 0
         self.running_seconds = 0.0
         self.orders: list[tuple[float, str, int]] = []
         self.roundings, self.next = ["fp8"], "fp8"
@@ -65,15 +65,17 @@ class Rows:
 
 class Embedder:
     def __init__(self, model: Model, *, images: bool = True, queue: int = 100_000, batch: int = 4096) -> None:
-        self.model, self.engine, self.rows = model, SummingText(model.hidden), Rows(model)
+        self.model, self.engine, self.rows = model, SummingText(model.output), Rows(model)
         self.cache = EmbeddingCache(1 << 24)
         self.metrics = WorkerMetrics()
         self.service = EmbedService(
             model,
             self.engine,
             EngineSettings(max_batch_cost=batch, max_queue_cost=queue),
-            self.cache,
-            self.rows if images else None,
+            ImageRows(
+                *(model, vision_of(model), self.cache, self.rows if images else None),
+                *("float32", self.metrics),
+            ),
             self.metrics,
             worker_info(model, "embed"),
         )
@@ -88,7 +90,7 @@ class Embedder:
         return reply
 
     def vectors(self, reply: wire.EmbedReply) -> np.ndarray:
-        return np.frombuffer(reply.vectors, np.float32).reshape(-1, reply.hidden)
+        return np.frombuffer(reply.rows, np.float32).reshape(-1, reply.width)
 
 
 MakeEmbedder = Callable[..., Embedder]
@@ -120,14 +122,8 @@ def text(*tokens: int, param: str = "input[0]") -> wire.Item:
 
 
 def with_images(model: Model, *images: wire.Image, param: str = "input[0]") -> wire.Item:
-    prompt = model.prompt(
-        "x",
-        [image.tiles for image in images],
-        role=Role.PASSAGE,
-        max_tokens=model.max_tokens,
-        truncate=Truncate.NONE,
-        param=param,
-    )
+    content = Content(parts=(*(image.plan for image in images), "x"), role=Role.PASSAGE)
+    prompt = model.prompt(content, max_tokens=model.max_tokens, truncate=Truncate.NONE, param=param)
     return wire.Item(tokens=prompt.tokens.astype("<i4").tobytes(), images=images, param=param)
 
 
@@ -174,8 +170,9 @@ async def test_bad_tokens_fail_their_item_alone(make: MakeEmbedder, model: Model
     assert all(failure.param == f"input[{index}]" for index, failure in reply.failures.items())
     assert all(failure.code == "invalid_input" for failure in reply.failures.values())
     assert str(model.vocab_size - 1) in reply.failures[3].message
-    assert embedder.vectors(reply)[[0, 6], 0].tolist() == [5, 6]
-    assert not embedder.vectors(reply)[1:6].any()
+    assert reply.counts == (1, 0, 0, 0, 0, 0, 1)
+    assert embedder.vectors(reply)[:, 0].tolist() == [5, 6]
+    assert np.frombuffer(reply.norms, np.float32).tolist() == [2, 2]
 
 
 async def test_placeholders_that_do_not_match_the_images_name_both_numbers(
@@ -185,7 +182,7 @@ async def test_placeholders_that_do_not_match_the_images_name_both_numbers(
     right = with_images(model, picture(1))
     wrong = wire.Item(tokens=right.tokens, images=(picture(1), picture(2)), param="input[0]")
     reply = await embedder(wrong)
-    size = model.tokens_per_tile
+    size = TILE_ROWS
     assert f"found {size} image tokens" in reply.failures[0].message
     assert f"the 2 images need {2 * size}" in reply.failures[0].message
     assert embedder.rows.calls == []
@@ -209,9 +206,9 @@ async def test_a_cached_image_is_not_encoded_again(make: MakeEmbedder, model: Mo
     item = with_images(model, picture(1))
     first, second = await embedder(item), await embedder(item)
     assert len(embedder.rows.calls) == 1
-    assert first.cached_tokens == (0,) and second.cached_tokens == (model.tokens_per_tile,)
-    assert first.vectors == second.vectors
-    assert embedder.vectors(first)[0, 2] == 2.0 * model.tokens_per_tile
+    assert first.cached_tokens == (0,) and second.cached_tokens == (TILE_ROWS,)
+    assert first.rows == second.rows
+    assert embedder.vectors(first)[0, 2] == 2.0 * TILE_ROWS
     assert first.timings.encode_ms == 5.0 and second.timings.encode_ms == 0.0
 
 
@@ -226,16 +223,16 @@ async def test_an_image_that_is_asked_for_often_at_once_is_encoded_once(
     embedder.rows.open.set()
     replies = await asyncio.gather(*calls)
     assert len(embedder.rows.calls) == 1
-    assert len({reply.vectors for reply in replies}) == 1
+    assert len({reply.rows for reply in replies}) == 1
 
 
 async def test_cached_rows_of_another_size_are_not_used(make: MakeEmbedder, model: Model) -> None:
     """A caller that claims another tile count for known bytes must not reach the engine with it."""
     embedder = make()
     await embedder(with_images(model, picture(1)))
-    reply = await embedder(with_images(model, picture(1, tiles=2)))
+    reply = await embedder(with_images(model, picture(1, units=2)))
     assert reply.failures[0].code == "engine_failed"
-    assert str(2 * model.tokens_per_tile) in reply.failures[0].message
+    assert str(2 * TILE_ROWS) in reply.failures[0].message
 
 
 async def test_an_image_that_fails_takes_nobody_with_it(make: MakeEmbedder, model: Model) -> None:

@@ -24,7 +24,7 @@ from tessera.errors import (
 from tessera.models import Model
 from tessera.transport.host import host_id
 from tests.rpc.conftest import until
-from tests.worker.conftest import Encoder, encode_request, picture
+from tests.worker.conftest import TILE_ROWS, Encoder, encode_request, picture, vision_of
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ async def test_rows_come_back_with_what_they_cost(encoder: Encoder, model: Model
     reply = await encoder.service.handle(encode_request(picture(7)))
     assert isinstance(reply, wire.EncodeReply)
     rows = np.frombuffer(reply.handle.data, np.float32).reshape(reply.handle.shape)
-    assert rows.shape == (model.tokens_per_tile, model.hidden) and (rows == 7).all()
+    assert rows.shape == (TILE_ROWS, vision_of(model).row_width) and (rows == 7).all()
     assert reply.timings.preprocess_ms > 0
     assert empty(encoder)
 
@@ -117,9 +117,29 @@ async def test_a_reader_that_goes_before_its_rows_are_there_gets_no_lease(model:
 
 
 async def test_an_image_of_another_size_than_announced_names_both(encoder: Encoder) -> None:
-    with pytest.raises(InvalidInput, match="became 1 tiles, but its prompt was built for 3") as caught:
-        await encoder.service.handle(encode_request(picture(1, tiles=3, param="input[4]")))
+    with pytest.raises(
+        InvalidInput, match="became 1 units and 256 rows, but its prompt was built for 3 units"
+    ) as caught:
+        await encoder.service.handle(encode_request(picture(1, units=3, param="input[4]")))
     assert caught.value.param == "input[4]"
+    assert empty(encoder)
+
+
+async def test_an_image_of_another_grid_than_announced_names_both(encoder: Encoder) -> None:
+    with pytest.raises(InvalidInput, match=r"became .* rows, but .* of a grid \(1, 2, 2\)") as caught:
+        await encoder.service.handle(encode_request(picture(1, grid=(1, 2, 2), param="input[4]")))
+    assert caught.value.param == "input[4]"
+    assert empty(encoder)
+
+
+@pytest.mark.parametrize(("units", "rows"), [(0, 256), (-1, 256), (8, 2048), (1, 0), (1, 1 << 40)])
+async def test_a_plan_that_no_image_has_is_refused_before_it_is_decoded(
+    encoder: Encoder, units: int, rows: int
+) -> None:
+    image = msgspec.structs.replace(picture(1), data=b"never read", units=units, rows=rows)
+    with pytest.raises(InvalidInput, match=f"no image has {units} units and {rows} rows") as caught:
+        await encoder.service.handle(encode_request(image))
+    assert caught.value.param == "input[0]"
     assert empty(encoder)
 
 

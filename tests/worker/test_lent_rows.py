@@ -24,12 +24,12 @@ from tessera.worker.image_rows import PrecomputedRows
 from tessera.worker.metrics import WorkerMetrics
 from tests.rpc.conftest import INFO, Deployment, until
 
-HIDDEN = INFO.hidden
+WIDTH = INFO.row_width
 
 
 def item(value: float, rows: int = 3) -> wire.Item:
-    data = np.full((rows, HIDDEN), value, np.float32).tobytes()
-    made = inline_handle(data, shape=(rows, HIDDEN), dtype="float32")
+    data = np.full((rows, WIDTH), value, np.float32).tobytes()
+    made = inline_handle(data, shape=(rows, WIDTH), dtype="float32")
     payload = wire.Embeddings(digest=blake3(data).digest(), handle=made, param="input[0]")
     return wire.Item(tokens=b"\0" * 4 * rows, images=(payload,), param="input[0]")
 
@@ -41,7 +41,7 @@ class Reading:
         self._deployment = deployment
         self.info = msgspec.structs.replace(INFO, host=host)
         self.metrics = WorkerMetrics()
-        self.rows = PrecomputedRows("w", hidden=HIDDEN, dtype="float32", metrics=self.metrics)
+        self.rows = PrecomputedRows("w", row_width=WIDTH, dtype="float32", metrics=self.metrics)
         self.kinds: list[str] = []
         self.refuse: set[str] = set()
         self.lender = RowLender("frontend-1", capacity=1000)
@@ -63,9 +63,10 @@ class Reading:
             rows: torch.Tensor = await self.rows.fetch(payload)
             values.append(rows[-1].numpy())
         return wire.EmbedReply(
-            vectors=np.stack(values).tobytes(),
+            rows=np.stack(values).tobytes(),
             norms=bytes(4 * len(values)),
-            hidden=HIDDEN,
+            width=WIDTH,
+            counts=(1,) * len(values),
             failures=failures,
             cached_tokens=(0,) * len(values),
             timings=wire.Timings(),
@@ -75,7 +76,7 @@ class Reading:
         await self._deployment.serve(self.handle)
         client = await Client.connect(self._deployment.runtime(), self._deployment.address)
         self.peers = Peers(client, lambda _: None)
-        self.dispatcher = Dispatcher(self.peers, Router(), FrontendMetrics(), HIDDEN, lender=self.lender)
+        self.dispatcher = Dispatcher(self.peers, Router(), FrontendMetrics(), WIDTH, lender=self.lender)
         await until(lambda: len(self.peers.ready) == 1)
 
     async def embed(self, *items: wire.Item, timeout: float = 20.0) -> Answer:

@@ -35,17 +35,21 @@ with torch.inference_mode():
     if sys.argv[2] == "vision":
         SIZE = 32
         module = model.load_vision(dtype="float32", device="cpu")
-        tiles = torch.randint(0, 255, (SIZE, *model.tile_shape), dtype=torch.uint8)
-        print(grown(lambda n: module(tiles[:n])), model.vision_activation_nbytes("float32", SIZE))
+        pixels = torch.randint(0, 255, (SIZE, *model.vision.unit_shape), dtype=torch.uint8)
+        places = torch.empty((0, SIZE), dtype=torch.int32)
+        def run(n):
+            bounds = torch.arange(n + 1, dtype=torch.int32)
+            module(pixels[:n], places[:, :n], bounds, [1] * n)
+        print(grown(run), model.vision_activation_nbytes("float32", SIZE))
     else:
         SIZE = 16
         module = model.load_text(dtype="float32", device="cpu")
         def run(n):
             ids = torch.zeros(n * 1024, dtype=torch.int32)
-            positions = torch.arange(1024, dtype=torch.int32).repeat(n)
+            positions = torch.arange(1024, dtype=torch.int32).repeat(n)[None]
             bounds = torch.arange(0, n * 1024 + 1, 1024, dtype=torch.int32)
             none = torch.empty(0, dtype=torch.int32)
-            module(ids, positions, bounds, [1024] * n, torch.empty(0, model.hidden), none)
+            module(ids, positions, bounds, [1024] * n, torch.empty(0, model.vision.row_width), none)
         print(grown(run), model.text_activation_nbytes("float32", SIZE * 1024))
 """
 

@@ -9,7 +9,7 @@ _FACTOR: Final = 4
 
 
 class Budget:
-    """Counts what is in use, in tokens or tiles, against a limit that may change at any time.
+    """Counts what is in use, in tokens or units, against a limit that may change at any time.
 
     A client may hold at most four times what it leaves free (dynamic thresholds: Choudhury and Hahne, 1998):
     one alone gets four fifths of the limit, two get four ninths each, and the last to come finds room in

@@ -19,8 +19,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Setting(help="`float32`, `bfloat16`, `float16`; `auto` is bfloat16 on CUDA, else float32"),
     ] = "auto"
     device: Annotated[str, Setting(help="`cpu`, `cuda`, `cuda:N` or `auto`")] = "auto"
-    max_batch_cost: Annotated[int, Setting(help="units or tokens in one engine call")]
-    max_queue_cost: Annotated[int, Setting(help="units or tokens that may wait, then 429")]
+    max_batch_cost: Annotated[
+        int, Setting(help="units or tokens in one engine call; `vision`: 0 for four of the largest images")
+    ]
+    max_queue_cost: Annotated[
+        int,
+        Setting(help="units or tokens that may wait, then 429; `vision`: 0 for 128 of the largest images"),
+    ]
     graph_cost: Annotated[
         int | None,
         Setting(
@@ -44,8 +49,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     def __post_init__(self) -> None:
         if self.dtype not in ("auto", "float32", "bfloat16", "float16"):
             raise ValueError(f"dtype {self.dtype!r} is none of auto, float32, bfloat16, float16")
-        if self.max_batch_cost < 1 or self.max_queue_cost < self.max_batch_cost:
-            raise ValueError("max_batch_cost must be at least 1, and max_queue_cost at least max_batch_cost")
+        if self.max_batch_cost < 0 or self.max_queue_cost < 0:
+            raise ValueError("max_batch_cost and max_queue_cost must not be negative")
+        if 0 < self.max_queue_cost < self.max_batch_cost:
+            raise ValueError("max_queue_cost must be at least max_batch_cost")
         if self.quantization not in ("none", "fp8"):
             raise ValueError(f"quantization {self.quantization!r} is none of none, fp8")
         if self.unquantized_blocks < 0:

@@ -262,7 +262,7 @@ def _call(address: str, message: wire.EmbedRequest | wire.EncodeRequest) -> dict
     if isinstance(message, wire.EmbedRequest):
         return attributes | {
             "tessera.items": len(message.items),
-            "tessera.tokens": sum(len(item.tokens) // 4 for item in message.items),
+            "tessera.tokens": sum(item.token_count for item in message.items),
             "tessera.images": sum(len(item.images) for item in message.items),
         }
-    return attributes | {"tessera.tiles": message.image.tiles, "tessera.input": message.image.param}
+    return attributes | {"tessera.units": message.image.units, "tessera.input": message.image.param}

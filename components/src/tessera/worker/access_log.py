@@ -152,11 +152,11 @@ def _add(part: Part, message: Work, outcome: wire.Reply | BaseException) -> None
         images = sum(len(item.images) for item in message.items)
         count(
             inputs=len(message.items),
-            tokens=sum(len(item.tokens) // 4 for item in message.items),
+            tokens=sum(item.token_count for item in message.items),
             images=images,
         )
     else:
-        count(images=1, tiles=message.image.tiles)
+        count(images=1, units=message.image.units)
     if isinstance(outcome, wire.EmbedReply):
         count(cached_tokens=sum(outcome.cached_tokens))
         if outcome.failures:

@@ -1,10 +1,11 @@
-"""The embed role: items in, vectors out. Vision rows come from the cache or from a ``VisionSource``."""
+"""The embed role: items in, output rows out. Vision rows come from the cache or from a ``VisionSource``."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -14,9 +15,8 @@ import numpy.typing as npt
 
 from tessera import tracing, wire
 from tessera.batching import Batcher, Events, Outcome
-from tessera.cache import EmbeddingCache
 from tessera.engine.base import TextEngine
-from tessera.engine.batch import PackedInput, TextVectors, pack
+from tessera.engine.batch import PackedInput, TextOutput, pack
 from tessera.engine.settings import EngineSettings
 from tessera.errors import (
     DeadlineExceeded,
@@ -30,7 +30,7 @@ from tessera.launched import Launched
 from tessera.models.base import Model
 from tessera.tasks import run_all
 from tessera.worker.frontend_shares import FrontendShares
-from tessera.worker.image_rows import ImageRows, Job, VisionSource
+from tessera.worker.image_rows import ImageRows, Job
 from tessera.worker.metrics import WorkerMetrics
 
 F = TypeVar("F", bound=asyncio.Future)  # type: ignore[type-arg]
@@ -89,20 +89,22 @@ class InputWindow(Generic[F]):
         self._size -= sum(self._unfinished.pop(one) for one in done)
 
 
-Vector = tuple[npt.NDArray[np.float32], float]
-"""A unit vector and the norm it had."""
+Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
+"""The output rows of one item ``[rows, width]`` and their norms ``[rows]``."""
 
 
 class EmbedService:
-    """Answers ``EmbedRequest``, ``Describe`` and ``Inspect``, in the embed and the aggregated role alike."""
+    """Answers ``EmbedRequest``, ``Describe`` and ``Inspect``, in the embed and the aggregated role alike.
+
+    ``images`` is None for a model that reads text alone.
+    """
 
     def __init__(
         self,
         model: Model,
         engine: TextEngine,
         config: EngineSettings,
-        cache: EmbeddingCache,
-        vision: VisionSource | None,
+        images: ImageRows | None,
         metrics: WorkerMetrics,
         info: wire.WorkerInfo,
         *,
@@ -113,12 +115,12 @@ class EmbedService:
         self._info = info
         self._in_flight = 0
         self._shares = FrontendShares()
-        self._images = ImageRows(model, cache, vision, info.dtype, metrics)
+        self._images = images
 
-        def launch(inputs: Sequence[PackedInput]) -> Launched[list[Vector]]:
-            return engine.launch(pack(inputs)).map(TextVectors.by_sequence)
+        def launch(inputs: Sequence[PackedInput]) -> Launched[list[Rows]]:
+            return engine.launch(pack(inputs)).map(TextOutput.by_sequence)
 
-        self._batcher: Batcher[PackedInput, Vector] = Batcher(
+        self._batcher: Batcher[PackedInput, Rows] = Batcher(
             "text",
             launch,
             cost=engine.cost,
@@ -138,7 +140,6 @@ class EmbedService:
             "text", lambda: float(self._batcher.queued), limit=lambda: float(self._batcher.limit)
         )
         metrics.watch_in_flight("text", lambda: float(self._in_flight))
-        metrics.watch_cache(cache.stats)
 
     @property
     def model(self) -> Model:
@@ -146,17 +147,17 @@ class EmbedService:
 
     async def handle(self, request: wire.Request) -> wire.Reply:
         if isinstance(request, wire.Describe):
-            share = self._shares.of(request.caller)
+            share, images = self._shares.of(request.caller), self._images
             return msgspec.structs.replace(
                 self._info,
                 tokens=share.of(self._batcher.capacity, least=self._batch_cost),
-                tiles=share.of(self._images.tiles, least=self._model.max_tiles),
+                units=0 if images is None else share.of(images.units, least=images.max_units),
             )
         if isinstance(request, wire.Inspect):
             return self._metrics.state()
         if not isinstance(request, wire.EmbedRequest):
             raise ProtocolError(f"an embed worker does not answer {type(request).__name__}")
-        tokens = sum(len(item.tokens) // 4 for item in request.items)
+        tokens = sum(item.token_count for item in request.items)
         self._in_flight += tokens
         try:
             async with asyncio.timeout(request.timeout_ms / 1e3):
@@ -180,14 +181,16 @@ class EmbedService:
 
     def running_seconds(self) -> float:
         """How long an engine has been busy with one batch."""
-        return max(self._batcher.running_seconds, self._images.running_seconds)
+        seconds = self._batcher.running_seconds
+        return seconds if self._images is None else max(seconds, self._images.running_seconds)
 
     async def drain(self, timeout: float) -> None:
         """Return at once: peers read nothing of this worker's memory."""
 
     async def close(self) -> None:
         await self._batcher.close()
-        await self._images.close()
+        if self._images is not None:
+            await self._images.close()
 
     async def _embed(self, request: wire.EmbedRequest) -> wire.EmbedReply:
         job = Job(
@@ -202,30 +205,29 @@ class EmbedService:
         try:
             for item in request.items:
                 try:
-                    tokens = self._tokens(item)
+                    packed = self._read(item)
                 except TesseraError as error:
                     window.fail(error)
                     continue
-                begin = partial(self._begin, job, item, tokens)
-                await window.add(begin, len(tokens), window=self._window)
+                begin = partial(self._begin, job, item, packed)
+                await window.add(begin, len(packed.tokens), window=self._window)
             await window.finish()
         except BaseException:
             window.cancel()
             raise
         return self._reply(window.begun)
 
-    def _begin(self, job: Job, item: wire.Item, tokens: npt.NDArray[np.int32]) -> _Pending:
-        if item.images:
+    def _begin(self, job: Job, item: wire.Item, packed: PackedInput) -> _Pending:
+        if self._images is not None and item.images:
             # Asked before the images cost anything, and not again when their rows are there.
-            self._batcher.check(len(tokens), job.client)
-            return asyncio.ensure_future(self._embed_with_images(job, item, tokens))
-        return self._batcher.submit(
-            PackedInput(tokens=tokens), len(tokens), client=job.client, priority=job.priority
-        )
+            self._batcher.check(len(packed.tokens), job.client)
+            return asyncio.ensure_future(self._embed_with_images(job, item, packed, self._images))
+        return self._batcher.submit(packed, len(packed.tokens), client=job.client, priority=job.priority)
 
     def _reply(self, settled: Sequence[_Pending | TesseraError]) -> wire.EmbedReply:
-        vectors = np.zeros((len(settled), self._model.hidden), np.float32)
-        norms = np.zeros(len(settled), np.float32)
+        rows: list[npt.NDArray[np.float32]] = []
+        norms: list[npt.NDArray[np.float32]] = []
+        counts = [0] * len(settled)
         failures: dict[int, wire.Failure] = {}
         cached = [0] * len(settled)
         timings = wire.Timings()
@@ -239,19 +241,40 @@ class EmbedService:
             result = entry.result()
             if isinstance(result, Outcome):
                 result = _Embedded.of(result)
-            vectors[index], norms[index] = result.vector
+            counts[index] = len(result.rows)
+            rows.append(result.rows)
+            norms.append(result.norms)
             cached[index] = result.cached_tokens
             timings = timings.merge(result.timings)
             self._metrics.items.labels("embed", "ok").inc()
         self._metrics.queued("text", timings.queue_ms)
         return wire.EmbedReply(
-            vectors=vectors.tobytes(),
-            norms=norms.tobytes(),
-            hidden=self._model.hidden,
+            rows=_bytes(rows),
+            norms=_bytes(norms),
+            width=self._model.output.width,
+            counts=tuple(counts),
             failures=failures,
             cached_tokens=tuple(cached),
             timings=timings,
         )
+
+    def _read(self, item: wire.Item) -> PackedInput:
+        """The item without its vision rows; raises ``InvalidInput`` naming it or one of its images."""
+        tokens = self._tokens(item)
+        if not item.images:
+            return PackedInput(tokens=tokens, positions=self._model.positions(tokens, ()))
+        if self._images is None:
+            raise InvalidInput("the model reads text alone", param=item.images[0].param)
+        plans = [image.plan for image in item.images]
+        index = self._model.vision_index(tokens)
+        expected = sum(plan.rows for plan in plans)
+        if len(index) != expected or any(plan.rows < 1 for plan in plans):
+            raise InvalidInput(
+                f"found {len(index)} image tokens, but the {len(item.images)} images need {expected}",
+                param=item.param,
+            )
+        positions = self._model.positions(tokens, plans)
+        return PackedInput(tokens=tokens, positions=positions, vision_index=index)
 
     def _tokens(self, item: wire.Item) -> npt.NDArray[np.int32]:
         if not item.tokens or len(item.tokens) % 4:
@@ -266,50 +289,43 @@ class EmbedService:
             )
         return tokens
 
-    async def _embed_with_images(self, job: Job, item: wire.Item, tokens: npt.NDArray[np.int32]) -> _Embedded:
-        index = self._model.vision_index(tokens)
-        expected = sum(self._images.count(image) for image in item.images)
-        if len(index) != expected:
-            raise InvalidInput(
-                f"found {len(index)} image tokens, but the {len(item.images)} images need {expected}",
-                param=item.param,
-            )
-        encoded = await run_all([self._images.get(job, image) for image in item.images])
-        cached = sum(
-            self._images.count(image)
-            for image, (_, was_cached) in zip(item.images, encoded, strict=True)
-            if was_cached
-        )
-        rows = tuple(image.rows for image, _ in encoded)
+    async def _embed_with_images(
+        self, job: Job, item: wire.Item, packed: PackedInput, images: ImageRows
+    ) -> _Embedded:
+        encoded = await run_all([images.get(job, image) for image in item.images])
         outcome = await self._batcher.submit(
-            PackedInput(tokens=tokens, vision=rows, vision_index=index),
-            len(tokens),
+            replace(packed, vision=tuple(image.rows for image, _ in encoded)),
+            len(packed.tokens),
             client=job.client,
             priority=job.priority,
             admitted=True,
         )
+        cached = 0
         timings = wire.Timings(queue_ms=outcome.queue_ms, embed_ms=outcome.run_ms)
         for image, was_cached in encoded:
-            timings = timings if was_cached else timings.merge(image.timings)
+            if was_cached:
+                cached += len(image.rows)
+            else:
+                timings = timings.merge(image.timings)
         return _Embedded(outcome.value, cached, timings)
 
 
 class _Embedded:
-    """One item's vector with what it cost."""
+    """One item's rows with what they cost."""
 
-    __slots__ = ("cached_tokens", "timings", "vector")
+    __slots__ = ("cached_tokens", "norms", "rows", "timings")
 
-    def __init__(self, vector: Vector, cached_tokens: int, timings: wire.Timings) -> None:
-        self.vector = vector
+    def __init__(self, rows: Rows, cached_tokens: int, timings: wire.Timings) -> None:
+        self.rows, self.norms = rows
         self.cached_tokens = cached_tokens
         self.timings = timings
 
     @classmethod
-    def of(cls, outcome: Outcome[Vector]) -> _Embedded:
+    def of(cls, outcome: Outcome[Rows]) -> _Embedded:
         return cls(outcome.value, 0, wire.Timings(queue_ms=outcome.queue_ms, embed_ms=outcome.run_ms))
 
 
-_Pending = asyncio.Future[_Embedded] | asyncio.Future[Outcome[Vector]]
+_Pending = asyncio.Future[_Embedded] | asyncio.Future[Outcome[Rows]]
 
 
 def _attributes(inputs: Sequence[PackedInput]) -> tracing.Attributes:
@@ -317,6 +333,10 @@ def _attributes(inputs: Sequence[PackedInput]) -> tracing.Attributes:
         "tessera.batch.tokens": sum(len(entry.tokens) for entry in inputs),
         "tessera.batch.rows": sum(len(rows) for entry in inputs for rows in entry.vision),
     }
+
+
+def _bytes(arrays: Sequence[npt.NDArray[np.float32]]) -> bytes:
+    return np.concatenate(arrays).tobytes() if arrays else b""
 
 
 def _error(settled: _Pending) -> TesseraError | None:

@@ -68,7 +68,7 @@ class EncodeService:
         if isinstance(request, wire.Describe):
             share = self._shares.of(request.caller)
             return msgspec.structs.replace(
-                self._info, tiles=share.of(self._stage.capacity, least=self._stage.max_tiles)
+                self._info, units=share.of(self._stage.capacity, least=self._stage.max_units)
             )
         if isinstance(request, wire.Inspect):
             return self._metrics.state()
@@ -95,14 +95,14 @@ class EncodeService:
         return reply
 
     async def _encode(self, request: wire.EncodeRequest) -> wire.EncodeReply:
-        tiles, preprocess_ms = await self._stage.preprocess(request.image)
+        image = await self._stage.preprocess(request.image)
         # Shorter than the request's own time, so that a full slab is reported as such.
         wait = _SLOT_SHARE * request.timeout_ms / 1e3
         with tracing.span("slab"):
-            slot = await self._outbox.acquire(self._stage.rows(tiles), timeout=wait)
+            slot = await self._outbox.acquire(request.image.rows, timeout=wait)
         try:
             outcome = await self._stage.encode(
-                tiles,
+                image,
                 slot.rows,
                 client=request.client,
                 priority=request.priority,
@@ -125,7 +125,7 @@ class EncodeService:
             raise
         self._leases.add(request.call, handle.lease)
         timings = wire.Timings(
-            queue_ms=outcome.queue_ms, preprocess_ms=preprocess_ms, encode_ms=outcome.run_ms
+            queue_ms=outcome.queue_ms, preprocess_ms=image.milliseconds, encode_ms=outcome.run_ms
         )
         return wire.EncodeReply(handle=handle, timings=timings)
 

@@ -18,7 +18,7 @@ class Share:
     parts: int
 
     def of(self, room: int, *, least: int) -> int:
-        """In tokens or tiles; at least ``least``, as far as there is so much at all."""
+        """In tokens or units; at least ``least``, as far as there is so much at all."""
         return max(room // self.parts, min(room, least))
 
 

@@ -24,7 +24,8 @@ from tessera.errors import (
     MediaNotCached,
     TesseraError,
 )
-from tessera.models.base import Model
+from tessera.image_plan import ImagePlan
+from tessera.models.base import Model, VisionSpec
 from tessera.transport.base import PeerSlab, Transport
 from tessera.transport.kinds.inline import INLINE, InlineTransport
 from tessera.transport.kinds.shm import ShmTransport
@@ -76,7 +77,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
-    """Rows ``[tiles * tokens_per_tile, hidden]`` that nothing writes to any more, and the time they took.
+    """Rows ``[rows, row_width]`` that nothing writes to any more, and the time they took.
 
     ``span`` is the one that they were made in, if it is kept; ``rounding`` is the engine's.
     """
@@ -91,8 +92,8 @@ class VisionSource(Protocol):
     """Encodes one image that is not in the cache."""
 
     @property
-    def tiles(self) -> int:
-        """Tiles that this process itself takes at a time; 0 when others encode for it."""
+    def units(self) -> int:
+        """Units that this process itself takes at a time; 0 when others encode for it."""
         ...
 
     @property
@@ -113,48 +114,50 @@ class VisionSource(Protocol):
 
 
 class ImageRows:
-    """Rows ``[tokens, hidden]`` of images; the same image is encoded once however many ask for it.
+    """Rows ``[rows, row_width]`` of images; the same image is encoded once however many ask for it.
 
-    ``vision`` is None where only text is served; ``dtype`` is that of the rows.
+    ``spec`` is the model's; ``source`` is None where only text is served; ``dtype`` is that of the rows.
     """
 
     def __init__(
         self,
         model: Model,
+        spec: VisionSpec,
         cache: EmbeddingCache,
-        vision: VisionSource | None,
+        source: VisionSource | None,
         dtype: str,
         metrics: WorkerMetrics,
     ) -> None:
         self._model = model
+        self._spec = spec
         self._cache = cache
         self._fill = CacheFill(cache)
-        self._vision = vision
-        self._precomputed = PrecomputedRows("embed", hidden=model.hidden, dtype=dtype, metrics=metrics)
+        self._source = source
+        self._precomputed = PrecomputedRows("embed", row_width=spec.row_width, dtype=dtype, metrics=metrics)
         self._flights: SingleFlight[EncodedImage] = SingleFlight()
         self._dtype = dtype
         self._key_ends: dict[str, bytes] = {}
+        metrics.watch_cache(cache.stats)
 
     @property
-    def tiles(self) -> int:
-        """How many tiles the vision stage may have at a time; 0 without one."""
-        return self._vision.tiles if self._vision is not None else 0
+    def units(self) -> int:
+        """How many units the vision stage of this process may have at a time; 0 without one."""
+        return self._source.units if self._source is not None else 0
+
+    @property
+    def max_units(self) -> int:
+        """Units of the largest image."""
+        return self._spec.max_units
 
     @property
     def running_seconds(self) -> float:
-        """How long an engine of this process has been busy with one batch of tiles."""
-        return self._vision.running_seconds if self._vision is not None else 0.0
+        """How long an engine of this process has been busy with one batch of images."""
+        return self._source.running_seconds if self._source is not None else 0.0
 
     async def close(self) -> None:
         await self._fill.close()
-        if self._vision is not None:
-            await self._vision.close()
-
-    def count(self, image: wire.Image | wire.Embeddings) -> int:
-        """How many rows the image has."""
-        if isinstance(image, wire.Embeddings):
-            return image.handle.shape[0]
-        return image.tiles * self._model.tokens_per_tile
+        if self._source is not None:
+            await self._source.close()
 
     async def get(self, job: Job, image: wire.Image | wire.Embeddings) -> tuple[EncodedImage, bool]:
         """One image's rows, and whether they came from the cache.
@@ -171,12 +174,12 @@ class ImageRows:
         if isinstance(image, wire.Embeddings):
             span.set_attributes({"tessera.cache": "precomputed", "tessera.transfer.route": image.handle.kind})
             return EncodedImage(await self._precomputed.fetch(image), wire.Timings()), False
-        if self._vision is None:
+        if self._source is None:
             raise InvalidInput("this deployment serves text only", param=image.param)
         # What an engine gave that rounds as none of them does now is not what a miss would give.
-        cached = self._cache.get(*(self._key(image, rounding) for rounding in self._vision.roundings))
+        cached = self._cache.get(*(self._key(image, rounding) for rounding in self._source.roundings))
         found = "miss" if cached is None else "hit"
-        span.set_attributes({"tessera.cache": found, "tessera.tiles": image.tiles})
+        span.set_attributes({"tessera.cache": found, "tessera.units": image.units})
         if cached is not None:
             return self._checked(EncodedImage(cached, wire.Timings()), image), True
         if not image.data:
@@ -197,34 +200,42 @@ class ImageRows:
         return self._checked(encoded, image), False
 
     async def _fly(self, job: Job, image: wire.Image) -> EncodedImage:
+        flight = image.digest + _named(image.plan)
         try:
-            return await self._flights.run(image.digest, lambda: self._encode(job, image))
+            return await self._flights.run(flight, lambda: self._encode(job, image))
         except DeadlineExceeded:
             # A flight has the deadline of the call that began it; one that joined late may have more time.
             # Its own deadline would have cancelled it.
-            return await self._flights.run(image.digest, lambda: self._encode(job, image))
+            return await self._flights.run(flight, lambda: self._encode(job, image))
 
     async def _encode(self, job: Job, image: wire.Image) -> EncodedImage:
-        assert self._vision is not None
-        encoded = await self._vision.encode(image, job)
+        assert self._source is not None
+        encoded = await self._source.encode(image, job)
         self._checked(encoded, image)
         self._fill.put(self._key(image, encoded.rounding), encoded.rows)
         return replace(encoded, span=tracing.here())
 
     def _key(self, image: wire.Image, rounding: str) -> bytes:
-        """The digest names the image, what follows it everything else that its rows depend on."""
+        """The digest names the image, what follows it everything else that its rows depend on.
+
+        That its plan is part of it keeps rows of one shape from a request that was built for another.
+        """
         if rounding not in self._key_ends:
             named = "\0".join((self._model.fingerprint, self._dtype, rounding))
             self._key_ends[rounding] = blake3(named.encode()).digest(16)
-        return image.digest + self._key_ends[rounding]
+        return image.digest + self._key_ends[rounding] + _named(image.plan)
 
     def _checked(self, encoded: EncodedImage, image: wire.Image) -> EncodedImage:
-        expected = (image.tiles * self._model.tokens_per_tile, self._model.hidden)
+        expected = (image.rows, self._spec.row_width)
         if tuple(encoded.rows.shape) != expected:
             raise EngineFailed(
                 f"the vision stage gave rows {tuple(encoded.rows.shape)}, not {expected}", param=image.param
             )
         return encoded
+
+
+def _named(plan: ImagePlan) -> bytes:
+    return f" {plan.units} {plan.rows} {plan.grid}".encode()
 
 
 class PrecomputedRows:
@@ -233,8 +244,8 @@ class PrecomputedRows:
     Maps one slab of one slot at a time, and keeps none of them mapped.
     """
 
-    def __init__(self, reader: str, *, hidden: int, dtype: str, metrics: WorkerMetrics) -> None:
-        self._hidden = hidden
+    def __init__(self, reader: str, *, row_width: int, dtype: str, metrics: WorkerMetrics) -> None:
+        self._row_width = row_width
         self._dtype = FLOATS[dtype].torch
         self._metrics = metrics
         self._transports: dict[str, Transport] = {
@@ -243,7 +254,7 @@ class PrecomputedRows:
         }
 
     async def fetch(self, embeddings: wire.Embeddings) -> torch.Tensor:
-        """``[rows, hidden]`` on the CPU in the worker's own dtype.
+        """``[rows, row_width]`` on the CPU in the worker's own dtype.
 
         Raises ``InvalidInput`` for rows of another width, ``HandOffError`` for a handle that fits no memory,
         ``TransportUnavailable`` when the memory cannot be mapped, ``LeaseExpired`` when the frontend took it
@@ -254,9 +265,9 @@ class PrecomputedRows:
         if transport is None:
             raise HandOffError(f"rows of kind {handle.kind!r} are not taken from a frontend")
         check_shape(handle)
-        if handle.shape[1] != self._hidden:
+        if handle.shape[1] != self._row_width:
             raise InvalidInput(
-                f"rows of {handle.shape[1]} values are not {self._hidden} wide", param=embeddings.param
+                f"rows of {handle.shape[1]} values are not {self._row_width} wide", param=embeddings.param
             )
         try:
             rows = await self._copied(transport, handle, embeddings.slab)

@@ -26,6 +26,8 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 _COUNTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 _TOKENS = (16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _TILES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+# A unit is a tile of some families and a patch of others, of which a page has thousands.
+_UNITS = (*_TILES, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 # Outcomes that are made at the start: a rate misses the first count of a series that is new.
 _OUTCOMES = ("ok", Overloaded.code, DeadlineExceeded.code, EngineFailed.code)
 _ROLE = {"text": "embed", "vision": "encode"}
@@ -49,7 +51,8 @@ class WorkerMetrics:
             "tessera_queue_seconds", "Time that an image or a request's slowest input waited", "stage"
         )
         self._preprocess = self._seconds(
-            "tessera_preprocess_seconds", "Time to decode and tile an image, with its wait for a thread"
+            "tessera_preprocess_seconds",
+            "Time to decode an image and make its pixels, with its wait for a thread",
         )
         self._transfer = self._seconds(
             "tessera_transfer_seconds", "Time to read an image's rows from an encode worker", "route"
@@ -79,14 +82,17 @@ class WorkerMetrics:
             "tessera_encode_retries", "Images asked for again, elsewhere or once more", registry=registry
         )
         self._queued = Gauge(
-            "tessera_queued", "Tokens or tiles waiting for the engine", ["stage"], registry=registry
+            "tessera_queued", "Tokens or units waiting for the engine", ["stage"], registry=registry
         )
         self._queue_limit = Gauge(
-            "tessera_queue_limit", "Tokens or tiles that may wait", ["stage"], registry=registry
+            "tessera_queue_limit", "Tokens or units that may wait", ["stage"], registry=registry
         )
         self._in_flight = {
-            "text": ("tessera_tokens_in_flight", "Tokens of requests that are being answered"),
-            "vision": ("tessera_tiles_in_flight", "Tiles of images that are being encoded"),
+            "text": (("tessera_tokens_in_flight", "Tokens of requests that are being answered"),),
+            "vision": (
+                ("tessera_units_in_flight", "Units of images that are being encoded"),
+                ("tessera_tiles_in_flight", "The same as tessera_units_in_flight, whose old name it is"),
+            ),
         }
         for outcome in ("ok", Unavailable.code):
             self.encode_calls.labels(outcome)
@@ -103,16 +109,21 @@ class WorkerMetrics:
         entries = self._entries.labels(stage)
         if stage == "text":
             seconds = self._seconds("tessera_embed_seconds", "Time of a text batch in its engine")
-            size = self._sizes("tessera_batch_tokens", "Tokens in a text batch", _TOKENS)
+            sizes = [self._sizes("tessera_batch_tokens", "Tokens in a text batch", _TOKENS)]
         else:
             seconds = self._seconds("tessera_encode_seconds", "Time of a vision batch in its engine")
-            size = self._sizes("tessera_batch_tiles", "Tiles in a vision batch", _TILES)
+            old = "The same as tessera_batch_units, whose old name it is"
+            sizes = [
+                self._sizes("tessera_batch_units", "Units in a vision batch", _UNITS),
+                self._sizes("tessera_batch_tiles", old, _TILES),
+            ]
         for outcome in _OUTCOMES:
             self.items.labels(_ROLE[stage], outcome)
 
         def observe(stats: BatchStats) -> None:
             entries.observe(stats.entries)
-            size.observe(stats.size)
+            for size in sizes:
+                size.observe(stats.size)
             seconds.observe(stats.run_ms / 1e3)
 
         return observe
@@ -138,7 +149,8 @@ class WorkerMetrics:
         self._queue_limit.labels(stage).set_function(limit)
 
     def watch_in_flight(self, stage: str, read: Callable[[], float]) -> None:
-        Gauge(*self._in_flight[stage], registry=self.registry).set_function(read)
+        for name, text in self._in_flight[stage]:
+            Gauge(name, text, registry=self.registry).set_function(read)
 
     def watch_cache(self, read: Callable[[], CacheStats]) -> None:
         self._cache = read

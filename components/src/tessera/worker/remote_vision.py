@@ -38,7 +38,7 @@ _FORGET_SECONDS = 5.0
 
 
 class RemoteVision:
-    """Sends each image to the encode worker with the fewest tiles in flight from here.
+    """Sends each image to the encode worker with the fewest units in flight from here.
 
     When none is left, images wait ``wait_seconds`` for the next, and not as long once ``stop`` is set.
     """
@@ -58,7 +58,7 @@ class RemoteVision:
         self._device = device
         self._metrics = metrics
         self._wait_seconds = wait_seconds
-        self._tiles: Counter[int] = Counter()
+        self._units: Counter[int] = Counter()
         self._connected: set[str] = set()
         self._roundings: list[str] = []
         self._budget = RetryBudget()
@@ -69,7 +69,7 @@ class RemoteVision:
         self._hurrying = asyncio.create_task(self._hurry_at(stop))
 
     @property
-    def tiles(self) -> int:
+    def units(self) -> int:
         return 0
 
     @property
@@ -136,7 +136,7 @@ class RemoteVision:
             raise Unavailable("no encode worker is available, so images cannot be embedded", retry_after=1.0)
         ready = self._peers.ready
         return min(
-            ready.keys() - tried or ready.keys(), key=lambda instance: (self._tiles[instance], instance)
+            ready.keys() - tried or ready.keys(), key=lambda instance: (self._units[instance], instance)
         )
 
     def _may_retry(self) -> bool:
@@ -159,7 +159,7 @@ class RemoteVision:
             client=job.client,
             call=f"{self._inbox.config.reader}-{next(self._calls)}",
         )
-        self._tiles[instance] += image.tiles
+        self._units[instance] += image.units
         try:
             reply = await self._peers.call(instance, request, timeout=left)
         except (asyncio.CancelledError, DeadlineExceeded, Unavailable):
@@ -167,9 +167,9 @@ class RemoteVision:
             self._forget(instance, request.call)
             raise
         finally:
-            self._tiles[instance] -= image.tiles
-            if not self._tiles[instance]:
-                del self._tiles[instance]
+            self._units[instance] -= image.units
+            if not self._units[instance]:
+                del self._units[instance]
         if not isinstance(reply, wire.EncodeReply):
             raise ProtocolError(f"encode worker {instance:x} answered {type(reply).__name__}")
         rows, timings = await self._fetch(reply, job.deadline)

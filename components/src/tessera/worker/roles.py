@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
+import msgspec
 import torch
 
 from tessera import wire
 from tessera.cache import EmbeddingCache
 from tessera.engine.factory import make_text_engine, make_vision_engine, rounding
 from tessera.engine.placement import Placement, place
-from tessera.errors import EngineDead
+from tessera.engine.settings import EngineSettings
+from tessera.errors import ConfigError, EngineDead
 from tessera.models import Model, open_model
+from tessera.models.base import VisionSpec
 from tessera.rpc import Client, Runtime
 from tessera.transport.host import host_id
 from tessera.transport.inbox import Inbox, InboxConfig
@@ -27,7 +29,7 @@ from tessera.worker.decoding import Decoder, ProcessDecoder, ThreadDecoder
 from tessera.worker.decoding.messages import Limits
 from tessera.worker.embed import EmbedService
 from tessera.worker.encode import EncodeService
-from tessera.worker.image_rows import VisionSource
+from tessera.worker.image_rows import ImageRows, VisionSource
 from tessera.worker.memory import RUNTIME_BYTES, MemoryAccount
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.remote_vision import RemoteVision
@@ -37,6 +39,14 @@ from tessera.worker.vision_stage import LocalVision, VisionStage
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# Rows that slots of the slab are multiples of. A page of 1,776 rows loses 1 % to it, a tile of 256 nothing;
+# each block has two words that say whose it is.
+_BLOCK_ROWS: Final = 64
+
+# What a vision batch and its queue hold of the largest images, where their costs are not given.
+_BATCH_IMAGES: Final = 4
+_QUEUE_IMAGES: Final = 128
 
 
 class Service(Protocol):
@@ -80,55 +90,69 @@ class Builder:
             "opened the checkpoint", lambda: open_model(settings.model_path, settings.model_options)
         )
         await _timed("fingerprinted it", lambda: model.fingerprint)
+        if model.vision is None:
+            if settings.mode is Mode.ENCODE:
+                raise ConfigError(
+                    f"{settings.model_path} ({model.family}) reads text alone and needs no encode worker"
+                )
+            log.info("%s reads text alone: no vision stage, no cache of vision rows", model.family)
         log.info("memory:\n%s", self._account(model).check())
-        if self.settings.mode is Mode.ENCODE:
-            return await self._encode(model)
+        if settings.mode is Mode.ENCODE:
+            assert model.vision is not None
+            return await self._encode(model, model.vision)
         return await self._embed(model)
 
     def _account(self, model: Model) -> MemoryAccount:
         """Everything of a size that the configuration decides."""
-        settings, account = self.settings, MemoryAccount()
+        settings, vision, account = self.settings, model.vision, MemoryAccount()
         account.add("interpreter and libraries", "cpu", RUNTIME_BYTES)
-        if settings.mode is not Mode.EMBED:
-            at = place(settings.stages.vision)
-            tiles = max(settings.stages.vision.max_batch_cost, model.max_tiles)
+        if settings.mode is not Mode.EMBED and vision is not None:
+            stage = self._vision_settings(vision)
+            at = place(stage)
+            units = max(stage.max_batch_cost, vision.max_units)
             account.add("vision weights", at.device, model.vision_nbytes(at.dtype))
-            batch = model.vision_activation_nbytes(at.dtype, tiles)
-            account.add(f"vision batch of {tiles} tiles", at.device, _batches(at, batch))
-        if settings.mode is Mode.ENCODE:
-            slab = self._slab_rows(model, at) * model.hidden * at.torch_dtype.itemsize
-            account.add("slab", at.device, slab)
-            if at.is_cuda:
-                account.add("pinned copy of the slab", "cpu", slab)
-        else:
+            batch = model.vision_activation_nbytes(at.dtype, units)
+            account.add(f"vision batch of {units} units", at.device, _batches(at, batch))
+            if settings.mode is Mode.ENCODE:
+                slab = self._slab_rows(vision, at) * vision.row_width * at.torch_dtype.itemsize
+                account.add("slab", at.device, slab)
+                if at.is_cuda:
+                    account.add("pinned copy of the slab", "cpu", slab)
+        if settings.mode is not Mode.ENCODE:
             at = place(settings.stages.text)
             tokens = max(settings.stages.text.max_batch_cost, model.max_tokens)
             account.add("text weights", at.device, model.text_nbytes(at.dtype))
             batch = model.text_activation_nbytes(at.dtype, tokens)
             account.add(f"text batch of {tokens} tokens", at.device, _batches(at, batch))
-            account.add("cache of vision rows", "cpu", settings.cache_bytes)
-        if settings.mode is Mode.EMBED and settings.images:
+            if vision is not None:
+                account.add("cache of vision rows", "cpu", settings.cache_bytes)
+        if settings.mode is Mode.EMBED and settings.images and vision is not None:
             account.add("staging for NIXL", "cpu", settings.stages.transport.staging_mb << 20)
         return account
 
-    def _slab_rows(self, model: Model, placement: Placement) -> int:
-        row_bytes = model.hidden * placement.torch_dtype.itemsize
-        # However small it is set, the largest image must fit.
-        return max(
-            (self.settings.stages.transport.slab_mb << 20) // row_bytes,
-            model.max_tiles * model.tokens_per_tile,
-        )
+    def _vision_settings(self, vision: VisionSpec) -> EngineSettings:
+        """The vision stage's settings, with its costs by the largest image where they are 0."""
+        settings = self.settings.stages.vision
+        batch = settings.max_batch_cost or _BATCH_IMAGES * vision.max_units
+        queue = settings.max_queue_cost or max(batch, _QUEUE_IMAGES * vision.max_units)
+        return msgspec.structs.replace(settings, max_batch_cost=min(batch, queue), max_queue_cost=queue)
 
-    async def _encode(self, model: Model) -> EncodeService:
-        settings, transport = self.settings.stages.vision, self.settings.stages.transport
+    def _slab_rows(self, vision: VisionSpec, placement: Placement) -> int:
+        row_bytes = vision.row_width * placement.torch_dtype.itemsize
+        # However small it is set, the largest image must fit.
+        rows = max((self.settings.stages.transport.slab_mb << 20) // row_bytes, vision.max_rows)
+        return -(-rows // _BLOCK_ROWS) * _BLOCK_ROWS
+
+    async def _encode(self, model: Model, vision: VisionSpec) -> EncodeService:
+        settings, transport = self._vision_settings(vision), self.settings.stages.transport
         placement = place(settings)
-        stage = await self._vision_stage(model, placement)
+        stage = await self._vision_stage(model, vision, settings, placement)
         outbox = Outbox(
             OutboxConfig(
                 producer=self.name,
-                capacity_rows=self._slab_rows(model, placement),
-                unit_rows=model.tokens_per_tile,
-                hidden=model.hidden,
+                capacity_rows=self._slab_rows(vision, placement),
+                block_rows=_BLOCK_ROWS,
+                row_width=vision.row_width,
                 dtype=placement.torch_dtype,
                 device=placement.device,
                 lease_seconds=transport.lease_seconds,
@@ -147,25 +171,24 @@ class Builder:
         engine = await _timed("loaded the text engine", lambda: make_text_engine(model, settings, placement))
         await _timed("warmed the text engine", engine.warm)
         info = self._info(model, placement)
-        return EmbedService(
-            model,
-            engine,
-            settings,
-            EmbeddingCache(self.settings.cache_bytes),
-            await self._vision_source(model, placement, info),
-            self.metrics,
-            info,
-            died=self.died,
-        )
+        images = None if model.vision is None else await self._images(model, model.vision, placement, info)
+        return EmbedService(model, engine, settings, images, self.metrics, info, died=self.died)
+
+    async def _images(
+        self, model: Model, vision: VisionSpec, placement: Placement, own: wire.WorkerInfo
+    ) -> ImageRows:
+        source = await self._vision_source(model, vision, placement, own)
+        cache = EmbeddingCache(self.settings.cache_bytes)
+        return ImageRows(model, vision, cache, source, own.dtype, self.metrics)
 
     async def _vision_source(
-        self, model: Model, placement: Placement, own: wire.WorkerInfo
+        self, model: Model, vision: VisionSpec, placement: Placement, own: wire.WorkerInfo
     ) -> VisionSource | None:
         if self.settings.mode is Mode.AGG:
-            settings = self.settings.stages.vision
+            settings = self._vision_settings(vision)
             vision_placement = place(settings)
-            stage = await self._vision_stage(model, vision_placement)
-            return LocalVision(stage, model.hidden, vision_placement, rounding(settings))
+            stage = await self._vision_stage(model, vision, settings, vision_placement)
+            return LocalVision(stage, vision.row_width, vision_placement, rounding(settings))
         if not self.settings.images:
             return None
 
@@ -188,35 +211,38 @@ class Builder:
             stop=self.stop,
         )
 
-    async def _vision_stage(self, model: Model, placement: Placement) -> VisionStage:
-        stages = self.settings.stages
+    async def _vision_stage(
+        self, model: Model, vision: VisionSpec, settings: EngineSettings, placement: Placement
+    ) -> VisionStage:
         engine = await _timed(
-            "loaded the vision engine", lambda: make_vision_engine(model, stages.vision, placement)
+            "loaded the vision engine", lambda: make_vision_engine(model, settings, placement)
         )
         await _timed("warmed the vision engine", engine.warm)
-        decoder = await _timed("started the image decoders", lambda: self._decoder(model))
+        decoder = await _timed("started the image decoders", lambda: self._decoder(model, vision))
         return VisionStage(
             model,
+            vision,
             engine,
-            stages.vision,
+            settings,
             self.metrics,
             decoder=decoder,
-            threads=stages.preprocess_threads,
+            threads=self.settings.stages.preprocess_threads,
             died=self.died,
         )
 
-    def _decoder(self, model: Model) -> Decoder:
+    def _decoder(self, model: Model, vision: VisionSpec) -> Decoder:
         stages = self.settings.stages
         if stages.preprocess == "threads":
             return ThreadDecoder(model, max_pixels=self.settings.max_image_pixels)
         limits = Limits(
             seconds=stages.preprocess_seconds,
             memory_bytes=stages.preprocess_mb << 20,
-            tile_bytes=model.max_tiles * math.prod(model.tile_shape),
             max_pixels=self.settings.max_image_pixels,
         )
         return ProcessDecoder(
             self.settings.model_path,
+            self.settings.model_options,
+            vision,
             limits,
             count=stages.preprocess_threads,
             lost=lambda why: self.metrics.decoder_losses.labels(why).inc(),
@@ -225,21 +251,23 @@ class Builder:
     def _info(
         self, model: Model, placement: Placement, slabs: tuple[wire.SlabInfo, ...] = ()
     ) -> wire.WorkerInfo:
+        vision = model.vision
         return wire.WorkerInfo(
             role=self.settings.mode.value,
             model=self.settings.served_model_name,
             fingerprint=model.fingerprint,
             dtype=placement.dtype,
-            rounding=self._rounding(),
-            hidden=model.hidden,
-            images=self.settings.mode is not Mode.EMBED or self.settings.images,
+            rounding=self._rounding(vision),
+            width=model.output.width,
+            row_width=0 if vision is None else vision.row_width,
+            images=vision is not None and (self.settings.mode is not Mode.EMBED or self.settings.images),
             host=host_id(),
             slabs=slabs,
         )
 
-    def _rounding(self) -> str:
+    def _rounding(self, spec: VisionSpec | None) -> str:
         stages, mode = self.settings.stages, self.settings.mode
-        vision = "" if mode is Mode.EMBED else rounding(stages.vision)
+        vision = "" if mode is Mode.EMBED or spec is None else rounding(stages.vision)
         text = "" if mode is Mode.ENCODE else rounding(stages.text)
         return f"{vision}; {text}" if vision or text else ""
 

@@ -101,6 +101,8 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = ()
 
     def __post_init__(self) -> None:
+        if self.text.max_batch_cost < 1 or self.text.max_queue_cost < 1:
+            raise ValueError("text: max_batch_cost and max_queue_cost must be at least 1")
         if self.preprocess_threads < 1 or self.threads < 0:
             raise ValueError("preprocess_threads must be at least 1, and threads at least 0")
         if self.preprocess not in ("processes", "threads"):

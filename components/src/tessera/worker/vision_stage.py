@@ -1,4 +1,4 @@
-"""From image bytes to vision rows in memory that the caller gives: decode, tile, batch, encode."""
+"""From image bytes to vision rows in memory that the caller gives: decode, preprocess, batch, encode."""
 
 from __future__ import annotations
 
@@ -16,20 +16,31 @@ import torch
 from tessera import tracing, wire
 from tessera.batching import Batcher, Events, Outcome
 from tessera.engine.base import VisionEngine
+from tessera.engine.batch import pack_images
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
 from tessera.errors import DeadlineExceeded, EngineDead, InvalidInput, Overloaded
 from tessera.fair_share import Budget
+from tessera.image_plan import ImagePlan
 from tessera.launched import Launched
-from tessera.models.base import Model, UInt8Array
+from tessera.models.base import Int32Array, Model, Pixels, VisionSpec
 from tessera.worker.decoding import Decoder
 from tessera.worker.image_rows import EncodedImage, Job
 from tessera.worker.metrics import WorkerMetrics
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preprocessed:
+    """An image as the engine takes it: its pixels with ``Model.unit_positions``, and the time that took."""
+
+    pixels: Pixels
+    positions: Int32Array
+    milliseconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class _Work:
-    tiles: UInt8Array
+    image: Preprocessed
     out: torch.Tensor
 
 
@@ -39,6 +50,7 @@ class VisionStage:
     def __init__(
         self,
         model: Model,
+        vision: VisionSpec,
         engine: VisionEngine,
         settings: EngineSettings,
         metrics: WorkerMetrics,
@@ -48,13 +60,16 @@ class VisionStage:
         died: Callable[[EngineDead], None] = lambda _: None,
     ) -> None:
         self._model = model
+        self._vision = vision
         self._metrics = metrics
         self._decoder = decoder
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="preprocess")
 
         def launch(work: Sequence[_Work]) -> Launched[list[None]]:
             # The rows are in each entry's ``out`` then; there is nothing else to give back.
-            written = engine.launch([entry.tiles for entry in work], [entry.out for entry in work])
+            images = [entry.image for entry in work]
+            batch = pack_images([image.pixels for image in images], [image.positions for image in images])
+            written = engine.launch(batch, [entry.out for entry in work])
             return written.map(lambda _: [None] * len(work))
 
         self._batcher: Batcher[_Work, None] = Batcher(
@@ -80,68 +95,74 @@ class VisionStage:
 
     @property
     def capacity(self) -> int:
-        """Tiles that may be here at a time, in the engine included."""
+        """Units that may be here at a time, in the engine included."""
         return self._admitted.limit
 
     @property
-    def max_tiles(self) -> int:
-        """Tiles of the largest image."""
-        return self._model.max_tiles
+    def max_units(self) -> int:
+        """Units of the largest image."""
+        return self._vision.max_units
 
     @property
     def running_seconds(self) -> float:
         """How long the engine has been busy with one batch."""
         return self._batcher.running_seconds
 
-    def rows(self, tiles: UInt8Array) -> int:
-        return len(tiles) * self._model.tokens_per_tile
-
     @contextmanager
     def admit(self, image: wire.Image, client: str = "") -> Iterator[None]:
-        """Hold a place for the image's tiles; raises ``Overloaded`` when the queue's limit would be passed.
+        """Hold a place for the image's units; raises ``Overloaded`` when the queue's limit would be passed.
 
         The engine's queue alone is no bound: images wait for a preprocessing thread and for a place for
-        their rows before they come to it.
+        their rows before they come to it. Raises ``InvalidInput`` for a plan that no image has.
         """
-        if not self._admitted.admits(client, image.tiles):
+        if not 1 <= image.units <= self._vision.max_units or not 1 <= image.rows <= self._vision.max_rows:
+            raise InvalidInput(
+                f"no image has {image.units} units and {image.rows} rows, the largest has "
+                f"{self._vision.max_units} and {self._vision.max_rows}",
+                param=image.param,
+            )
+        if not self._admitted.admits(client, image.units):
             raise Overloaded(
-                f"the vision stage is full ({self._admitted.used} of {self._admitted.limit} tiles)",
+                f"the vision stage is full ({self._admitted.used} of {self._admitted.limit} units)",
                 retry_after=self._batcher.seconds_to_drain(self._admitted.used),
             )
-        self._admitted.take(client, image.tiles)
+        self._admitted.take(client, image.units)
         try:
             yield
         finally:
-            self._admitted.give(client, image.tiles)
+            self._admitted.give(client, image.units)
 
-    async def preprocess(self, image: wire.Image) -> tuple[UInt8Array, float]:
-        """uint8 ``[tiles, 3, height, width]`` and the milliseconds it took, off the event loop."""
+    async def preprocess(self, image: wire.Image) -> Preprocessed:
+        """Decode the image off the event loop.
+
+        Raises ``InvalidInput`` when it became something else than its plan, and what ``Decoder`` raises.
+        """
         started = time.perf_counter()
         # What is logged there is about this request, too.
         decode = partial(copy_context().run, self._decode, image)
-        attributes = {"tessera.image.bytes": len(image.data), "tessera.tiles": image.tiles}
+        attributes = {"tessera.image.bytes": len(image.data), "tessera.units": image.units}
         with tracing.span("preprocess", attributes):
-            tiles = await asyncio.get_running_loop().run_in_executor(self._threads, decode)
+            pixels, positions = await asyncio.get_running_loop().run_in_executor(self._threads, decode)
         elapsed = (time.perf_counter() - started) * 1e3
         self._metrics.preprocessed(elapsed)
-        return tiles, elapsed
+        return Preprocessed(pixels=pixels, positions=positions, milliseconds=elapsed)
 
     async def encode(
         self,
-        tiles: UInt8Array,
+        image: Preprocessed,
         out: torch.Tensor,
         *,
         client: str = "",
         priority: int = 0,
         on_cancelled: Callable[[], None] = lambda: None,
     ) -> Outcome[None]:
-        """Write the tiles' rows, which ``admit`` has let in, into ``out``.
+        """Write the rows of an image, which ``admit`` has let in, into ``out`` ``[rows, row_width]``.
 
         When this is cancelled, ``out`` still belongs to the engine until ``on_cancelled`` is called.
         """
         future = self._batcher.submit(
-            _Work(tiles, out),
-            len(tiles),
+            _Work(image, out),
+            image.pixels.plan.units,
             client=client,
             priority=priority,
             admitted=True,
@@ -166,30 +187,38 @@ class VisionStage:
         await asyncio.to_thread(self._decoder.close)
 
     def _attributes(self, work: Sequence[_Work]) -> tracing.Attributes:
-        tiles = sum(len(entry.tiles) for entry in work)
-        return {"tessera.batch.tiles": tiles, "tessera.batch.rows": tiles * self._model.tokens_per_tile}
+        plans = [entry.image.pixels.plan for entry in work]
+        return {
+            "tessera.batch.units": sum(plan.units for plan in plans),
+            "tessera.batch.rows": sum(plan.rows for plan in plans),
+        }
 
-    def _decode(self, image: wire.Image) -> UInt8Array:
-        tiles = self._decoder.tiles(image.data, param=image.param)
-        if len(tiles) != image.tiles:
+    def _decode(self, image: wire.Image) -> tuple[Pixels, Int32Array]:
+        pixels = self._decoder.decode(image.data, param=image.param)
+        if pixels.plan != image.plan:
             raise InvalidInput(
-                f"the image became {len(tiles)} tiles, but its prompt was built for {image.tiles}",
+                f"the image became {_said(pixels.plan)}, but its prompt was built for {_said(image.plan)}",
                 param=image.param,
             )
-        return tiles
+        return pixels, self._model.unit_positions(pixels.plan)
+
+
+def _said(plan: ImagePlan) -> str:
+    grid = "" if plan.grid is None else f" of a grid {plan.grid}"
+    return f"{plan.units} units and {plan.rows} rows{grid}"
 
 
 class LocalVision:
     """A ``VisionSource`` in this process: the rows stay where the vision engine wrote them."""
 
-    def __init__(self, stage: VisionStage, hidden: int, placement: Placement, rounding: str = "") -> None:
+    def __init__(self, stage: VisionStage, row_width: int, placement: Placement, rounding: str = "") -> None:
         self._stage = stage
-        self._hidden = hidden
+        self._row_width = row_width
         self._placement = placement
         self.roundings = (rounding,)
 
     @property
-    def tiles(self) -> int:
+    def units(self) -> int:
         return self._stage.capacity
 
     @property
@@ -200,19 +229,21 @@ class LocalVision:
         try:
             async with asyncio.timeout(job.deadline - time.monotonic()):
                 with self._stage.admit(image, job.client):
-                    tiles, preprocess_ms = await self._stage.preprocess(image)
+                    made = await self._stage.preprocess(image)
                     out = torch.empty(
-                        self._stage.rows(tiles),
-                        self._hidden,
+                        image.rows,
+                        self._row_width,
                         dtype=self._placement.torch_dtype,
                         device=self._placement.device,
                     )
-                    outcome = await self._stage.encode(tiles, out, client=job.client, priority=job.priority)
+                    outcome = await self._stage.encode(made, out, client=job.client, priority=job.priority)
         except TimeoutError as error:
             raise DeadlineExceeded("the image was not encoded in time", param=image.param) from error
         return EncodedImage(
             out,
-            wire.Timings(queue_ms=outcome.queue_ms, preprocess_ms=preprocess_ms, encode_ms=outcome.run_ms),
+            wire.Timings(
+                queue_ms=outcome.queue_ms, preprocess_ms=made.milliseconds, encode_ms=outcome.run_ms
+            ),
             rounding=self.roundings[0],
         )
 

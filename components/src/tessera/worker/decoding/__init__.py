@@ -1,4 +1,4 @@
-"""From image files to tiles: on threads of this process, or in processes that may crash."""
+"""From image files to pixels: on threads of this process, or in processes that may crash."""
 
 from tessera.worker.decoding.pool import Decoder, ProcessDecoder, ThreadDecoder
 

@@ -28,10 +28,10 @@ from tessera.worker.decoding.messages import (
     Limits,
     Refusal,
     Task,
-    Tiles,
     decode_task,
     encode,
     mapped,
+    write,
 )
 from tessera.worker.decoding.pool import decode
 from tessera.worker.decoding.sandbox import allow_cpu, confine, die_with_parent
@@ -40,14 +40,17 @@ _MAX_MESSAGE = 4096
 
 
 def main(argv: list[str]) -> int:
-    """Run the fork server. ``argv``: the control socket's descriptor, the checkpoint, the limits as JSON."""
+    """Run the fork server.
+
+    ``argv``: the control socket's descriptor, the checkpoint, its options and the limits as JSON.
+    """
     # The worker ends this process by closing the socket, after the images in flight. Ctrl-C comes earlier.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
     control = socket.socket(fileno=int(argv[0]))
-    limits = msgspec.json.decode(argv[2], type=Limits)
-    model = open_model(Path(argv[1]))
+    limits = msgspec.json.decode(argv[3], type=Limits)
+    model = open_model(Path(argv[1]), msgspec.json.decode(argv[2]))
     Image.init()
     gc.freeze()
     control.send(b"ready")
@@ -95,7 +98,7 @@ def _run(channel: socket.socket, memory: int, model: Model, limits: Limits) -> N
 def _serve(channel: socket.socket, memory: UInt8Array, model: Model, limits: Limits) -> None:
     """Decode one image after another until the worker closes the channel.
 
-    Tiles are left in ``memory``, which the worker has mapped as well.
+    Pixels are left in ``memory``, which the worker has mapped as well.
     """
     confine(memory_bytes=limits.memory_bytes)
     while True:
@@ -109,10 +112,7 @@ def _serve(channel: socket.socket, memory: UInt8Array, model: Model, limits: Lim
 def _answer(memory: UInt8Array, model: Model, limits: Limits, task: Task, descriptor: int) -> Answer:
     try:
         data = _read(descriptor, task.size)
-        tiles = decode(model, data, param=task.param, max_pixels=limits.max_pixels)
-        memory[: tiles.size].reshape(tiles.shape)[...] = tiles
-        count, channels, height, width = tiles.shape
-        return Tiles(shape=(count, channels, height, width))
+        return write(memory, decode(model, data, param=task.param, max_pixels=limits.max_pixels))
     except MemoryError:
         error: TesseraError = PayloadTooLarge(
             f"{task.param}: decoding the image takes more than {limits.memory_bytes >> 20} MiB",

@@ -1,20 +1,24 @@
 """The messages between a worker and its decoding processes.
 
-Each message is MessagePack in one datagram of a socket pair. Image files and tiles are not in it. A file goes
-as a descriptor of anonymous memory, tiles in memory that both sides have mapped for as long as the decoder
-lives: pages that are used again cost a tenth of new ones.
+Each message is MessagePack in one datagram of a socket pair. Image files and pixels are not in it. A file
+goes as a descriptor of anonymous memory, pixels in memory that both sides have mapped for as long as the
+decoder lives: pages that are used again cost a tenth of new ones.
 """
 
 from __future__ import annotations
 
 import fcntl
+import math
 import mmap
 import os
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from tessera.image_plan import ImagePlan
+from tessera.models.base import Pixels, VisionSpec
 
 MAX_BYTES: Final = 1 << 16
 
@@ -24,11 +28,10 @@ _SIZE_SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What one decoder may use: ``seconds`` of CPU time and of patience for one image, ``memory_bytes``
-    beyond what the process has from the start, ``tile_bytes`` of output, ``max_pixels`` of an image."""
+    beyond what the process has from the start, ``max_pixels`` of an image."""
 
     seconds: float
     memory_bytes: int
-    tile_bytes: int
     max_pixels: int
 
 
@@ -39,10 +42,20 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     param: str
 
 
-class Tiles(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """uint8 tiles of this shape lie in the shared memory, from its beginning on."""
+class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Pixels of this shape and type lie in the shared memory, from its beginning on."""
 
-    shape: tuple[int, int, int, int]
+    shape: tuple[int, ...]
+    dtype: Literal["uint8", "float32"]
+    plan: ImagePlan
+
+    def fits(self, vision: VisionSpec) -> bool:
+        """Whether an image of the family can have become this."""
+        return (
+            1 <= self.plan.units <= vision.max_units
+            and 1 <= self.plan.rows <= vision.max_rows
+            and self.shape == (self.plan.units, *vision.unit_shape)
+        )
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -53,7 +66,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     param: str | None
 
 
-Answer = Tiles | Refusal
+Answer = Decoded | Refusal
 
 encode = msgspec.msgpack.Encoder().encode
 decode_task = msgspec.msgpack.Decoder(Task).decode
@@ -62,7 +75,7 @@ decode_answer: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 def shared(nbytes: int) -> int:
     """A descriptor of ``nbytes`` of zeros whose size can never change; the caller closes it."""
-    descriptor = os.memfd_create("tessera-tiles", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create("tessera-pixels", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(descriptor, nbytes)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SIZE_SEALS)
@@ -78,3 +91,22 @@ def mapped(descriptor: int) -> npt.NDArray[np.uint8]:
         return np.frombuffer(mmap.mmap(descriptor, 0), np.uint8)
     finally:
         os.close(descriptor)
+
+
+def memory_bytes(vision: VisionSpec) -> int:
+    """What the largest image takes as float32; pages are no memory until they are written to."""
+    return vision.max_units * math.prod(vision.unit_shape) * np.dtype(np.float32).itemsize
+
+
+def write(memory: npt.NDArray[np.uint8], pixels: Pixels) -> Decoded:
+    """Leave the pixels in ``memory``; raises ``ValueError`` for more than there is room for."""
+    values = pixels.values
+    memory[: values.nbytes].view(values.dtype).reshape(values.shape)[...] = values
+    return Decoded(shape=values.shape, dtype=values.dtype.name, plan=pixels.plan)  # type: ignore[arg-type]
+
+
+def read(memory: npt.NDArray[np.uint8], decoded: Decoded) -> Pixels:
+    """A copy of the pixels, which have been found to fit."""
+    dtype = np.dtype(decoded.dtype)
+    values = memory[: math.prod(decoded.shape) * dtype.itemsize].view(dtype).reshape(decoded.shape)
+    return Pixels(values=values.copy(), plan=decoded.plan)

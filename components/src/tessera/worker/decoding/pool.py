@@ -1,14 +1,13 @@
 """Decoders of images: on the calling thread, or in a pool of processes that may crash, hang or swell.
 
 Each process has limits on memory, CPU time and output (``sandbox``). It is killed when an image takes longer
-than its time. Tiles come back in memory that both sides have mapped. They are copied out of it, because the
+than its time. Pixels come back in memory that both sides have mapped. They are copied out of it, because the
 decoder can still write to it.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import queue
 import signal
@@ -16,7 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
 
@@ -25,7 +24,7 @@ import numpy as np
 
 from tessera import imaging
 from tessera.errors import DecodeFailed, Unavailable, from_code
-from tessera.models.base import Model, UInt8Array
+from tessera.models.base import Model, Pixels, UInt8Array, VisionSpec
 from tessera.worker.decoding.messages import (
     MAX_BYTES,
     Limits,
@@ -34,6 +33,8 @@ from tessera.worker.decoding.messages import (
     decode_answer,
     encode,
     mapped,
+    memory_bytes,
+    read,
     shared,
 )
 
@@ -47,7 +48,7 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
     # Each image takes and gives back the same few blocks: what the allocator returns to the system in
-    # between has to be faulted in again, which nearly doubled the time for a tile.
+    # between has to be faulted in again, which nearly doubled the time for a tile of 512 x 512 pixels.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
@@ -58,15 +59,15 @@ _WITHHELD = ("TESSERA_API_KEYS",)
 class Decoder(Protocol):
     """Called from several threads at a time."""
 
-    def tiles(self, data: bytes, *, param: str) -> UInt8Array:
-        """uint8 ``[tiles, channels, height, width]``; raises ``RequestError`` subclasses naming ``param``."""
+    def decode(self, data: bytes, *, param: str) -> Pixels:
+        """The image's pixels and what it became; raises ``RequestError`` subclasses naming ``param``."""
         ...
 
     def close(self) -> None: ...
 
 
-def decode(model: Model, data: bytes, *, param: str, max_pixels: int) -> UInt8Array:
-    """An image file's tiles, as ``Decoder.tiles``."""
+def decode(model: Model, data: bytes, *, param: str, max_pixels: int) -> Pixels:
+    """An image file's pixels, as ``Decoder.decode``."""
     # The frontend has read the header too, but a worker does not rely on its callers for its memory.
     imaging.probe(data, param=param, max_pixels=max_pixels)
     return model.preprocess(data, param=param)
@@ -79,7 +80,7 @@ class ThreadDecoder:
         self._model = model
         self._max_pixels = max_pixels
 
-    def tiles(self, data: bytes, *, param: str) -> UInt8Array:
+    def decode(self, data: bytes, *, param: str) -> Pixels:
         return decode(self._model, data, param=param, max_pixels=self._max_pixels)
 
     def close(self) -> None: ...
@@ -95,6 +96,8 @@ class ProcessDecoder:
     def __init__(
         self,
         model_path: Path,
+        options: Mapping[str, object],
+        vision: VisionSpec,
         limits: Limits,
         *,
         count: int,
@@ -102,7 +105,7 @@ class ProcessDecoder:
     ) -> None:
         self._limits = limits
         self._lost = lost
-        self._server = _ForkServer(model_path, limits)
+        self._server = _ForkServer(model_path, options, vision, limits)
         # None stands for a process that was killed and is forked again by the next thread that takes it.
         self._idle: queue.SimpleQueue[_Process | None] = queue.SimpleQueue()
         self._count = count
@@ -113,7 +116,7 @@ class ProcessDecoder:
             self._server.close()
             raise
 
-    def tiles(self, data: bytes, *, param: str) -> UInt8Array:
+    def decode(self, data: bytes, *, param: str) -> Pixels:
         """Raises ``DecodeFailed`` when the decoder crashed or ran out of time over this image, and
         ``Unavailable`` when no process can be had."""
         process = self._idle.get()
@@ -157,15 +160,18 @@ class _ProcessLost(Exception):
 
 
 class _Process:
-    """One decoding process: its pidfd, the socket that it reads, the memory that it leaves tiles in."""
+    """One decoding process: its pidfd, the socket that it reads, the memory that it leaves pixels in."""
 
-    def __init__(self, pid: int, pidfd: int, channel: socket.socket, memory: UInt8Array) -> None:
+    def __init__(
+        self, pid: int, pidfd: int, channel: socket.socket, memory: UInt8Array, vision: VisionSpec
+    ) -> None:
         self.pid = pid
         self._pidfd = pidfd
         self._channel = channel
         self._memory = memory
+        self._vision = vision
 
-    def decode(self, data: bytes, *, param: str, timeout: float) -> UInt8Array:
+    def decode(self, data: bytes, *, param: str, timeout: float) -> Pixels:
         self._channel.settimeout(timeout)
         try:
             descriptor = _in_memory(data)
@@ -186,10 +192,9 @@ class _Process:
             raise _ProcessLost("crash") from None
         if isinstance(answer, Refusal):
             raise from_code(answer.code, answer.message, param=answer.param or param)
-        size = math.prod(answer.shape)
-        if min(answer.shape) < 1 or size > self._memory.size:
+        if not answer.fits(self._vision):
             raise _ProcessLost("crash")
-        return self._memory[:size].reshape(answer.shape).copy()
+        return read(self._memory, answer)
 
     def kill(self) -> None:
         try:
@@ -230,10 +235,15 @@ class _ForkServer:
     not at all.
     """
 
-    def __init__(self, model_path: Path, limits: Limits) -> None:
-        self._tile_bytes = limits.tile_bytes
+    def __init__(
+        self, model_path: Path, options: Mapping[str, object], vision: VisionSpec, limits: Limits
+    ) -> None:
+        self._vision = vision
         self._command = [sys.executable, "-m", "tessera.worker.decoding.child"]
-        self._arguments = [str(model_path), msgspec.json.encode(limits).decode()]
+        self._arguments = [
+            str(model_path),
+            *(msgspec.json.encode(part).decode() for part in (dict(options), limits)),
+        ]
         self._lock = threading.Lock()
         self._forks = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -252,13 +262,13 @@ class _ForkServer:
                 self._start()
             assert self._control is not None
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            memory = shared(self._tile_bytes)
+            memory = shared(memory_bytes(self._vision))
             try:
                 self._forks += 1
                 with theirs:
                     number = str(self._forks).encode()
                     socket.send_fds(self._control, [number], [theirs.fileno(), memory])
-                return _Process(*self._forked(self._control), ours, mapped(os.dup(memory)))
+                return _Process(*self._forked(self._control), ours, mapped(os.dup(memory)), self._vision)
             except (OSError, ValueError, IndexError) as error:
                 ours.close()
                 raise Unavailable(f"no image decoder could be started: {error}") from error
