@@ -16,6 +16,7 @@ from tessera.errors import TransportUnavailable
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer, Dispatcher, RowLender
 from tessera.frontend.serving.router import Router
+from tessera.models.base import Output, OutputKind
 from tessera.rpc import Client, Peers
 from tessera.tasks import Deadline
 from tessera.transport.host import host_id
@@ -25,6 +26,7 @@ from tessera.worker.metrics import WorkerMetrics
 from tests.rpc.conftest import INFO, Deployment, until
 
 WIDTH = INFO.row_width
+OUTPUT = Output(kind=OutputKind.VECTOR, width=WIDTH)
 
 
 def item(value: float, rows: int = 3) -> wire.Item:
@@ -61,14 +63,15 @@ class Reading:
             if payload.handle.kind in self.refuse:
                 failures[index] = wire.Failure.of(TransportUnavailable("no such memory"))
             rows: torch.Tensor = await self.rows.fetch(payload)
-            values.append(rows[-1].numpy())
+            if index not in failures:
+                values.append(rows[-1].numpy())
         return wire.EmbedReply(
-            rows=np.stack(values).tobytes(),
+            rows=b"".join(value.tobytes() for value in values),
             norms=bytes(4 * len(values)),
             width=WIDTH,
-            counts=(1,) * len(values),
+            counts=tuple(int(index not in failures) for index in range(len(request.items))),
             failures=failures,
-            cached_tokens=(0,) * len(values),
+            cached_tokens=(0,) * len(request.items),
             timings=wire.Timings(),
         )
 
@@ -76,7 +79,7 @@ class Reading:
         await self._deployment.serve(self.handle)
         client = await Client.connect(self._deployment.runtime(), self._deployment.address)
         self.peers = Peers(client, lambda _: None)
-        self.dispatcher = Dispatcher(self.peers, Router(), FrontendMetrics(), WIDTH, lender=self.lender)
+        self.dispatcher = Dispatcher(self.peers, Router(), FrontendMetrics(), OUTPUT, lender=self.lender)
         await until(lambda: len(self.peers.ready) == 1)
 
     async def embed(self, *items: wire.Item, timeout: float = 20.0) -> Answer:
@@ -94,7 +97,7 @@ async def here(deployment: Deployment) -> AsyncIterator[Reading]:
 
 async def test_by_memory_on_one_host(here: Reading) -> None:
     got = await here.embed(item(1.5), item(2.5))
-    assert got.vectors[:, 0].tolist() == [1.5, 2.5]
+    assert got.rows[:, 0].tolist() == [1.5, 2.5]
     assert here.kinds == ["shm", "shm"]
     assert 'tessera_transfers_total{outcome="ok",route="shm"} 2.0' in here.metrics.render()
 
@@ -103,20 +106,20 @@ async def test_in_the_message_to_another_host(deployment: Deployment) -> None:
     there = Reading(deployment, "another")
     await there.start()
     got = await there.embed(item(1.5))
-    assert (got.vectors[0, 0], there.kinds) == (1.5, ["inline"])
+    assert (got.rows[0, 0], there.kinds) == (1.5, ["inline"])
     await there.peers.close()
 
 
 async def test_in_the_message_when_too_much_is_lent(here: Reading) -> None:
     got = await here.embed(item(1, rows=40), item(2, rows=40))
-    assert got.vectors[:, 0].tolist() == [1, 2]
+    assert got.rows[:, 0].tolist() == [1, 2]
     assert here.kinds == ["shm", "inline"]
 
 
 async def test_in_the_message_after_memory_could_not_be_read(here: Reading) -> None:
     here.refuse = {"shm"}
     got = await here.embed(item(7))
-    assert (got.errors, got.vectors[0, 0]) == ({}, 7)
+    assert (got.errors, got.rows[0, 0]) == ({}, 7)
     await here.embed(item(8))
     assert here.kinds == ["shm", "inline", "inline"]
 

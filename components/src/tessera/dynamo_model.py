@@ -9,10 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-import numpy as np
-
 from tessera import tracing, wire
 from tessera.errors import (
+    ConfigError,
     InvalidInput,
     MediaFetchError,
     ModelNotFound,
@@ -29,7 +28,7 @@ from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, ImageSource
 from tessera.frontend.serving.dispatch import Answer
 from tessera.frontend.serving.pipeline import Pipeline, Result, check_width
 from tessera.frontend.settings import Limits
-from tessera.models.base import Model
+from tessera.models.base import Model, Output, OutputKind
 from tessera.rpc import ModelServer, Runtime, Server
 from tessera.tasks import Deadline
 
@@ -51,8 +50,9 @@ Ask = Callable[[wire.Request], Awaitable[wire.Reply]]
 class LocalEmbedder:
     """An ``Embedder`` that asks one worker and sends nothing elsewhere."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: Ask, output: Output) -> None:
         self._ask = ask
+        self._output = output
 
     async def embed(
         self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
@@ -71,14 +71,9 @@ class LocalEmbedder:
             raise reply.error()
         if not isinstance(reply, wire.EmbedReply):
             raise ProtocolError(f"the worker answered with {type(reply).__name__}")
-        shape = (len(items), reply.hidden)
-        return Answer(
-            vectors=np.frombuffer(reply.vectors, "<f4").reshape(shape),
-            norms=np.frombuffer(reply.norms, "<f4"),
-            errors={index: failure.error() for index, failure in reply.failures.items()},
-            cached_tokens=list(reply.cached_tokens),
-            timings=reply.timings,
-        )
+        answer = Answer.empty(items, self._output)
+        answer.put(range(len(items)), reply)
+        return answer
 
 
 ROUTE: Final = "dynamo"
@@ -108,7 +103,7 @@ class DynamoModel:
         self._metrics = FrontendMetrics()
         self._in_flight = 0
         media = CarriedMedia(MediaPolicy(), limits.images)
-        self._pipeline = Pipeline(model, media, LocalEmbedder(ask), limits, self._metrics)
+        self._pipeline = Pipeline(model, media, LocalEmbedder(ask, model.output), limits, self._metrics)
 
     def render_metrics(self) -> str:
         return self._metrics.render().decode()
@@ -151,8 +146,8 @@ class DynamoModel:
 
     def _write(self, request: EmbeddingsRequest, result: Result) -> dict[str, Any]:
         # Always base64 of little-endian float32: the frontend makes numbers of it for clients that want them.
-        width = check_width(result.vectors.shape[1], request.dimensions, request.dtype)
-        rows = finish(result.vectors, width=width, normalize=request.normalize)
+        width = check_width(result.rows.shape[1], request.dimensions, request.dtype)
+        rows = finish(result.rows, width=width, normalize=request.normalize)
         total = result.usage.total_tokens
         return {
             "object": "list",
@@ -176,8 +171,12 @@ def model_servers(
     """One for each name of the model, not started yet.
 
     What comes in that way is answered through ``server``, so that it is logged, traced and drained like the
-    rest.
+    rest. Raises ``ConfigError`` for a model whose output is no vector.
     """
+    if model.output.kind is not OutputKind.VECTOR:
+        raise ConfigError(
+            f"--dynamo-model serves vectors, and {model.family} gives {model.output.kind.value}"
+        )
     limits = Limits(images=ImageLimits(max_pixels=max_image_pixels))
     served = DynamoModel(model, name, server.answer, limits)
     server.expose_metrics(served.render_metrics)

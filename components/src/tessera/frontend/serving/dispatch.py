@@ -63,6 +63,18 @@ class Answer:
             cached_tokens=[0] * len(items),
         )
 
+    def put(self, items: Sequence[int], reply: wire.EmbedReply) -> None:
+        """Take in what was answered for these items, whose numbers of rows have been checked."""
+        good = [index for position, index in enumerate(items) if position not in reply.failures]
+        places = self.rows_of(good)
+        self.rows[places] = np.frombuffer(reply.rows, "<f4").reshape(-1, self.rows.shape[1])
+        self.norms[places] = np.frombuffer(reply.norms, "<f4")
+        self.timings = self.timings.merge(reply.timings)
+        for position, index in enumerate(items):
+            self.cached_tokens[index] = reply.cached_tokens[position]
+        for position, failure in reply.failures.items():
+            self.errors[items[position]] = failure.error()
+
     def rows_of(self, items: Sequence[int]) -> npt.NDArray[np.int64]:
         """The indices of these items' rows, one item after the other."""
         return indices_within(self.bounds, items)
@@ -289,18 +301,9 @@ class Dispatcher:
             answer.errors.update(dict.fromkeys(call.indices, error))
             return
         assert isinstance(reply, wire.EmbedReply)
-        good = [index for position, index in enumerate(call.indices) if position not in reply.failures]
-        places = answer.rows_of(good)
-        answer.rows[places] = np.frombuffer(reply.rows, "<f4").reshape(-1, self._output.width)
-        answer.norms[places] = np.frombuffer(reply.norms, "<f4")
-        answer.timings = answer.timings.merge(reply.timings)
-        for position, index in enumerate(call.indices):
-            answer.cached_tokens[index] = reply.cached_tokens[position]
-        for position, failure in reply.failures.items():
-            reported = failure.error()
-            if _is_retryable(reported):
-                request.gone.add(call.instance)
-            answer.errors[call.indices[position]] = reported
+        answer.put(call.indices, reply)
+        if any(_is_retryable(answer.errors[call.indices[position]]) for position in reply.failures):
+            request.gone.add(call.instance)
 
     def _check(self, reply: wire.Reply, call: _Call, request: _Request) -> None:
         """Raise ``ProtocolError`` unless there are as many rows for each item as it was to become."""
