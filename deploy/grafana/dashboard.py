@@ -83,14 +83,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             + quantiles("tessera_format_seconds", legend="answer"),
         ),
         Panel("Waiting for an engine", "s", quantiles("tessera_queue_seconds", "stage")),
-        Panel("Decode and tile an image", "s", quantiles("tessera_preprocess_seconds")),
+        Panel("Decode and preprocess an image", "s", quantiles("tessera_preprocess_seconds")),
         Panel("Vision batch", "s", quantiles("tessera_encode_seconds")),
         Panel("Text batch", "s", quantiles("tessera_embed_seconds")),
         Panel("Hand-off of an image's rows", "s", quantiles("tessera_transfer_seconds", "route")),
     ),
     "Engines": (
         Panel("Tokens in a batch", "short", quantiles("tessera_batch_tokens")),
-        Panel("Tiles in a batch", "short", quantiles("tessera_batch_tiles")),
+        Panel("Units of images in a batch", "short", quantiles("tessera_batch_units")),
         Panel("Inputs or images in a batch", "short", quantiles("tessera_batch_entries", "stage")),
         Panel(
             "Busy",
@@ -116,7 +116,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
             "short",
             (
                 Query("tessera_tokens_in_flight", "tokens {{instance}}"),
-                Query("tessera_tiles_in_flight", "tiles {{instance}}"),
+                Query("tessera_units_in_flight", "units {{instance}}"),
             ),
         ),
     ),

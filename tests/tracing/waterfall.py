@@ -26,13 +26,13 @@ CHECKPOINT = ROOT / "components" / "src" / "tessera" / "checkpoints" / "tessera-
 WIDTH = 32
 SHOWN = (
     "tessera.cache",
-    "tessera.tiles",
+    "tessera.units",
     "tessera.tokens",
     "tessera.transfer.route",
     "tessera.transfer.bytes",
     "tessera.batch.entries",
     "tessera.batch.tokens",
-    "tessera.batch.tiles",
+    "tessera.batch.units",
     "tessera.batch.rows",
 )
 

@@ -51,7 +51,7 @@ async def whole(deployment: Deployment) -> None:
     for worker in ENCODE:
         for name in ("tessera_slab_leases", "tessera_slab_used_bytes", "tessera_slab_waiting"):
             await until(lambda w=worker, n=name: not service.worker_metric(w, n), what=f"{name} of {worker}")
-        await until(lambda w=worker: not service.worker_metric(w, "tessera_tiles_in_flight"))
+        await until(lambda w=worker: not service.worker_metric(w, "tessera_units_in_flight"))
     for worker in EMBED:
         await until(lambda w=worker: not service.worker_metric(w, "tessera_tokens_in_flight"))
     for name in ("tessera_admitted_tokens", "tessera_requests_in_flight"):
