@@ -27,6 +27,16 @@ class PatchEmbedding(Block):
         self.mean: torch.Tensor
         self.std: torch.Tensor
 
+    def fold_frames(self, frames: int) -> None:
+        """For patches of one frame, where the weight is for ``frames`` alike: add up what each frame meets.
+
+        Call it when the weight is in place, before ``place_constants``.
+        """
+        weight = self.projection.weight
+        self._area //= frames
+        folded = weight.float().view(len(weight), -1, frames, self._area).sum(2).flatten(1)
+        self.projection.weight = torch.nn.Parameter(folded.to(weight.dtype), requires_grad=False)
+
     def place_constants(self, mean: Sequence[float], std: Sequence[float], device: torch.device) -> None:
         """Lay each channel's mean and deviation out along the features of a patch."""
         for name, values in (("mean", mean), ("std", std)):

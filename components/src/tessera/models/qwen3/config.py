@@ -5,35 +5,15 @@ A key that may be absent takes the default of the class in ``transformers`` that
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from tessera.checkpoint.section import Section
+from tessera.nn.spec import LayerSpec, RopeSpec, TextSpec
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextConfig:
-    """A causal decoder with grouped heads, RMSNorm on each query and key head, RoPE and SwiGLU."""
-
-    vocab_size: int
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-    max_positions: int
-    theta: float
-    sections: tuple[int, int, int] | None
-    """Frequencies that turn by time, height and width in interleaved mRoPE; None for one position a token."""
-
-
-def read_text(section: Section, *, theta: float, sections: bool) -> TextConfig:
+def read_text(section: Section, *, theta: float, sections: bool, levels: int = 0) -> TextSpec:
     """Read the decoder; ``theta`` is the default, ``sections`` says that positions have three axes.
 
     Raises ``CheckpointError`` for what no released Qwen3 embedding model has: biases, windows, scaled RoPE.
     """
-    section.string("hidden_act", "silu", among=("silu",))
     for key in ("attention_bias", "use_sliding_window"):
         if section.flag(key, False):
             raise section.error(key, "is true, which is not supported")
@@ -44,20 +24,40 @@ def read_text(section: Section, *, theta: float, sections: bool) -> TextConfig:
     head_dim = section.integer("head_dim", 128)
     if head_dim % 2:
         raise section.error("head_dim", f"must be even for rotary positions, not {head_dim}")
-    rope = _rope(section)
-    return TextConfig(
-        vocab_size=section.integer("vocab_size", 151936),
+    layer = LayerSpec(
         hidden=section.integer("hidden_size"),
-        intermediate=section.integer("intermediate_size"),
-        layers=section.integer("num_hidden_layers"),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
+        intermediate=section.integer("intermediate_size"),
+        activation=section.string("hidden_act", "silu", among=("silu",)),
+        norm="rms",
         eps=section.number("rms_norm_eps", 1e-6),
-        max_positions=section.integer("max_position_embeddings"),
-        theta=rope.number("rope_theta", section.number("rope_theta", theta)),
-        sections=_sections(rope, head_dim) if sections else None,
+        gated=True,
+        causal=True,
+        qk_norm=True,
     )
+    rope = _rope(section)
+    layers = section.integer("num_hidden_layers")
+    if levels > layers:
+        raise section.error("num_hidden_layers", f"is {layers}, but vision rows enter behind {levels} layers")
+    return TextSpec(
+        vocab_size=section.integer("vocab_size", 151936),
+        layers=layers,
+        layer=layer,
+        rope=RopeSpec(
+            theta=rope.number("rope_theta", section.number("rope_theta", theta)),
+            sections=_sections(rope, head_dim) if sections else (),
+            interleaved=sections,
+        ),
+        pooling="last",
+        levels=levels,
+    )
+
+
+def max_positions(section: Section) -> int:
+    """The longest input that the positions were trained for."""
+    return section.integer("max_position_embeddings")
 
 
 def _rope(section: Section) -> Section:

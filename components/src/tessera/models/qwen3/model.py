@@ -17,8 +17,7 @@ from tessera.dtypes import FLOATS
 from tessera.models.assembly import Assembler, Segment
 from tessera.models.base import Content, Output, OutputKind, Piece, Prompt, Role, Truncate
 from tessera.models.prompts import prompt_of_ids, token_ids
-from tessera.models.qwen3.config import TextConfig
-from tessera.models.qwen3.tensors import text_shapes
+from tessera.nn.spec import TextSpec
 
 CONFIG_FILE: Final = "config.json"
 
@@ -40,7 +39,7 @@ class Qwen3Model:
     def __init__(
         self,
         path: Path,
-        text: TextConfig,
+        text: TextSpec,
         tokenizer: PlainTokenizer,
         options: msgspec.Struct,
         *,
@@ -60,7 +59,7 @@ class Qwen3Model:
 
     @property
     def output(self) -> Output:
-        return Output(kind=OutputKind.VECTOR, width=self.text.hidden)
+        return Output(kind=OutputKind.VECTOR, width=self.text.layer.hidden)
 
     @property
     def vocab_size(self) -> int:
@@ -68,7 +67,7 @@ class Qwen3Model:
 
     @cached_property
     def dimensions(self) -> frozenset[int]:
-        return frozenset(range(self.smallest, self.text.hidden))
+        return frozenset(range(self.smallest, self.text.layer.hidden))
 
     @cached_property
     def _assembler(self) -> Assembler:
@@ -100,20 +99,12 @@ class Qwen3Model:
         return self._tokenizer.text_of(token)
 
     def text_nbytes(self, dtype: str) -> int:
-        return nbytes(text_shapes(self.text), dtype)
+        return nbytes(self.text.shapes(), dtype)
 
     def text_activation_nbytes(self, dtype: str, tokens: int) -> int:
-        return text_activations(self.text, tokens) * FLOATS[dtype].itemsize
+        return self.text.activations(tokens) * FLOATS[dtype].itemsize
 
 
 def nbytes(shapes: Shapes, dtype: str) -> int:
     """Bytes of tensors of these shapes."""
     return sum(map(prod, shapes.values())) * FLOATS[dtype].itemsize
-
-
-def text_activations(text: TextConfig, tokens: int) -> int:
-    """Elements alive at the widest point of so many packed tokens through the decoder."""
-    residual = 2 * text.hidden
-    attention = 2 * (text.heads + 2 * text.kv_heads) * text.head_dim + 3 * text.heads * text.head_dim
-    mlp = text.hidden + 4 * text.intermediate
-    return tokens * (residual + max(attention, mlp))

@@ -9,14 +9,16 @@ import msgspec
 
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
+from tessera.checkpoint.weights import stored_tensors
 from tessera.errors import InvalidInput
 from tessera.models.assembly import Run, Segment
 from tessera.models.base import Content, Feature, Role, TextModule
 from tessera.models.prompts import texts_of
-from tessera.models.qwen3.config import TextConfig, read_text
+from tessera.models.qwen3.config import max_positions, read_text
 from tessera.models.qwen3.model import CONFIG_FILE, Qwen3Model
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
 from tessera.models.text_only import TextOnly
+from tessera.nn.spec import TextSpec
 
 if TYPE_CHECKING:
     from tessera.models.base import Model
@@ -46,9 +48,11 @@ class Qwen3Embedding(TextOnly, Qwen3Model):
     @classmethod
     def open(cls, path: Path, options: Options) -> Qwen3Embedding:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
-        text = read_config(Section.read(path / CONFIG_FILE))
+        config = Section.read(path / CONFIG_FILE)
+        text = read_config(config)
         tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size)
-        model = cls(path, text, tokenizer, options, max_tokens=min(options.max_tokens, text.max_positions))
+        max_tokens = min(options.max_tokens, max_positions(config))
+        model = cls(path, text, tokenizer, options, max_tokens=max_tokens)
         model._query_instruction = options.query_instruction
         model._end = tokenizer.id_of(END_OF_TEXT)
         return model
@@ -74,16 +78,23 @@ class Qwen3Embedding(TextOnly, Qwen3Model):
 
     def load_text(self, *, dtype: str, device: str) -> TextModule:
         """Read the decoder's tensors; raises ``CheckpointError``."""
-        from tessera.models.qwen3_embedding.loading import load_text
+        from tessera.models.qwen3.loading import load_text
 
-        return load_text(self.path, self.text, dtype=dtype, device=device)
+        tensors = stored_tensors(self.path, self.text.shapes("text."), canonical)
+        return load_text(tensors, self.text, dtype=dtype, device=device)
 
 
-def read_config(config: Section) -> TextConfig:
+def read_config(config: Section) -> TextSpec:
     """The decoder that ``config.json`` describes; raises ``CheckpointError``."""
     if config.values.get("architectures", _ARCHITECTURES[0]) not in _ARCHITECTURES:
         raise config.error("architectures", f"must be one of {list(_ARCHITECTURES)}")
     return read_text(config, theta=_DEFAULT_THETA, sections=False)
+
+
+def canonical(name: str) -> str | None:
+    """``text.`` and the name inside the decoder; files have it with ``model.`` before it, or bare."""
+    bare = name.removeprefix("model.")
+    return None if bare.startswith("lm_head.") else f"text.{bare}"
 
 
 if TYPE_CHECKING:

@@ -7,12 +7,14 @@ own, which are the options' defaults, so the file's are not read.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import isqrt
 from pathlib import Path
 from typing import Final
 
 from tessera.checkpoint.section import Section
-from tessera.models.qwen3.config import TextConfig, read_text
+from tessera.models.qwen3.config import max_positions, read_text
 from tessera.models.qwen3.model import CONFIG_FILE
+from tessera.nn.spec import LayerSpec, TextSpec
 
 PROCESSOR_FILE: Final = "preprocessor_config.json"
 
@@ -26,10 +28,8 @@ _FRAMES: Final = 2
 class VisionConfig:
     """The vision transformer and its mergers; a patch has ``patch_size`` pixels along each edge."""
 
-    hidden: int
-    intermediate: int
     layers: int
-    heads: int
+    layer: LayerSpec
     patch_size: int
     merge: int
     """``merge`` by ``merge`` neighbouring patches become one row."""
@@ -38,7 +38,6 @@ class VisionConfig:
     """Positions along each edge of the learned table."""
     deepstack: tuple[int, ...]
     """After which blocks, counted from 0, the further parts of a row are taken."""
-    eps: float = 1e-6
     theta: float = 10_000.0
     channels: int = _CHANNELS
     frames: int = _FRAMES
@@ -51,7 +50,8 @@ class VisionConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    text: TextConfig
+    text: TextSpec
+    max_positions: int
     vision: VisionConfig
     mean: tuple[float, float, float]
     std: tuple[float, float, float]
@@ -65,21 +65,18 @@ def read_config(directory: Path) -> ModelConfig:
     config = Section.read(directory / CONFIG_FILE)
     if config.values.get("architectures", _ARCHITECTURES[0]) not in _ARCHITECTURES:
         raise config.error("architectures", f"must be one of {list(_ARCHITECTURES)}")
-    section = config.section("text_config")
-    text = read_text(section, theta=_DEFAULT_THETA, sections=True)
     vision = _vision(config.section("vision_config"))
-    if vision.out_hidden != text.hidden:
-        raise config.error(
-            "vision_config.out_hidden_size", f"must be text_config's hidden_size {text.hidden}"
-        )
-    if len(vision.deepstack) > text.layers:
-        raise config.error("vision_config.deepstack_visual_indexes", "are more than text_config has layers")
+    section = config.section("text_config")
+    text = read_text(section, theta=_DEFAULT_THETA, sections=True, levels=len(vision.deepstack))
+    if vision.out_hidden != text.layer.hidden:
+        raise section.error("hidden_size", f"must be out_hidden_size {vision.out_hidden} of vision_config")
     processor = Section.read(directory / PROCESSOR_FILE, optional=True)
     for key, expected in (("patch_size", vision.patch_size), ("merge_size", vision.merge)):
         if processor.integer(key, expected) != expected:
             raise processor.error(key, f"must be {expected}, as in vision_config")
     return ModelConfig(
         text=text,
+        max_positions=max_positions(section),
         vision=vision,
         mean=_channels(processor, "image_mean"),
         std=_channels(processor, "image_std"),
@@ -91,32 +88,43 @@ def read_config(directory: Path) -> ModelConfig:
 
 def _vision(section: Section) -> VisionConfig:
     section.string("model_type", "qwen3_vl", among=("qwen3_vl", "qwen3_vl_vision"))
-    section.string("hidden_act", "gelu_pytorch_tanh", among=("gelu_pytorch_tanh",))
     for key, value in (("in_channels", _CHANNELS), ("temporal_patch_size", _FRAMES)):
         if section.integer(key, value) != value:
             raise section.error(key, f"must be {value}")
+    hidden, heads, layers = (section.integer(key) for key in ("hidden_size", "num_heads", "depth"))
+    if hidden % (4 * heads):
+        raise section.error(
+            "hidden_size", f"must be a multiple of four times num_heads {heads}, for rotary positions"
+        )
     positions = section.integer("num_position_embeddings", 2304)
-    vision = VisionConfig(
-        hidden=section.integer("hidden_size"),
+    if isqrt(positions) ** 2 != positions:
+        raise section.error("num_position_embeddings", f"must be a square, not {positions}")
+    blocks = section.integers("deepstack_visual_indexes")
+    if list(blocks) != sorted(set(blocks)) or any(not 0 <= block < layers for block in blocks):
+        raise section.error("deepstack_visual_indexes", f"must ascend within the {layers} blocks")
+    layer = LayerSpec(
+        hidden=hidden,
+        heads=heads,
+        kv_heads=heads,
+        head_dim=hidden // heads,
         intermediate=section.integer("intermediate_size"),
-        layers=section.integer("depth"),
-        heads=section.integer("num_heads", 16),
+        activation=section.string("hidden_act", "gelu_pytorch_tanh", among=("gelu_pytorch_tanh",)),
+        norm="layer",
+        eps=1e-6,
+        gated=False,
+        qkv_bias=True,
+        out_bias=True,
+        mlp_bias=True,
+    )
+    return VisionConfig(
+        layers=layers,
+        layer=layer,
         patch_size=section.integer("patch_size", 16),
         merge=section.integer("spatial_merge_size", 2),
         out_hidden=section.integer("out_hidden_size"),
-        grid=round(positions**0.5),
-        deepstack=section.integers("deepstack_visual_indexes"),
+        grid=isqrt(positions),
+        deepstack=blocks,
     )
-    if vision.grid**2 != positions:
-        raise section.error("num_position_embeddings", f"must be a square, not {positions}")
-    if vision.hidden % (4 * vision.heads):
-        raise section.error(
-            "hidden_size", f"must be a multiple of four times num_heads {vision.heads}, for rotary positions"
-        )
-    blocks = vision.deepstack
-    if list(blocks) != sorted(set(blocks)) or any(not 0 <= block < vision.layers for block in blocks):
-        raise section.error("deepstack_visual_indexes", f"must ascend within the {vision.layers} blocks")
-    return vision
 
 
 def _channels(processor: Section, key: str) -> tuple[float, float, float]:

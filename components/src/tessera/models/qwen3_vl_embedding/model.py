@@ -32,7 +32,7 @@ from tessera.models.qwen3.tokenizer import END_OF_TEXT, IMAGE, TURN_END, TURN_ST
 from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig, read_config
 from tessera.models.qwen3_vl_embedding.patches import cut, places, positions
 from tessera.models.qwen3_vl_embedding.resize import Limits
-from tessera.models.qwen3_vl_embedding.tensors import vision_shapes
+from tessera.models.qwen3_vl_embedding.tensors import stored_tensors, vision_shapes
 
 if TYPE_CHECKING:
     from tessera.models.base import Model
@@ -59,7 +59,7 @@ class Qwen3VLEmbedding(Qwen3Model):
     features = frozenset(Feature)
 
     def __init__(self, path: Path, config: ModelConfig, tokenizer: PlainTokenizer, options: Options) -> None:
-        max_tokens = min(options.max_tokens, config.text.max_positions)
+        max_tokens = min(options.max_tokens, config.max_positions)
         super().__init__(path, config.text, tokenizer, options, max_tokens=max_tokens)
         self.config = config
         self.placeholder = config.image_token
@@ -184,24 +184,23 @@ class Qwen3VLEmbedding(Qwen3Model):
 
     def load_text(self, *, dtype: str, device: str) -> TextModule:
         """Read the decoder's tensors; raises ``CheckpointError``."""
-        from tessera.models.qwen3_vl_embedding.loading import load_text
+        from tessera.models.qwen3.loading import load_text
 
-        return load_text(self.path, self.config, dtype=dtype, device=device)
+        tensors = stored_tensors(self.path, self.config)
+        return load_text(tensors, self.text, dtype=dtype, device=device)
 
     def vision_nbytes(self, dtype: str) -> int:
         return nbytes(vision_shapes(self.config.vision), dtype)
 
     def vision_activation_nbytes(self, dtype: str, units: int) -> int:
         vision = self.config.vision
-        residual = 2 * vision.hidden
-        # q, k and v; their contiguous copies for the kernel; and its output
-        attention = 7 * vision.hidden
-        mlp = vision.hidden + 2 * vision.intermediate
+        hidden = vision.layer.hidden
         # The pixels as bytes, in float32 before and after normalising, whatever the module's type.
-        pixels = 3 * vision.channels * vision.patch_size**2
+        pixels = 2 * hidden + 3 * vision.channels * vision.patch_size**2
         # Merged patches before, between and behind a merger's two layers, beside the rows.
-        merger = 3 * vision.hidden + vision.row_width // vision.merge**2
-        elements = residual + max(attention, mlp, pixels, merger)
+        merger = 5 * hidden
+        rows = 2 * vision.row_width // vision.merge**2
+        elements = max(vision.layer.activations(), pixels, merger) + rows
         return units * elements * FLOATS[dtype].itemsize
 
 

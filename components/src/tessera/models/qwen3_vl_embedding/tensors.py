@@ -6,8 +6,11 @@ A canonical name is made of its part and its name inside the part: ``vision.bloc
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.weights import Shapes
-from tessera.models.qwen3.tensors import text_shapes
+from tessera.checkpoint.weights import stored_tensors as find_tensors
 from tessera.models.qwen3_vl_embedding.config import ModelConfig, VisionConfig
 
 _PREFIXES = (("visual.", "vision."), ("language_model.", "text."))
@@ -28,12 +31,17 @@ def canonical(name: str) -> str | None:
 
 def expected(config: ModelConfig) -> Shapes:
     """Every tensor that the checkpoint must have."""
-    return vision_shapes(config.vision) | text_shapes(config.text)
+    return vision_shapes(config.vision) | config.text.shapes("text.")
+
+
+def stored_tensors(directory: Path, config: ModelConfig) -> dict[str, StoredTensor]:
+    """The place of every tensor that the model uses, by canonical name; raises ``CheckpointError``."""
+    return find_tensors(directory, expected(config), canonical)
 
 
 def vision_shapes(config: VisionConfig) -> Shapes:
     """The vision tower's tensors by canonical name."""
-    hidden, wide = config.hidden, config.intermediate
+    hidden, wide = config.layer.hidden, config.layer.intermediate
     patch = (config.channels, config.frames, config.patch_size, config.patch_size)
     shapes: Shapes = {
         "patch_embed.proj.weight": (hidden, *patch),

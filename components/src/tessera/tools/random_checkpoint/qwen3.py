@@ -14,7 +14,6 @@ from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
 from tessera.models.qwen3.model import CONFIG_FILE
-from tessera.models.qwen3.tensors import text_shapes
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
 from tessera.models.qwen3_embedding.model import read_config
 from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE
@@ -87,7 +86,7 @@ class Qwen3Spec:
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
         """The tensors in the files' order."""
         config = read_config(Section.read(directory / CONFIG_FILE))
-        return _tensors(text_shapes(config), {"text": self.text_prefix})
+        return _tensors(config.shapes("text."), {"text": self.text_prefix})
 
     def _rope(self) -> dict[str, Any] | None:
         return None
@@ -187,7 +186,7 @@ class Qwen3VLSpec(Qwen3Spec):
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
         config = read_vl_config(directory)
-        shapes = vision_shapes(config.vision) | text_shapes(config.text)
+        shapes = vision_shapes(config.vision) | config.text.shapes("text.")
         return _tensors(shapes, {"text": self.text_prefix, "vision": self.vision_prefix})
 
     def _rope(self) -> dict[str, Any]:

@@ -1,0 +1,109 @@
+"""The vision tower: patches of whole images in, vision rows out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from tessera.models.qwen3_vl_embedding.config import ModelConfig, VisionConfig
+from tessera.nn.block import use
+from tessera.nn.forms.choice import form_for, fp8
+from tessera.nn.forms.plain import PLAIN
+from tessera.nn.layer import Stack
+from tessera.nn.merger import Merger
+from tessera.nn.patches import PatchEmbedding
+from tessera.nn.residual import Residual
+from tessera.nn.rotary import Rotary
+from tessera.nn.table import Table
+
+
+class VisionTower(nn.Module):
+    """Implements ``tessera.models.base.VisionModule``.
+
+    A row is what the merger makes of the last block, and behind it what the DeepStack mergers make of
+    earlier ones: ``[rows, (1 + levels) * out_hidden]``.
+    """
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.config = config
+        hidden = config.layer.hidden
+        self.patch_embed = PatchEmbedding(
+            channels=config.channels,
+            area=config.frames * config.patch_size**2,
+            hidden=hidden,
+            bias=True,
+            patch=config.patch_size,
+        )
+        self.pos_embed = Table(config.grid**2, hidden)
+        self.layers = Stack(config.layer, config.layers)
+        self.merger = self._merger(norm_joined=False)
+        self.deepstack = nn.ModuleList(self._merger(norm_joined=True) for _ in config.deepstack)
+        self.form = PLAIN
+        self.rotary: Rotary
+
+    def _merger(self, *, norm_joined: bool) -> Merger:
+        hidden, join = self.config.layer.hidden, self.config.merge**2
+        return Merger(
+            width=hidden,
+            join=join,
+            inner=hidden * join,
+            out=self.config.out_hidden,
+            eps=self.config.layer.eps,
+            norm_joined=norm_joined,
+        )
+
+    def prepare(self, config: ModelConfig, device: torch.device) -> VisionTower:
+        """Choose the form of the operations; call it once the weights are in place."""
+        vision = self.config
+        self.patch_embed.fold_frames(vision.frames)
+        self.patch_embed.place_constants(config.mean, config.std, device)
+        self.rotary = Rotary.axial(vision.theta, vision.layer.head_dim, device)
+        self.form = form_for(device, self.pos_embed.weight.dtype)
+        for block in (self.patch_embed, self.merger, self.deepstack):
+            use(block, self.form)
+        self.layers.prepare(self.form, start=self.patch_embed.projection)
+        return self.eval()
+
+    def quantise(self, *, keep: int) -> None:
+        """Hold the blocks' products in FP8, but for ``keep`` blocks at each end and the mergers."""
+        self.layers.quantise(fp8(), keep=keep)
+
+    def forward(
+        self, pixels: torch.Tensor, positions: torch.Tensor, cu_units: torch.Tensor, units: Sequence[int]
+    ) -> torch.Tensor:
+        """``positions`` int32 ``[4, units]``: row, column, height and width, as ``patches.places`` says."""
+        table = self.pos_embed.weight
+        stream = self.patch_embed(pixels, table.new_zeros(len(pixels), table.shape[1]))
+        self.form.add_weighted(stream, table, *taps(positions, self.config.grid))
+        levels: list[torch.Tensor] = []
+
+        def after(number: int, stream: Residual) -> None:
+            if number in self.config.deepstack:
+                merger = self.deepstack[len(levels)]
+                levels.append(merger(self.layers.output(stream, number)))
+
+        self.layers(stream, self.form.packed(cu_units, units), self.rotary(positions), after)
+        main = self.merger(self.layers.output(stream, self.config.layers - 1))
+        return torch.cat((main, *levels), dim=1)
+
+
+def taps(positions: torch.Tensor, side: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where each patch reads the learned table of ``side`` by ``side`` positions, and how much of each.
+
+    An image's first and last patches lie on the table's first and last positions; between them it is read
+    bilinearly: int32 ``[4, units]`` and float32 ``[4, units]``, which add up to 1.
+    """
+    sizes = (positions[2:] - 1).clamp(min=1)
+    places = positions[:2].to(torch.float32) * (side - 1) / sizes
+    low = places.floor()
+    share = places - low
+    first = low.to(torch.int32)
+    second = (first + 1).clamp(max=side - 1)
+    index = torch.stack(
+        [one * side + other for one in (first[0], second[0]) for other in (first[1], second[1])]
+    )
+    weights = [one * other for one in (1 - share[0], share[0]) for other in (1 - share[1], share[1])]
+    return index, torch.stack(weights)
