@@ -103,7 +103,7 @@ class StandInContext:
         for tensor in self.engine.inputs:
             for axis, size in enumerate(self.shapes[tensor.name]):
                 sizes[tensor.get_dimension_name(axis)] = size
-        first = sizes["tiles"] if "tiles" in sizes else sizes.get("sequences", sizes.get("sequences1", 0))
+        first = sizes["units"] if "units" in sizes else sizes.get("sequences", sizes.get("sequences1", 0))
         if "sequences" not in sizes and "sequences1" in sizes:
             first = sizes["sequences1"] - 1
         return tuple(first if size == -1 else size for size in self.engine.get_tensor_shape(name))

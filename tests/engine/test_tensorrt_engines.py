@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine.batch import PackedInput, TextBatch, TextVectors, pack
+from tessera.engine.batch import PackedInput, TextBatch, TextOutput, VisionBatch, pack, pack_images
 from tessera.engine.compiled.manifest import Binding, Manifest, file_entries
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.factory import make_text_engine, make_vision_engine
@@ -34,18 +34,20 @@ from tessera.engine.tensorrt.text import TextRuns, check_text_profiles
 from tessera.engine.tensorrt.vision import VisionRuns, check_vision_profiles
 from tessera.errors import ConfigError, EngineFailed, EngineMismatch
 from tessera.models import open_model
+from tessera.models.base import ImagePlan, Pixels, sequential
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
 from tests.engine.tensorrt_standin import HostStreams, StandInEngine
+from tests.families.grid import Grid
 from tests.references.tensorrt_network import Network
 
 trt = pytest.importorskip("tensorrt_rtx_bindings", reason="needs tensorrt-rtx-cu13-bindings and its libs")
 
 CPU = EngineSettings(device="cpu", dtype="float32", max_batch_cost=64, max_queue_cost=64)
 PROFILES = (
-    Profile(sequences=Range(1, 2, 8), tokens=Range(1, 16, 48), rows=Range(1, 16, 64), tiles=Range(1, 1, 2)),
-    Profile(sequences=Range(1, 1, 2), tokens=Range(1, 64, 200), rows=Range(1, 16, 64), tiles=Range(1, 2, 4)),
+    Profile(sequences=Range(1, 2, 8), tokens=Range(1, 16, 48), rows=Range(1, 16, 64), units=Range(1, 1, 2)),
+    Profile(sequences=Range(1, 1, 2), tokens=Range(1, 64, 200), rows=Range(1, 16, 64), units=Range(1, 2, 4)),
 )
 PACKED_PROFILES = (
     Profile(sequences=Range(1, 2, 8), tokens=Range(1, 16, 96), rows=Range(1, 16, 64)),
@@ -109,7 +111,8 @@ def manifest(model: LlamaNemotronVL, spec: BuildSpec, bindings: tuple[Binding, .
         dtype=spec.dtype,
         family=model.family,
         fingerprint=model.fingerprint,
-        hidden=model.hidden,
+        width=model.output.width,
+        row_width=model.vision.row_width,
         capabilities=("8.9",),
         versions={"tensorrt_rtx": str(trt.__version__)},
         profiles=spec.profiles,
@@ -127,11 +130,12 @@ def sequences(
     chance = np.random.default_rng(sum(lengths))
     found = []
     for number, length in enumerate(lengths):
-        count = model.tokens_per_tile if number in images else 0
-        rows = torch.from_numpy(chance.standard_normal((count, model.hidden), dtype=np.float32))
+        count = model.vision.rows(1) if number in images else 0
+        rows = torch.from_numpy(chance.standard_normal((count, model.vision.row_width), dtype=np.float32))
         found.append(
             PackedInput(
                 tokens=chance.integers(0, model.vocab_size, length, dtype=np.int32),
+                positions=sequential(length),
                 vision=(rows,) if count else (),
                 vision_index=np.arange(2, 2 + count, dtype=np.int32),
             )
@@ -139,14 +143,15 @@ def sequences(
     return found
 
 
-def expected_vectors(model: LlamaNemotronVL, batch: TextBatch) -> TextVectors:
+def expected_vectors(model: LlamaNemotronVL, batch: TextBatch) -> TextOutput:
     return make_text_engine(model, CPU, place(CPU)).launch(batch).result()
 
 
-def agree(found: TextVectors, expected: TextVectors) -> None:
-    assert found.vectors.dtype == found.norms.dtype == np.float32
-    np.testing.assert_allclose(found.vectors, expected.vectors, atol=2e-5)
+def agree(found: TextOutput, expected: TextOutput) -> None:
+    assert found.rows.dtype == found.norms.dtype == np.float32
+    np.testing.assert_allclose(found.rows, expected.rows, atol=2e-5)
     np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-4)
+    np.testing.assert_array_equal(found.bounds, expected.bounds)
 
 
 @pytest.fixture(scope="module", params=list(Layout), ids=str)
@@ -202,15 +207,23 @@ def vision(model: LlamaNemotronVL) -> Loaded:
     return Loaded(model, Stage.VISION, Layout.PACKED)
 
 
-def images(model: LlamaNemotronVL, counts: Sequence[int]) -> list[np.ndarray]:
+def images(model: LlamaNemotronVL, counts: Sequence[int]) -> VisionBatch:
     chance = np.random.default_rng(sum(counts))
-    return [chance.integers(0, 256, (count, *model.tile_shape), dtype=np.uint8) for count in counts]
+    shape = model.vision.unit_shape
+    plans = [ImagePlan(units=count, rows=model.vision.rows(count)) for count in counts]
+    return pack_images(
+        [
+            Pixels(values=chance.integers(0, 256, (plan.units, *shape), dtype=np.uint8), plan=plan)
+            for plan in plans
+        ],
+        [model.unit_positions(plan) for plan in plans],
+    )
 
 
-def encoded(model: LlamaNemotronVL, tiles: list[np.ndarray]) -> torch.Tensor:
+def encoded(model: LlamaNemotronVL, batch: VisionBatch) -> torch.Tensor:
     engine = make_vision_engine(model, CPU, place(CPU))
-    rows = torch.empty(sum(map(len, tiles)) * model.tokens_per_tile, model.hidden)
-    engine.launch([np.concatenate(tiles)], [rows]).result()
+    rows = torch.empty(sum(plan.rows for plan in batch.plans), model.vision.row_width)
+    engine.launch(batch, rows.split([plan.rows for plan in batch.plans])).result()  # type: ignore[no-untyped-call]
     return rows
 
 
@@ -219,15 +232,15 @@ def encoded(model: LlamaNemotronVL, tiles: list[np.ndarray]) -> torch.Tensor:
 def test_rows_are_written_into_the_slab(
     vision: Loaded, model: LlamaNemotronVL, counts: list[int], graphs: int
 ) -> None:
-    streams, size = HostStreams(), model.tokens_per_tile
+    streams, size = HostStreams(), model.vision.rows(1)
     runs = VisionRuns(vision.loaded, streams, "cpu", graph_tiles=graphs)
     runs.record()
-    tiles = images(model, counts)
-    slab = torch.full((12 * size, model.hidden), 7.0)
+    batch = images(model, counts)
+    slab = torch.full((12 * size, model.vision.row_width), 7.0)
     bounds = np.cumsum([1, *counts]) * size
     out = [slab[start:end] for start, end in pairwise(bounds)]
-    runs.launch(tiles, out).result()
-    torch.testing.assert_close(slab[bounds[0] : bounds[-1]], encoded(model, tiles), atol=1e-4, rtol=1e-4)
+    runs.launch(batch, out).result()
+    torch.testing.assert_close(slab[bounds[0] : bounds[-1]], encoded(model, batch), atol=1e-4, rtol=1e-4)
     assert bool((slab[: bounds[0]] == 7).all()) and bool((slab[bounds[-1] :] == 7).all())
     assert (streams.replayed > 0) == (sum(counts) % 4 in range(1, graphs + 1))
     if sum(counts) > graphs:
@@ -237,32 +250,33 @@ def test_rows_are_written_into_the_slab(
 
 def test_scattered_rows_are_copied_to_their_places(vision: Loaded, model: LlamaNemotronVL) -> None:
     runs = VisionRuns(vision.loaded, HostStreams(), "cpu", graph_tiles=0)
-    tiles, size = images(model, [2, 1]), model.tokens_per_tile
-    slab = torch.full((6 * size, model.hidden), 7.0)
+    batch, size = images(model, [2, 1]), model.vision.rows(1)
+    slab = torch.full((6 * size, model.vision.row_width), 7.0)
     out = [slab[4 * size :], slab[size : 2 * size]]
-    runs.launch(tiles, out).result()
-    torch.testing.assert_close(torch.cat(out), encoded(model, tiles), atol=1e-4, rtol=1e-4)
+    runs.launch(batch, out).result()
+    torch.testing.assert_close(torch.cat(out), encoded(model, batch), atol=1e-4, rtol=1e-4)
     assert bool((slab[2 * size : 4 * size] == 7).all())
 
 
 def bound(vision: Loaded, model: LlamaNemotronVL, **changes: torch.Tensor) -> None:
     tensors = {
-        "tiles": torch.zeros(1, *model.tile_shape, dtype=torch.uint8),
-        "rows": torch.zeros(1, model.tokens_per_tile, model.hidden),
+        "tiles": torch.zeros(1, *model.vision.unit_shape, dtype=torch.uint8),
+        "rows": torch.zeros(1, model.vision.rows(1), model.vision.row_width),
     }
     vision.loaded.context(0, 0).bind(tensors | changes)
 
 
 def test_what_tensorrt_lets_pass_is_refused(vision: Loaded, model: LlamaNemotronVL) -> None:
     bound(vision, model)
-    shape, size = model.tile_shape, model.tokens_per_tile
+    shape, size = model.vision.unit_shape, model.vision.rows(1)
+    width = model.vision.row_width
     wrong = {
         "uint8": {"tiles": torch.zeros(1, *shape)},
-        "float32": {"rows": torch.zeros(1, size, model.hidden, dtype=torch.bfloat16)},
+        "float32": {"rows": torch.zeros(1, size, width, dtype=torch.bfloat16)},
         "outside the profile": {"tiles": torch.zeros(3, *shape, dtype=torch.uint8)},
-        "contiguous": {"rows": torch.zeros(1, model.hidden, size).transpose(1, 2)},
-        "bound was": {"rows": torch.zeros(2, size, model.hidden)},
-        "does not begin": {"rows": torch.zeros(size * model.hidden + 1)[1:].view(1, size, -1)},
+        "contiguous": {"rows": torch.zeros(1, width, size).transpose(1, 2)},
+        "bound was": {"rows": torch.zeros(2, size, width)},
+        "does not begin": {"rows": torch.zeros(size * width + 1)[1:].view(1, size, -1)},
         "extra": {"extra": torch.zeros(1)},
     }
     for complaint, changes in wrong.items():
@@ -312,7 +326,7 @@ def test_every_input_of_the_model_must_fit_a_profile(model: LlamaNemotronVL) -> 
     with pytest.raises(EngineMismatch, match="may be vision rows"):
         check_text_profiles(manifest(model, spec), 65, "here")
     assert check_vision_profiles(manifest(model, spec), "here") == 4
-    gap = (Profile(tiles=Range(1, 1, 2)), Profile(tiles=Range(4, 4, 8)))
+    gap = (Profile(units=Range(1, 1, 2)), Profile(units=Range(4, 4, 8)))
     with pytest.raises(EngineMismatch, match="3 tiles"):
         check_vision_profiles(manifest(model, BuildSpec(stage="vision", flavour="x", profiles=gap)), "here")
 
@@ -377,10 +391,10 @@ def test_a_vision_engine_warms_up_and_serves(
     engine = make_vision_engine(model, config(Path("engine")), HERE)
     assert (engine.cost(3, 12, 10), engine.depth) == (12, 2)
     engine.warm()
-    tiles = images(model, [3])
-    out = torch.empty(3 * model.tokens_per_tile, model.hidden)
-    engine.launch(tiles, [out]).result()
-    torch.testing.assert_close(out, encoded(model, tiles), atol=1e-4, rtol=1e-4)
+    batch = images(model, [3])
+    out = torch.empty(model.vision.rows(3), model.vision.row_width)
+    engine.launch(batch, [out]).result()
+    torch.testing.assert_close(out, encoded(model, batch), atol=1e-4, rtol=1e-4)
     engine.close()
 
 
@@ -420,6 +434,21 @@ def test_an_engine_of_another_stage_or_checkpoint_is_refused(
 def test_a_path_is_needed(model: LlamaNemotronVL) -> None:
     with pytest.raises(ConfigError, match="tessera-engine build --stage vision"):
         make_vision_engine(model, config(None), HERE)
+
+
+@pytest.mark.parametrize("make", [make_vision_engine, make_text_engine])
+def test_a_family_without_networks_is_refused_by_name_before_anything_is_looked_at(make: Any) -> None:
+    with pytest.raises(ConfigError, match="family grid describes no networks"):
+        make(Grid(Path(), 0), config(Path("nowhere")), HERE)
+
+
+def test_float32_pixels_are_refused(vision: Loaded, model: LlamaNemotronVL) -> None:
+    runs = VisionRuns(vision.loaded, HostStreams(), "cpu", graph_tiles=0)
+    values = np.zeros((1, *model.vision.unit_shape), np.float32)
+    plan = ImagePlan(units=1, rows=model.vision.rows(1))
+    batch = pack_images([Pixels(values=values, plan=plan)], [model.unit_positions(plan)])
+    with pytest.raises(EngineFailed, match="uint8 pixels alone"):
+        runs.launch(batch, [torch.empty(plan.rows, model.vision.row_width)])
 
 
 def test_an_engine_of_another_flavour_is_refused(model: LlamaNemotronVL, directory: Path) -> None:

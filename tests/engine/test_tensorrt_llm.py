@@ -18,12 +18,14 @@ import pytest
 import torch
 
 from tessera.engine import tensorrt_llm
+from tessera.engine.batch import VisionBatch, pack_images
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
 from tessera.engine.tensorrt_llm import open_handle
 from tessera.errors import ConfigError, EngineFailed, HandOffError
 from tessera.models import open_model
+from tessera.models.base import ImagePlan, Pixels
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.engine import tensorrt_llm_standin as standin
 
@@ -35,8 +37,8 @@ CONFIG = EngineSettings(
 class Known(LlamaNemotronVL):
     """This family as if TensorRT-LLM had it."""
 
-    def tensorrt_llm_input(self, tiles: np.ndarray) -> Mapping[str, Any]:
-        return {"prompt": "<image>" * len(tiles), "multi_modal_data": {"image": list(tiles)}}
+    def tensorrt_llm_input(self, pixels: np.ndarray) -> Mapping[str, Any]:
+        return {"prompt": "<image>" * len(pixels), "multi_modal_data": {"image": list(pixels)}}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -55,11 +57,11 @@ def shared_memory() -> Iterator[None]:
 def known(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Known:
     model = Known.open(checkpoint)
     assert isinstance(model, Known)
-    rows, hidden = model.tokens_per_tile, model.hidden
+    rows, width = model.vision.rows(1), model.vision.row_width
 
     def compute(inputs: Mapping[str, Any]) -> torch.Tensor:
         images = inputs["multi_modal_data"]["image"]
-        return torch.stack([torch.full((rows, hidden), float(image.max())) for image in images])
+        return torch.stack([torch.full((rows, width), float(image.max())) for image in images])
 
     monkeypatch.setattr(standin.MultimodalEncoder, "compute", staticmethod(compute), raising=False)
     module = SimpleNamespace(llmapi=standin)
@@ -67,13 +69,25 @@ def known(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Known:
     return model
 
 
+def images(model: Known, counts: list[int]) -> VisionBatch:
+    """Images of so many units, each full of its own number of them."""
+    plans = [ImagePlan(units=count, rows=model.vision.rows(count)) for count in counts]
+    return pack_images(
+        [
+            Pixels(values=np.full((plan.units, *model.vision.unit_shape), plan.units, np.uint8), plan=plan)
+            for plan in plans
+        ],
+        [model.unit_positions(plan) for plan in plans],
+    )
+
+
 def test_rows_end_up_where_they_were_asked_for(known: Known) -> None:
     engine = make_vision_engine(known, CONFIG, place(CONFIG))
     engine.warm()
-    size = known.tokens_per_tile
-    slab = torch.full((5 * size, known.hidden), -1.0)
-    images = [np.full((count, *known.tile_shape), count, np.uint8) for count in (2, 1)]
-    launched = engine.launch(images, [slab[3 * size :], slab[size : 2 * size]])
+    size = known.vision.rows(1)
+    slab = torch.full((5 * size, known.vision.row_width), -1.0)
+    batch = images(known, [2, 1])
+    launched = engine.launch(batch, [slab[3 * size :], slab[size : 2 * size]])
     launched.result()
     assert launched.done()
     found = slab.view(5, size, -1).amax(dim=(1, 2)).tolist()
@@ -91,9 +105,10 @@ def test_the_encoder_is_made_with_its_documented_arguments(known: Known) -> None
 
 def test_rows_of_another_count_are_refused(known: Known) -> None:
     engine = make_vision_engine(known, CONFIG, place(CONFIG))
-    out = torch.empty(known.tokens_per_tile + 1, known.hidden)
-    launched = engine.launch([np.zeros((1, *known.tile_shape), np.uint8)], [out])
-    with pytest.raises(EngineFailed, match=f"{known.tokens_per_tile + 1}"):
+    size = known.vision.rows(1)
+    out = torch.empty(size + 1, known.vision.row_width)
+    launched = engine.launch(images(known, [1]), [out])
+    with pytest.raises(EngineFailed, match=f"{size + 1}"):
         launched.result()
 
 
@@ -101,9 +116,8 @@ def test_an_answer_without_handles_is_refused(known: Known, monkeypatch: pytest.
     engine = make_vision_engine(known, CONFIG, place(CONFIG))
     monkeypatch.setattr(standin, "handle_of", lambda rows: None)
     monkeypatch.setattr(standin.Output, "result", lambda self: self)
-    launched = engine.launch(
-        [np.zeros((1, *known.tile_shape), np.uint8)], [torch.empty(known.tokens_per_tile, known.hidden)]
-    )
+    out = torch.empty(known.vision.rows(1), known.vision.row_width)
+    launched = engine.launch(images(known, [1]), [out])
     with pytest.raises(EngineFailed, match="without embedding handles"):
         launched.result()
 

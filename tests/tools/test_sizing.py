@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.tools.sizing import H100, Demand, Images, Plan, Text, demand, main, plan
+from tessera.tools.sizing import H100, Demand, Images, Plan, Rates, Text, demand, main, plan
 
 RESULTS = (Path(__file__).parents[2] / "benchmarks/RESULTS.md").read_text()
 
@@ -20,7 +20,7 @@ def measured(row: str) -> float:
 
 
 def test_the_rates_are_the_ones_that_were_measured() -> None:
-    assert H100.tiles == measured("28 tiles")
+    assert H100.units == measured("28 tiles")
     for length, row in (
         (32, "512 \u00d7 32 tokens"),
         (128, "128 \u00d7 128 tokens"),
@@ -30,12 +30,12 @@ def test_the_rates_are_the_ones_that_were_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "tiles", "tokens"),
+    ("row", "units", "tokens"),
     [("1 tile + 8 tokens through both stages", 1, 8), ("7 tiles + 4 tokens through both stages", 7, 4)],
 )
-def test_both_stages_together_take_what_was_measured(row: str, tiles: int, tokens: int) -> None:
+def test_both_stages_together_take_what_was_measured(row: str, units: int, tokens: int) -> None:
     """Rows of the table that the rates were not taken from."""
-    work = demand(H100, [], [Images(1.0, tiles, tokens)], hits=0.0)
+    work = demand(H100, [], [Images(1.0, units, tokens)], hits=0.0)
     assert 1 / (work.encode + work.embed) == pytest.approx(measured(row), rel=0.06)
 
 
@@ -86,19 +86,38 @@ def test_the_command_prints_workers_ratio_and_cost(capsys: pytest.CaptureFixture
 
 def test_own_rates_take_the_place_of_the_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "rates.yaml"
-    path.write_text("source: my card\ntiles: 10\nsequences: {32: 100, 1024: 5}\n")
+    path.write_text("source: my card\nunits: 10\nrows_per_unit: 256\nsequences: {32: 100, 1024: 5}\n")
     assert main(["--images", "10@7", "--rates", str(path)]) == 0
     said = capsys.readouterr().out
     assert "rates: my card" in said and "encode workers: 10" in said
 
 
+def test_patches_are_less_than_a_row_each() -> None:
+    rates = Rates(source="x", sequences={100: 10.0, 200: 5.0}, units=1000.0, rows_per_unit=0.25)
+    work = demand(rates, [], [Images(2.0, 400, 100)], hits=0.5)
+    # 100 rows and 100 tokens take 0.2 s; 400 patches 0.4 s, where they are not in the cache.
+    assert (work.embed, work.encode) == pytest.approx((0.4, 0.4))
+
+
+def test_a_model_of_text_alone_has_no_rate_of_units(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rates.yaml"
+    path.write_text("source: text alone\nsequences: {32: 100, 1024: 5}\n")
+    assert main(["--text", "70@32", "--rates", str(path)]) == 0
+    assert "encode workers: 0\nembed workers: 1" in capsys.readouterr().out
+    assert main(["--images", "1@1", "--rates", str(path)]) == 1
+    assert "text alone: images need units" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("content", "named"),
     [
-        (b"tiles: 5\n", "source"),
-        (b"source: x\ntiles: 0\nsequences: {1: 1, 2: 1}\n", "tiles"),
-        (b"source: x\ntiles: .nan\nsequences: {1: 1, 2: 1}\n", "tiles"),
-        (b"source: x\ntiles: 1\nsequences: {1: .inf, 2: 1}\n", "rates"),
+        (b"units: 5\n", "source"),
+        (b"source: x\nunits: 0\nrows_per_unit: 1\nsequences: {1: 1, 2: 1}\n", "units"),
+        (b"source: x\nunits: 5\nsequences: {1: 1, 2: 1}\n", "rows_per_unit"),
+        (b"source: x\nunits: 1\nrows_per_unit: .nan\nsequences: {1: 1, 2: 1}\n", "rows_per_unit"),
+        (b"source: x\nsequences: {1: .inf, 2: 1}\n", "rates"),
         (b"\xd0\x00", "YAML"),
     ],
 )
@@ -118,7 +137,7 @@ def test_wrong_rates_are_named(
         ([], "--text"),
         (["--text", "5"], "RATE@TOKENS"),
         (["--text", "1.2.3@4"], "RATE@TOKENS"),
-        (["--images", "0@1"], "RATE@TILES"),
+        (["--images", "0@1"], "RATE@UNITS"),
         (["--text", "1@1", "--busy", "0"], "--busy"),
     ],
 )

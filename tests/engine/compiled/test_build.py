@@ -29,7 +29,7 @@ build:
   - stage: vision
     flavour: tensorrt_rtx
     capabilities: ["8.9", "12.0"]
-    profiles: [{tiles: [1, 1, 2]}, {tiles: [1, 4, 8]}]
+    profiles: [{units: [1, 1, 2]}, {units: [1, 4, 8]}]
   - &text
     stage: text
     flavour: tensorrt_rtx

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tessera.cli.engine import main
+from tessera.engine.base import vision_of
 from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import BuildSpec, Stage
 from tessera.engine.tensorrt.calibration import read_samples
@@ -38,7 +39,9 @@ def test_images_become_tiles_and_lines_become_tokens(
     model: Model, folder: Path, photos: dict[str, bytes]
 ) -> None:
     samples, note = read_samples(model, spec(calibration=folder))
-    expected = np.concatenate([model.preprocess(photos[name], param="") for name in ("china", "flower")])
+    expected = np.concatenate(
+        [model.preprocess(photos[name], param="").values for name in ("china", "flower")]
+    )
     np.testing.assert_array_equal(np.stack(samples.tiles), expected)
     assert len(samples.tokens) == 2 and all(len(tokens) > 3 for tokens in samples.tokens)
     assert note == f"{len(expected)} tiles and 2 lines of text from {folder.name}"
@@ -70,7 +73,9 @@ def test_a_file_that_is_no_image_is_named(model: Model, folder: Path) -> None:
 
 def test_without_a_directory_the_samples_are_random_and_say_so(model: Model) -> None:
     samples, note = read_samples(model, spec())
-    assert note.startswith("random") and {tile.shape for tile in samples.tiles} == {model.tile_shape}
+    assert note.startswith("random") and {tile.shape for tile in samples.tiles} == {
+        vision_of(model).unit_shape
+    }
     assert all(tokens.max() < model.vocab_size for tokens in samples.tokens)
 
 

@@ -38,9 +38,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LlamaNemotronVL]
 
 @pytest.mark.parametrize(("dtype", "least"), [("float32", 0.999999), ("float16", 0.9999)])
 def test_vision(model: LlamaNemotronVL, dtype: str, least: float) -> None:
-    tiles = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (1, *model.tile_shape), np.uint8))
+    tiles = torch.from_numpy(
+        np.random.default_rng(0).integers(0, 256, (1, *model.vision.unit_shape), np.uint8)
+    )
     with torch.inference_mode():
-        expected = model.load_vision(dtype="float32", device="cpu")(tiles)
+        bounds, places = torch.arange(2, dtype=torch.int32), torch.empty(0, 1, dtype=torch.int32)
+        expected = model.load_vision(dtype="float32", device="cpu")(tiles, places, bounds, (1,))
         found = Stages(model, dtype)(Stage.VISION)(tiles=tiles)["rows"]
     assert worst_cosine(found, expected) > least
 
@@ -51,12 +54,14 @@ def test_text(model: LlamaNemotronVL) -> None:
     ids = torch.from_numpy(chance.integers(0, model.vocab_size, (len(lengths), TOKENS), dtype=np.int32))
     row_map = torch.full(ids.shape, -1, dtype=torch.int32)
     row_map[1, 3 : 3 + images] = torch.arange(images, dtype=torch.int32)
-    rows = torch.from_numpy(chance.standard_normal((images, model.hidden), dtype=np.float32)).bfloat16()
+    rows = torch.from_numpy(
+        chance.standard_normal((images, model.vision.row_width), dtype=np.float32)
+    ).bfloat16()
     packed = torch.cat([line[:length] for line, length in zip(ids, lengths, strict=True)])
     with torch.inference_mode():
         expected = model.load_text(dtype="bfloat16", device="cpu")(
             packed,
-            torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths]),
+            torch.cat([torch.arange(length, dtype=torch.int32) for length in lengths])[None],
             torch.tensor([0, *accumulate(lengths)], dtype=torch.int32),
             lengths,
             rows,

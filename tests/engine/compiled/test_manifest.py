@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tessera.cli.engine import main
-from tessera.engine.compiled.manifest import Binding, Manifest, file_entries
+from tessera.engine.compiled.manifest import FORMAT, Binding, Manifest, file_entries
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.errors import ConfigError, EngineMismatch
 
@@ -26,10 +26,11 @@ def directory(tmp_path: Path) -> Path:
         dtype="bfloat16",
         family="some_family",
         fingerprint="abc",
-        hidden=128,
+        width=64,
+        row_width=128,
         capabilities=("8.9", "12.0"),
         versions={"tensorrt_rtx": "1.7.1"},
-        profiles=(Profile(tiles=Range(1, 2, 4)),),
+        profiles=(Profile(units=Range(1, 2, 4)),),
         bindings=(Binding(name="tiles", output=False, dtype="uint8", shape=(-1, 3, 512, 512)),),
         files=file_entries(tmp_path),
         build_seconds=1.5,
@@ -41,7 +42,7 @@ def directory(tmp_path: Path) -> Path:
 def test_what_was_written_is_read(directory: Path) -> None:
     manifest = Manifest.read(directory)
     assert set(manifest.files) == {"engine.plan", "weights/a.bin"}
-    assert manifest.profiles[0].tiles == Range(1, 2, 4)
+    assert manifest.profiles[0].units == Range(1, 2, 4)
     manifest.verify_files(directory)
     manifest.require(
         directory,
@@ -60,7 +61,7 @@ def test_what_was_written_is_read(directory: Path) -> None:
         ({"capability": "9.0"}, ["8.9, 12.0", "9.0"]),
         ({"versions": {"tensorrt_rtx": "1.8"}}, ["tensorrt_rtx 1.7.1", "tensorrt_rtx 1.8"]),
         ({"versions": {}}, ["tensorrt_rtx 1.7.1", "not installed"]),
-        ({"dtype": "float16", "hidden": 2048}, ["bfloat16", "float16", "128", "2048"]),
+        ({"dtype": "float16", "row_width": 2048}, ["bfloat16", "float16", "128", "2048"]),
     ],
     ids=str,
 )
@@ -99,17 +100,18 @@ def test_no_manifest_says_what_makes_one(tmp_path: Path) -> None:
         Manifest.read(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["{", "[]", '{"format": 1, "stage": "vision"}'])
+@pytest.mark.parametrize("content", ["{", "[]", f'{{"format": {FORMAT}, "stage": "vision"}}'])
 def test_a_broken_manifest_is_named(directory: Path, content: str) -> None:
     (directory / "manifest.json").write_text(content)
     with pytest.raises(ConfigError, match=r"manifest\.json"):
         Manifest.read(directory)
 
 
-def test_a_manifest_of_another_format_is_refused(directory: Path) -> None:
+@pytest.mark.parametrize("version", [1, 99, None])
+def test_a_manifest_of_another_format_is_refused(directory: Path, version: int | None) -> None:
     path = directory / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": 99}))
-    with pytest.raises(EngineMismatch, match="99"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"format": version}))
+    with pytest.raises(EngineMismatch, match=rf"{version}.*reads {FORMAT}.*tessera-engine build"):
         Manifest.read(directory)
 
 
@@ -128,7 +130,7 @@ def test_shapes_in_a_spec() -> None:
         {"profiles": []},
         {"stage": "engine"},
         {"profiles": [{"tokens": [8, 1, 64]}]},
-        {"profiles": [{"tiles": [1, 2]}]},
+        {"profiles": [{"units": [1, 2]}]},
         {"colour": "red"},
     ],
     ids=str,

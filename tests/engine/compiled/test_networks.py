@@ -70,12 +70,13 @@ class Batch:
 
     def __init__(self, model: LlamaNemotronVL, layout: Layout, dtype: torch.dtype) -> None:
         chance = np.random.default_rng(3)
-        self.tiles = torch.from_numpy(chance.integers(0, 256, (2, *model.tile_shape), dtype=np.uint8))
+        self.tiles = torch.from_numpy(chance.integers(0, 256, (2, *model.vision.unit_shape), dtype=np.uint8))
         with torch.no_grad():
             module = model.load_vision(dtype="float32", device="cpu")
-            self.expected_rows = module(self.tiles)
-        per_tile = model.tokens_per_tile
-        self.rows = self.expected_rows.flatten(0, 1).to(dtype, copy=True)
+            bounds, places = torch.arange(3, dtype=torch.int32), torch.empty(0, 2, dtype=torch.int32)
+            self.expected_rows = module(self.tiles, places, bounds, (1, 1))
+        per_tile = model.vision.rows(1)
+        self.rows = self.expected_rows.to(dtype, copy=True)
         sequences = [chance.integers(0, model.vocab_size, n, dtype=np.int32) for n in LENGTHS]
         maps = [np.full(n, -1, np.int32) for n in LENGTHS]
         maps[1][3 : 3 + per_tile] = np.arange(per_tile)
@@ -88,7 +89,7 @@ class Batch:
             index = np.flatnonzero(rows >= 0).astype(np.int32)
             self.expected = text(
                 torch.from_numpy(flat),
-                self.positions,
+                self.positions[None],
                 self.bounds,
                 LENGTHS,
                 self.rows.float(),

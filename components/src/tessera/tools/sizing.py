@@ -3,9 +3,12 @@
     tessera-sizing --text 500@128 --images 40@7+4 --hits 0.3 --gpu-hour 2.50
 
 The model is the time that an engine is busy. A sequence of L tokens takes the text engine t(L), a straight
-line between the lengths that were measured; a tile takes the vision engine one over its rate. An image of n
-tiles is a sequence of 256 n tokens and its text, and on a miss of the cache n tiles as well. A worker is
+line between the lengths that were measured; a unit of an image takes the vision engine one over its rate. An
+image is a sequence of its vision rows and its text, and on a miss of the cache its units as well. A worker is
 planned to be busy for a share of the time, since queues grow without bound as that nears 1.
+
+A unit is what the family's plan of an image counts: a tile of llama_nemotron_vl, a patch of 16 by 16 pixels
+of qwen3_vl_embedding. A family that reads text alone has no rate of units.
 """
 
 from __future__ import annotations
@@ -24,28 +27,30 @@ import yaml
 from tessera.errors import ConfigError, TesseraError
 from tessera.settings import convert
 
-TOKENS_PER_TILE = 256
-
 _NUMBER = r"\d+(?:\.\d*)?|\.\d+"
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one worker of each kind was measured to do.
 
-    ``tiles`` are tiles a second in full batches; ``sequences`` maps a length in tokens to sequences a second,
-    each in full batches; ``shared`` is the share of both that two processes on one card keep.
+    ``sequences`` maps a length in tokens to sequences a second, each in full batches; ``units`` are units of
+    images a second, likewise, and ``rows_per_unit`` the vision rows that one becomes; ``shared`` is the share
+    of both rates that two processes on one card keep.
     """
 
     source: str
-    tiles: float
     sequences: dict[int, float]
+    units: float | None = None
+    rows_per_unit: float | None = None
     shared: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.tiles < math.inf or len(self.sequences) < 2 or not 0 < self.shared <= 1:
-            raise ValueError(
-                "tiles must be positive, sequences have two lengths or more, shared be in (0, 1]"
-            )
+        if len(self.sequences) < 2 or not 0 < self.shared <= 1:
+            raise ValueError("sequences must have two lengths or more, shared be in (0, 1]")
+        if (self.units is None) != (self.rows_per_unit is None):
+            raise ValueError("units and rows_per_unit go together")
+        if any(rate is not None and not 0 < rate < math.inf for rate in (self.units, self.rows_per_unit)):
+            raise ValueError("units and rows_per_unit must be positive")
         if any(length < 1 or not 0 < rate < math.inf for length, rate in self.sequences.items()):
             raise ValueError("lengths and rates of sequences must be positive")
 
@@ -61,8 +66,9 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 H100 = Rates(
-    source="benchmarks/RESULTS.md: one H100, torch engines in bfloat16 with quack-kernels, 2026-11-21",
-    tiles=533.0,
+    source="benchmarks/RESULTS.md: llama_nemotron_vl on one H100, bfloat16 with quack-kernels, 2026-11-21",
+    units=533.0,
+    rows_per_unit=256.0,
     sequences={32: 10279.0, 128: 2548.0, 1024: 293.0},
     shared=0.98,
 )
@@ -76,10 +82,10 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Images(msgspec.Struct, frozen=True):
-    """``rate`` inputs a second of ``tiles`` tiles (thumbnail included) and ``tokens`` tokens each."""
+    """``rate`` inputs a second of one image of ``units`` units and ``tokens`` tokens beside it each."""
 
     rate: float
-    tiles: int
+    units: int
     tokens: int
 
 
@@ -100,13 +106,19 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def demand(rates: Rates, texts: Sequence[Text], images: Sequence[Images], hits: float) -> Demand:
-    """``hits`` is the share of images whose rows are in a cache already."""
+    """``hits`` is the share of images whose rows are in a cache already.
+
+    Raises ``ConfigError`` for images and rates of a family that reads text alone.
+    """
     embed = sum(text.rate * rates.sequence_seconds(text.tokens) for text in texts)
+    encode = 0.0
     for image in images:
-        embed += image.rate * rates.sequence_seconds(TOKENS_PER_TILE * image.tiles + image.tokens)
-    tiles = sum(image.rate * image.tiles for image in images) * (1 - hits)
+        if rates.units is None or rates.rows_per_unit is None:
+            raise ConfigError(f"rates: {rates.source}: images need units and rows_per_unit, which it lacks")
+        embed += image.rate * rates.sequence_seconds(rates.rows_per_unit * image.units + image.tokens)
+        encode += image.rate * image.units / rates.units * (1 - hits)
     inputs = sum(text.rate for text in texts) + sum(image.rate for image in images)
-    return Demand(tiles / rates.tiles, embed, inputs)
+    return Demand(encode, embed, inputs)
 
 
 def plan(work: Demand, busy: float) -> Plan:
@@ -131,7 +143,7 @@ def _text(value: str) -> Text:
 def _images(value: str) -> Images:
     found = re.fullmatch(rf"({_NUMBER})@(\d+)(?:\+(\d+))?", value)
     if not found or float(found[1]) <= 0 or int(found[2]) < 1:
-        raise argparse.ArgumentTypeError(f"{value!r} is not RATE@TILES+TOKENS, such as 40@7+4")
+        raise argparse.ArgumentTypeError(f"{value!r} is not RATE@UNITS+TOKENS, such as 40@7+4")
     return Images(float(found[1]), int(found[2]), int(found[3] or 0))
 
 
@@ -145,8 +157,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         type=_images,
         action="append",
         default=[],
-        metavar="RATE@TILES+TOKENS",
-        help="images a second; a page scan has 7 tiles, a 512x512 picture 1",
+        metavar="RATE@UNITS+TOKENS",
+        help="images a second, of how many units each: by the default rates a page scan has 7",
     )
     parser.add_argument("--hits", type=float, default=0.0, help="share of the images that are in a cache")
     parser.add_argument("--busy", type=float, default=0.7, help="share of the time that workers should work")
@@ -200,10 +212,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parsed = _parse(argv)
     try:
         rates = _read(parsed.rates) if parsed.rates else H100
+        work = demand(rates, parsed.text, parsed.images, parsed.hits)
     except TesseraError as error:
         print(f"tessera-sizing: {error}", file=sys.stderr)
         return 1
-    work = demand(rates, parsed.text, parsed.images, parsed.hits)
     print(report(rates, work, parsed.busy, parsed.gpu_hour))
     return 0
 
