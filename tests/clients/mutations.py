@@ -69,6 +69,31 @@ def bodies(image_url: str) -> list[tuple[str, dict[str, Any]]]:
             "/v1/embeddings",
             {"input": ["a", "b"], "modality": ["text", "text"], "partial": True, "priority": 3},
         ),
+        ("/v1/embeddings", {"input": [{"text": "a", "instruction": "b"}], "instruction": "c"}),
+        (
+            "/v1/embeddings",
+            {
+                "messages": [
+                    {"role": "system", "content": "a"},
+                    {"role": "user", "content": content},
+                    {"role": "assistant", "content": ""},
+                ],
+                "continue_final_message": True,
+            },
+        ),
+        (
+            "/v1/embeddings",
+            {
+                "input": [
+                    [
+                        {
+                            "type": "image_embeds",
+                            "image_embeds": {"image_embeds": "AAAA", "image_grid_thw": [1, 2, 2]},
+                        }
+                    ]
+                ]
+            },
+        ),
         ("/v2/embed", {"texts": ["a"], "input_type": "search_query", "embedding_types": ["float", "binary"]}),
         ("/v2/embed", {"inputs": [{"content": content}], "truncate": "END", "max_tokens": 500}),
         ("/v1/multimodalembeddings", {"inputs": [{"content": content}], "input_type": "query"}),

@@ -12,8 +12,8 @@ import pytest
 
 from tests.e2e.faults.test_processes import until
 from tests.e2e.inputs import cosine
-from tests.e2e.service import MODEL, ROOT, Service, launch
-from tests.families.dual_encoder import reference
+from tests.e2e.service import MODEL, Service, launch
+from tests.families.dual_encoder import install, reference
 from tests.families.faulty import HANG, ILLEGAL_ACCESS, MARKS, POISON
 
 pytestmark = pytest.mark.service
@@ -25,17 +25,14 @@ ENGINE = "text: {max_batch_cost: 512, max_queue_cost: 65536, stall_seconds: 3}\n
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("engines")
-    metadata = folder / "site" / "faulty-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: faulty\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text("[tessera.models]\nfaulty = tests.families.faulty:FAMILY\n")
+    path = install(folder / "site", "tests.families.faulty")
     checkpoint, marks, config = folder / "checkpoint", folder / "marks", folder / "engine.yaml"
     checkpoint.mkdir()
     marks.mkdir()
     (checkpoint / "config.json").write_text(json.dumps({"model_type": "test_faulty", "seed": SEED}))
     config.write_text(ENGINE)
     environment = {
-        "PYTHONPATH": f"{folder / 'site'}:{ROOT}",
+        "PYTHONPATH": path,
         MARKS: str(marks),
         "EMBED_WORKERS": "2",
         "EMBED_ENGINE_ARGS": str(config),

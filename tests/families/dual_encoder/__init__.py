@@ -68,12 +68,13 @@ def misbehave(data: bytes) -> None:
         raise ZeroDivisionError("a bug")
 
 
-def install(site: Path) -> str:
-    """Write what pip would for a package that declares the entry point; the ``PYTHONPATH`` that finds it."""
-    metadata = site / "dual_encoder-1.0.dist-info"
+def install(site: Path, module: str = __name__) -> str:
+    """Write what pip would for a package whose ``module`` is a family; the ``PYTHONPATH`` that finds it."""
+    name = module.rpartition(".")[2]
+    metadata = site / f"{name}-1.0.dist-info"
     metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: dual-encoder\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[tessera.models]\ndual_encoder = {__name__}:FAMILY\n")
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[tessera.models]\n{name} = {module}:FAMILY\n")
     return os.pathsep.join((str(site), str(Path(__file__).parents[3])))
 
 

@@ -1,0 +1,171 @@
+"""A frontend without workers, as a process: what it says of a model, and what it refuses before any work."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.service import MODEL, free_ports
+from tests.families.dual_encoder import HIDDEN, install
+
+pytestmark = pytest.mark.service
+
+UNREACHABLE = "http://127.0.0.1:1/a.png"
+
+
+@contextmanager
+def frontend(
+    checkpoint: Path, folder: Path, *flags: str, environment: Mapping[str, str] | None = None
+) -> Iterator[httpx.Client]:
+    (port,) = free_ports(1)
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(checkpoint)]
+    command += ["--served-model-name", MODEL, "--port", str(port), "--discovery-backend", "file"]
+    command += ["--worker-wait-seconds", "0", *flags]
+    settings = os.environ | {"DYN_FILE_KV": str(folder / "discovery")} | dict(environment or {})
+    process = subprocess.Popen(command, env=settings, stderr=subprocess.DEVNULL)
+    try:
+        with httpx.Client(base_url=url, timeout=30) as client:
+            deadline = time.monotonic() + 60
+            while not _answers(client):
+                assert process.poll() is None, "the frontend ended"
+                assert time.monotonic() < deadline, "the frontend does not answer"
+                time.sleep(0.05)
+            yield client
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(timeout=60)
+
+
+def _answers(client: httpx.Client) -> bool:
+    try:
+        return client.get("/live").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.fixture(scope="module")
+def vectors(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A model of vectors of 128 values; an answer may have 64 KiB."""
+    folder = tmp_path_factory.mktemp("vectors")
+    with frontend(checkpoint, folder, "--max-response-mb", "0.0625") as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def token_rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A model of text alone that gives a row for each token."""
+    folder = tmp_path_factory.mktemp("token_rows")
+    path = install(folder / "site", "tests.families.token_rows")
+    checkpoint = folder / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text(json.dumps({"model_type": "test_token_rows", "seed": 1}))
+    with frontend(checkpoint, folder, environment={"PYTHONPATH": path}) as client:
+        yield client
+
+
+def test_a_model_says_what_it_is(vectors: httpx.Client, token_rows: httpx.Client) -> None:
+    said = {
+        vectors: {
+            "family": "llama_nemotron_vl",
+            "output": {"kind": "vector", "width": 128},
+            "images": True,
+        },
+        token_rows: {
+            "family": "token_rows",
+            "output": {"kind": "tokens", "width": HIDDEN},
+            "images": False,
+        },
+    }
+    for client, expected in said.items():
+        card = client.get("/v1/models").json()["data"][0]
+        status = client.get("/status").json()
+        assert client.get(f"/v1/models/{MODEL}").json() == card
+        for found in (card, status):
+            assert {key: found[key] for key in expected} == expected
+        health = client.get("/health")
+        assert (health.status_code, health.json()["images"]) == (503, False)
+
+
+SIXTY: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": ["a"] * 60},
+    "/v2/embed": {"texts": ["a"] * 60},
+    "/v1/multimodalembeddings": {"inputs": [{"content": [{"type": "text", "text": "a"}]}] * 60},
+    "/embed": {"inputs": ["a"] * 60},
+}
+
+
+@pytest.mark.parametrize("path", SIXTY)
+def test_an_answer_that_would_be_too_large_is_refused_before_any_work(
+    vectors: httpx.Client, path: str
+) -> None:
+    """Sixty rows of 128 numbers may take 128,640 bytes in JSON; without a worker whatever goes on is a 503."""
+    answer = vectors.post(path, json=SIXTY[path])
+    assert answer.status_code == 413
+    assert "over the limit of 65536 of an answer" in answer.text
+    few = {key: value[:20] for key, value in SIXTY[path].items()}
+    assert vectors.post(path, json=few).status_code == 503
+
+
+def test_what_an_answer_takes_follows_its_form(vectors: httpx.Client) -> None:
+    many = {"input": ["a"] * 60}
+    refused = vectors.post("/v1/embeddings", json=many)
+    assert (refused.json()["error"]["code"], refused.headers.get("retry-after")) == (
+        "response_too_large",
+        None,
+    )
+    for form in (
+        {"encoding_format": "base64"},
+        {"encoding_format": "bytes"},
+        {"dimensions": 32},
+        {"embed_dtype": "ubinary"},
+    ):
+        assert vectors.post("/v1/embeddings", json=many | form).status_code == 503, form
+    three = {"texts": ["a"] * 20, "embedding_types": ["float", "int8", "base64"]}
+    assert vectors.post("/v2/embed", json=three).status_code == 413
+    # Nothing was fetched for it.
+    unreachable = {"input": [{"image": UNREACHABLE}] * 60}
+    assert vectors.post("/v1/embeddings", json=unreachable).status_code == 413
+    assert "tessera_admitted_response_bytes 0.0" in vectors.get("/metrics").text
+
+
+def test_routes_of_vectors_answer_no_other_model(token_rows: httpx.Client) -> None:
+    for path, body in SIXTY.items():
+        answer = token_rows.post(path, json=body)
+        assert answer.status_code in (400, 422), answer.text
+        assert "tokens as its output" in answer.text
+    error = token_rows.post("/v1/embeddings", json={"input": "a"}).json()["error"]
+    assert (error["param"], error["code"]) == ("model", "invalid_input")
+    assert token_rows.post("/tokenize", json={"input": "ab"}).json()["tokens"] == [97, 98]
+
+
+def test_a_model_of_text_alone_takes_no_images(token_rows: httpx.Client) -> None:
+    answer = token_rows.post("/tokenize", json={"input": ["a", {"image": UNREACHABLE}]})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "input[1].image")
+    assert "reads text alone" in error["message"]
+
+
+def test_a_model_without_instructions_refuses_one_by_name(vectors: httpx.Client) -> None:
+    user = {"role": "user", "content": "a"}
+    for body in (
+        {"input": ["a", "b"], "instruction": "find"},
+        {"input": [{"text": "a", "instruction": "find"}]},
+        {"messages": [{"role": "system", "content": "find"}, user]},
+    ):
+        answer = vectors.post("/v1/embeddings", json=body)
+        assert answer.status_code == 400
+        assert "instruction" in answer.json()["error"]["message"]
+    assert vectors.post("/embed", json={"inputs": "a", "instruction": "find"}).status_code == 422
+    assert vectors.post("/v2/embed", json={"texts": ["a"], "instruction": "find"}).status_code == 400
