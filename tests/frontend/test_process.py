@@ -110,7 +110,7 @@ SIXTY: dict[str, dict[str, Any]] = {
 def test_an_answer_that_would_be_too_large_is_refused_before_any_work(
     vectors: httpx.Client, path: str
 ) -> None:
-    """Sixty rows of 128 numbers may take 128,640 bytes in JSON; without a worker whatever goes on is a 503."""
+    """Sixty rows of 128 numbers may take 128,640 bytes in JSON; what goes on finds no worker: 503."""
     answer = vectors.post(path, json=SIXTY[path])
     assert answer.status_code == 413
     assert "over the limit of 65536 of an answer" in answer.text
