@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine.batch import PackedInput, VisionBatch, blank, pack, pack_images
+from tessera.engine.batch import PackedInput, VisionBatch, blank, pack
 from tessera.engine.graphs import graph_sizes
 from tessera.engine.placement import Placement
 from tessera.engine.torch import cuda
 from tessera.models.base import ImagePlan, Pixels, VisionModule
+from tests.engine.packed_images import noise, packed, rows_for
 from tests.engine.tensorrt_standin import HostStreams
 from tests.families.dual_encoder import DualEncoder
 from tests.families.grid import PLACEHOLDER, Grid, reference, reference_rows
@@ -74,21 +75,14 @@ def test_text_agrees_with_each_sequence_alone(streams: HostStreams, graph_tokens
 
 def grids(sizes: Sequence[tuple[int, int]], dtype: type = np.uint8) -> tuple[VisionBatch, list[np.ndarray]]:
     """Images of so many pixels, and the rows of each by the reference."""
-    chance = np.random.default_rng(len(sizes))
-    images, positions = [], []
-    for width, height in sizes:
-        plan = MODEL.plan(width, height, param="")
-        values = chance.integers(0, 256, (plan.units, *SPEC.unit_shape), dtype=np.uint8)
-        images.append(Pixels(values=values if dtype is np.uint8 else values / np.float32(100.0), plan=plan))
-        positions.append(MODEL.unit_positions(plan))
-    expected = [
-        reference_rows(MODEL.seed, image, places) for image, places in zip(images, positions, strict=True)
-    ]
-    return pack_images(images, positions), expected
-
-
-def empty(batch: VisionBatch, width: int) -> list[torch.Tensor]:
-    return [torch.full((plan.rows, width), -1.0) for plan in batch.plans]
+    images = []
+    for seed, (width, height) in enumerate(sizes):
+        image = noise(MODEL, MODEL.plan(width, height, param=""), seed)
+        if dtype is np.float32:
+            image = Pixels(values=image.values / np.float32(100.0), plan=image.plan)
+        images.append(image)
+    expected = [reference_rows(MODEL.seed, image, MODEL.unit_positions(image.plan)) for image in images]
+    return packed(MODEL, images), expected
 
 
 def agree(found: Sequence[torch.Tensor], expected: Sequence[np.ndarray]) -> None:
@@ -112,7 +106,7 @@ def test_images_of_any_grid_run_together_without_padding_between_them(
     replayed = 0
     for sizes in ([(8, 8)], [(40, 8), (24, 32), (8, 8)], [(64, 40)], [(64, 64), (8, 8)], [(8, 8)] * 9):
         batch, expected = grids(sizes)
-        out = empty(batch, SPEC.row_width)
+        out = rows_for(MODEL, batch)
         units.clear()
         assert vision.launch(batch, out).result() is None
         agree(out, expected)
@@ -131,7 +125,7 @@ def test_pixels_that_a_client_normalised_are_neither_scaled_nor_replayed(streams
     )
     vision.record()
     batch, expected = grids([(16, 16), (8, 24)], np.float32)
-    out = empty(batch, SPEC.row_width)
+    out = rows_for(MODEL, batch)
     vision.launch(batch, out).result()
     agree(out, expected)
     assert streams.replayed == 0
@@ -154,7 +148,7 @@ def test_independent_units_have_graphs_of_every_size(streams: HostStreams, graph
         batch = blank(model, count)
         for number, image in enumerate(batch.pixels):
             image[:] = 10 * number + 1
-        out = empty(batch, model.vision.row_width)
+        out = rows_for(model, batch)
         seen.clear()
         vision.launch(batch, out).result()
         assert seen == [count]

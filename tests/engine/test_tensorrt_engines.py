@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine.batch import PackedInput, TextBatch, TextOutput, VisionBatch, pack, pack_images
+from tessera.engine.batch import PackedInput, TextBatch, TextOutput, pack
 from tessera.engine.compiled.manifest import Binding, Manifest, file_entries
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.factory import make_text_engine, make_vision_engine
@@ -38,6 +38,7 @@ from tessera.models.base import ImagePlan, Pixels, sequential
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
+from tests.engine.packed_images import computed, of_units, packed, rows_for
 from tests.engine.tensorrt_standin import HostStreams, StandInEngine
 from tests.families.grid import Grid
 from tests.references.tensorrt_network import Network
@@ -207,26 +208,6 @@ def vision(model: LlamaNemotronVL) -> Loaded:
     return Loaded(model, Stage.VISION, Layout.PACKED)
 
 
-def images(model: LlamaNemotronVL, counts: Sequence[int]) -> VisionBatch:
-    chance = np.random.default_rng(sum(counts))
-    shape = model.vision.unit_shape
-    plans = [ImagePlan(units=count, rows=model.vision.rows(count)) for count in counts]
-    return pack_images(
-        [
-            Pixels(values=chance.integers(0, 256, (plan.units, *shape), dtype=np.uint8), plan=plan)
-            for plan in plans
-        ],
-        [model.unit_positions(plan) for plan in plans],
-    )
-
-
-def encoded(model: LlamaNemotronVL, batch: VisionBatch) -> torch.Tensor:
-    engine = make_vision_engine(model, CPU, place(CPU))
-    rows = torch.empty(sum(plan.rows for plan in batch.plans), model.vision.row_width)
-    engine.launch(batch, rows.split([plan.rows for plan in batch.plans])).result()  # type: ignore[no-untyped-call]
-    return rows
-
-
 @pytest.mark.parametrize("graphs", [0, 2])
 @pytest.mark.parametrize("counts", [[1], [2, 1], [4], [3, 3, 3]], ids=str)
 def test_rows_are_written_into_the_slab(
@@ -235,12 +216,12 @@ def test_rows_are_written_into_the_slab(
     streams, size = HostStreams(), model.vision.rows(1)
     runs = VisionRuns(vision.loaded, streams, "cpu", graph_tiles=graphs)
     runs.record()
-    batch = images(model, counts)
+    batch = of_units(model, counts)
     slab = torch.full((12 * size, model.vision.row_width), 7.0)
     bounds = np.cumsum([1, *counts]) * size
     out = [slab[start:end] for start, end in pairwise(bounds)]
     runs.launch(batch, out).result()
-    torch.testing.assert_close(slab[bounds[0] : bounds[-1]], encoded(model, batch), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(slab[bounds[0] : bounds[-1]], computed(model, batch), atol=1e-4, rtol=1e-4)
     assert bool((slab[: bounds[0]] == 7).all()) and bool((slab[bounds[-1] :] == 7).all())
     assert (streams.replayed > 0) == (sum(counts) % 4 in range(1, graphs + 1))
     if sum(counts) > graphs:
@@ -250,11 +231,11 @@ def test_rows_are_written_into_the_slab(
 
 def test_scattered_rows_are_copied_to_their_places(vision: Loaded, model: LlamaNemotronVL) -> None:
     runs = VisionRuns(vision.loaded, HostStreams(), "cpu", graph_tiles=0)
-    batch, size = images(model, [2, 1]), model.vision.rows(1)
+    batch, size = of_units(model, [2, 1]), model.vision.rows(1)
     slab = torch.full((6 * size, model.vision.row_width), 7.0)
     out = [slab[4 * size :], slab[size : 2 * size]]
     runs.launch(batch, out).result()
-    torch.testing.assert_close(torch.cat(out), encoded(model, batch), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.cat(out), computed(model, batch), atol=1e-4, rtol=1e-4)
     assert bool((slab[2 * size : 4 * size] == 7).all())
 
 
@@ -391,10 +372,10 @@ def test_a_vision_engine_warms_up_and_serves(
     engine = make_vision_engine(model, config(Path("engine")), HERE)
     assert (engine.cost(3, 12, 10), engine.depth) == (12, 2)
     engine.warm()
-    batch = images(model, [3])
+    batch = of_units(model, [3])
     out = torch.empty(model.vision.rows(3), model.vision.row_width)
     engine.launch(batch, [out]).result()
-    torch.testing.assert_close(out, encoded(model, batch), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(out, computed(model, batch), atol=1e-4, rtol=1e-4)
     engine.close()
 
 
@@ -444,11 +425,11 @@ def test_a_family_without_networks_is_refused_by_name_before_anything_is_looked_
 
 def test_float32_pixels_are_refused(vision: Loaded, model: LlamaNemotronVL) -> None:
     runs = VisionRuns(vision.loaded, HostStreams(), "cpu", graph_tiles=0)
-    values = np.zeros((1, *model.vision.unit_shape), np.float32)
     plan = ImagePlan(units=1, rows=model.vision.rows(1))
-    batch = pack_images([Pixels(values=values, plan=plan)], [model.unit_positions(plan)])
+    values = np.zeros((1, *model.vision.unit_shape), np.float32)
+    batch = packed(model, [Pixels(values=values, plan=plan)])
     with pytest.raises(EngineFailed, match="uint8 pixels alone"):
-        runs.launch(batch, [torch.empty(plan.rows, model.vision.row_width)])
+        runs.launch(batch, rows_for(model, batch))
 
 
 def test_an_engine_of_another_flavour_is_refused(model: LlamaNemotronVL, directory: Path) -> None:

@@ -18,16 +18,16 @@ import pytest
 import torch
 
 from tessera.engine import tensorrt_llm
-from tessera.engine.batch import VisionBatch, pack_images
+from tessera.engine.batch import VisionBatch
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
 from tessera.engine.tensorrt_llm import open_handle
 from tessera.errors import ConfigError, EngineFailed, HandOffError
 from tessera.models import open_model
-from tessera.models.base import ImagePlan, Pixels
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.engine import tensorrt_llm_standin as standin
+from tests.engine.packed_images import of_units, rows_for
 
 CONFIG = EngineSettings(
     engine="tensorrt_llm", device="cpu", dtype="float32", max_batch_cost=4, max_queue_cost=4
@@ -71,14 +71,10 @@ def known(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Known:
 
 def images(model: Known, counts: list[int]) -> VisionBatch:
     """Images of so many units, each full of its own number of them."""
-    plans = [ImagePlan(units=count, rows=model.vision.rows(count)) for count in counts]
-    return pack_images(
-        [
-            Pixels(values=np.full((plan.units, *model.vision.unit_shape), plan.units, np.uint8), plan=plan)
-            for plan in plans
-        ],
-        [model.unit_positions(plan) for plan in plans],
-    )
+    batch = of_units(model, counts)
+    for image in batch.pixels:
+        image[:] = len(image)
+    return batch
 
 
 def test_rows_end_up_where_they_were_asked_for(known: Known) -> None:
@@ -116,8 +112,8 @@ def test_an_answer_without_handles_is_refused(known: Known, monkeypatch: pytest.
     engine = make_vision_engine(known, CONFIG, place(CONFIG))
     monkeypatch.setattr(standin, "handle_of", lambda rows: None)
     monkeypatch.setattr(standin.Output, "result", lambda self: self)
-    out = torch.empty(known.vision.rows(1), known.vision.row_width)
-    launched = engine.launch(images(known, [1]), [out])
+    batch = images(known, [1])
+    launched = engine.launch(batch, rows_for(known, batch))
     with pytest.raises(EngineFailed, match="without embedding handles"):
         launched.result()
 

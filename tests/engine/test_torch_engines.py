@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine.batch import PackedInput, pack, pack_images
+from tessera.engine.batch import PackedInput, pack
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
 from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError
 from tessera.models import Model, open_model
 from tessera.models.base import ImagePlan, Pixels, VisionSpec
+from tests.engine.packed_images import noise, packed, rows_for
 from tests.families.dual_encoder import DualEncoder
 from tests.families.grid import Grid, reference_rows
 from tests.torch_threads import torch_threads
@@ -50,15 +51,12 @@ def tokens_only(model: Model, tokens: np.ndarray) -> PackedInput:
 
 
 def image(model: Model, width: int, height: int, *, seed: int = 0) -> Pixels:
-    plan = model.plan(width, height, param="image")
-    chance = np.random.default_rng(seed + width)
-    values = chance.integers(0, 256, (plan.units, *spec_of(model).unit_shape), dtype=np.uint8)
-    return Pixels(values=values, plan=plan)
+    return noise(model, model.plan(width, height, param="image"), seed)
 
 
 def launch(model: Model, engine: Any, images: Sequence[Pixels]) -> list[torch.Tensor]:
-    out = [torch.full((one.plan.rows, spec_of(model).row_width), -1.0) for one in images]
-    batch = pack_images(images, [model.unit_positions(one.plan) for one in images])
+    batch = packed(model, images)
+    out = rows_for(model, batch)
     launched = engine.launch(batch, out)
     launched.result()
     assert launched.done()
@@ -129,8 +127,7 @@ def test_rows_are_written_where_they_were_asked_for_and_nowhere_else(model: Mode
     first, second = (one.plan.rows for one in images)
     slab = torch.full((first + second + 3, spec_of(model).row_width), 7.0)
     out = [slab[second + 2 : second + 2 + first], slab[1 : 1 + second]]
-    batch = pack_images(images, [model.unit_positions(one.plan) for one in images])
-    engine.launch(batch, out).result()
+    engine.launch(packed(model, images), out).result()
     assert bool((slab[[0, second + 1, -1]] == 7).all())
     for rows, alone in zip(out, launch(model, engine, images), strict=True):
         torch.testing.assert_close(rows, alone)
@@ -193,12 +190,11 @@ def test_units_of_one_image_go_to_several_lanes(lanes: None) -> None:
         largest=ImagePlan(units=6, rows=6),
         independent_units=True,
     )
-    values = np.random.default_rng(0).integers(0, 256, (6, *model.vision.unit_shape), dtype=np.uint8)
-    six = Pixels(values=values, plan=ImagePlan(units=6, rows=6))
+    six = noise(model, ImagePlan(units=6, rows=6))
     engine = make_vision_engine(spied, CONFIG, HERE)
     (rows,) = launch(model, engine, [six])
     assert calls == [(1, 1)] * 6
-    whole = model.load_vision(dtype="float32", device="cpu")(torch.from_numpy(values), None, None, None)
+    whole = model.load_vision(dtype="float32", device="cpu")(torch.from_numpy(six.values), None, None, None)
     torch.testing.assert_close(rows, whole)
     engine.close()
 

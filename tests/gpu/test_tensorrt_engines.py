@@ -16,23 +16,25 @@ import pytest
 import torch
 
 from tessera.engine.base import TextEngine, VisionEngine
-from tessera.engine.batch import PackedInput, TextBatch, TextVectors, pack
+from tessera.engine.batch import PackedInput, TextBatch, TextOutput, pack
 from tessera.engine.compiled.build import build_engine
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError, EngineBuildFailed
+from tessera.models.base import sequential
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tests.engine.packed_images import computed, of_units
 
 pytestmark = pytest.mark.gpu
 
-TOKENS, TILES = 4096, 12
+TOKENS, UNITS = 4096, 12
 TEXT_PROFILES = (
     Profile(sequences=Range(1, 16, 64), tokens=Range(1, 64, 256), rows=Range(1, 256, 16384)),
     Profile(sequences=Range(1, 2, 4), tokens=Range(1, 1024, 10240), rows=Range(1, 256, 40960)),
 )
-VISION_PROFILES = (Profile(tiles=Range(1, 1, 4)), Profile(tiles=Range(1, 8, 12)))
+VISION_PROFILES = (Profile(units=Range(1, 1, 4)), Profile(units=Range(1, 8, 12)))
 DTYPES = ["bfloat16", "float16"]
 LEAST = 0.999
 
@@ -115,7 +117,7 @@ def text(request: pytest.FixtureRequest, model: LlamaNemotronVL, text_path: tupl
 def vision(
     request: pytest.FixtureRequest, model: LlamaNemotronVL, vision_path: tuple[Path, str]
 ) -> VisionEngine:
-    chosen = config(*vision_path, TILES, request.param)
+    chosen = config(*vision_path, UNITS, request.param)
     engine = make_vision_engine(model, chosen, place(chosen))
     engine.warm()
     return engine
@@ -128,19 +130,20 @@ def inputs(model: LlamaNemotronVL, lengths: Sequence[int], images: Sequence[int]
     chance = np.random.default_rng(sum(lengths))
     found = []
     for number, length in enumerate(lengths):
-        count = model.tokens_per_tile if number in images else 0
-        rows = torch.from_numpy(chance.standard_normal((count, model.hidden), dtype=np.float32)) * 0.02
+        count = model.vision.rows(1) if number in images else 0
+        rows = torch.from_numpy(chance.standard_normal((count, model.vision.row_width), dtype=np.float32))
         found.append(
             PackedInput(
                 tokens=chance.integers(0, model.vocab_size // 2, length, dtype=np.int32),
-                vision=(rows,) if count else (),
+                positions=sequential(length),
+                vision=(rows * 0.02,) if count else (),
                 vision_index=np.arange(1, count + 1, dtype=np.int32),
             )
         )
     return found
 
 
-def expected_text(model: LlamaNemotronVL, sequences: list[PackedInput]) -> TextVectors:
+def expected_text(model: LlamaNemotronVL, sequences: list[PackedInput]) -> TextOutput:
     return make_text_engine(model, CPU, place(CPU)).launch(pack(sequences)).result()
 
 
@@ -148,8 +151,8 @@ def worst_cosine(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(torch.cosine_similarity(found.double().cpu(), expected.double().cpu(), dim=-1).min())
 
 
-def agree(found: TextVectors, expected: TextVectors) -> None:
-    assert worst_cosine(torch.from_numpy(found.vectors), torch.from_numpy(expected.vectors)) > LEAST
+def agree(found: TextOutput, expected: TextOutput) -> None:
+    assert worst_cosine(torch.from_numpy(found.rows), torch.from_numpy(expected.rows)) > LEAST
     np.testing.assert_allclose(found.norms, expected.norms, rtol=0.02)
 
 
@@ -184,18 +187,15 @@ def test_replays_see_the_lengths_of_their_own_batch(text: TextEngine, model: Lla
 def test_vision_rows_agree_and_stay_in_their_slots(
     vision: VisionEngine, model: LlamaNemotronVL, vision_path: tuple[Path, str], counts: list[int]
 ) -> None:
-    chance = np.random.default_rng(sum(counts))
-    tiles = [chance.integers(0, 256, (count, *model.tile_shape), dtype=np.uint8) for count in counts]
-    size, dtype = model.tokens_per_tile, getattr(torch, vision_path[1])
-    slab = torch.full((40 * size, model.hidden), 7.0, dtype=dtype, device="cuda")
+    batch = of_units(model, counts)
+    size, dtype = model.vision.rows(1), getattr(torch, vision_path[1])
+    slab = torch.full((40 * size, model.vision.row_width), 7.0, dtype=dtype, device="cuda")
     bounds = np.cumsum([1, *counts]) * size
     torch.cuda.synchronize()
     out = [slab[start:end] for start, end in pairwise(bounds)]
-    vision.launch(tiles, out).result()
-    with torch.inference_mode():
-        expected = model.load_vision(dtype="float32", device="cpu")(torch.from_numpy(np.concatenate(tiles)))
+    vision.launch(batch, out).result()
     found = slab[bounds[0] : bounds[-1]].float()
-    assert worst_cosine(found, expected.flatten(0, 1)) > LEAST
+    assert worst_cosine(found, computed(model, batch)) > LEAST
     assert bool((slab[: bounds[0]] == 7).all()) and bool((slab[bounds[-1] :] == 7).all())
 
 
@@ -230,6 +230,6 @@ def test_an_engine_for_another_gpu_is_refused(model: LlamaNemotronVL, tmp_path: 
     other = "8.6" if torch.cuda.get_device_capability() != (8, 6) else "8.9"
     spec = BuildSpec(stage=Stage.VISION, flavour=name, capabilities=(other,), profiles=VISION_PROFILES)
     build_engine(model, spec, tmp_path / "engine", progress=lambda what: None)
-    chosen = config(tmp_path / "engine", "bfloat16", TILES, None)
+    chosen = config(tmp_path / "engine", "bfloat16", UNITS, None)
     with pytest.raises(ConfigError, match=f"it was built for {other}, this machine has"):
         make_vision_engine(model, chosen, place(chosen))

@@ -25,12 +25,14 @@ from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
 from tessera.engine.settings import EngineSettings
 from tessera.engine.streams import HostCopies
+from tessera.models.base import sequential
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tests.engine.packed_images import computed, of_units, rows_for
 
 # The first test of each stage waits for the compiler.
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
-TOKENS, TILES = 4096, 12
+TOKENS, UNITS = 4096, 12
 
 
 @contextmanager
@@ -53,7 +55,7 @@ def config(cost: int, graphs: int | None, path: Path | None = None) -> EngineSet
 
 PROFILES = {
     Stage.TEXT: Profile(sequences=Range(1, 16, 64), tokens=Range(1, 1024, 16384), rows=Range(1, 256, 16384)),
-    Stage.VISION: Profile(tiles=Range(1, 4, TILES)),
+    Stage.VISION: Profile(units=Range(1, 4, UNITS)),
 }
 
 
@@ -102,7 +104,7 @@ def vision(
     request: pytest.FixtureRequest, model: LlamaNemotronVL, built: Callable[[str, Stage], Path | None]
 ) -> VisionEngine:
     kind, graphs = request.param
-    chosen = config(TILES, graphs, built(kind, Stage.VISION))
+    chosen = config(UNITS, graphs, built(kind, Stage.VISION))
     engine = make_vision_engine(model, chosen, place(chosen))
     engine.warm()
     return engine
@@ -121,6 +123,7 @@ def inputs(
     return [
         PackedInput(
             tokens=random.integers(0, model.vocab_size // 2, length, dtype=np.int32),
+            positions=sequential(length),
             vision=() if rows is None else (rows,),
             vision_index=np.arange(1, count + 1, dtype=np.int32),
         )
@@ -133,7 +136,7 @@ def expected_vectors(model: LlamaNemotronVL, sequences: list[PackedInput]) -> to
     rows = (
         torch.cat([row.float().cpu() for row in batch.vision])
         if batch.vision
-        else torch.empty(0, model.hidden)
+        else torch.empty(0, model.vision.row_width)
     )
     with torch.inference_mode():
         return model.load_text(dtype="float32", device="cpu")(
@@ -149,8 +152,8 @@ def expected_vectors(model: LlamaNemotronVL, sequences: list[PackedInput]) -> to
 def check_text(engine: TextEngine, model: LlamaNemotronVL, sequences: list[PackedInput]) -> None:
     """Unit vectors in the right direction, and the norms that pooling gave them."""
     found, expected = engine.launch(pack(sequences)).result(), expected_vectors(model, sequences)
-    assert worst_cosine(torch.from_numpy(found.vectors), expected) > 0.999
-    np.testing.assert_allclose(np.linalg.norm(found.vectors, axis=1), 1.0, atol=1e-4)
+    assert worst_cosine(torch.from_numpy(found.rows), expected) > 0.999
+    np.testing.assert_allclose(np.linalg.norm(found.rows, axis=1), 1.0, atol=1e-4)
     np.testing.assert_allclose(found.norms, expected.norm(dim=-1), rtol=0.02)
 
 
@@ -170,7 +173,8 @@ def test_text_agrees_with_float32(text: TextEngine, model: LlamaNemotronVL, leng
 def test_vision_rows_from_anywhere(
     text: TextEngine, model: LlamaNemotronVL, placement: Placement, where: str
 ) -> None:
-    rows = torch.randn(8, model.hidden, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16) * 0.02
+    rows = torch.randn(8, model.vision.row_width, generator=torch.Generator().manual_seed(0))
+    rows = rows.to(torch.bfloat16) * 0.02
     places = {
         "device": [rows.cuda()],
         "pinned": [rows.pin_memory()],
@@ -183,22 +187,19 @@ def test_vision_rows_from_anywhere(
 
 @pytest.mark.parametrize("count", [1, 3, 8, 9, 12])
 def test_vision_agrees_with_float32(vision: VisionEngine, model: LlamaNemotronVL, count: int) -> None:
-    tiles = np.random.default_rng(count).integers(0, 256, (count, *model.tile_shape), dtype=np.uint8)
-    shape = (count * model.tokens_per_tile, model.hidden)
-    parts = list(torch.empty(shape, dtype=torch.bfloat16, device="cuda").split(model.tokens_per_tile))
-    vision.launch(list(tiles[:, None]), parts).result()
-    with torch.inference_mode():
-        module = model.load_vision(dtype="float32", device="cpu")
-        expected = module(torch.from_numpy(tiles)).reshape(shape)
-    assert worst_cosine(torch.cat(parts).float(), expected) > 0.999
+    batch = of_units(model, [1] * count)
+    parts = rows_for(model, batch, dtype=torch.bfloat16, device="cuda")
+    torch.cuda.synchronize()
+    vision.launch(batch, parts).result()
+    assert worst_cosine(torch.cat(parts).float(), computed(model, batch)) > 0.999
 
 
 def test_nothing_waits_for_the_device(text: TextEngine, vision: VisionEngine, model: LlamaNemotronVL) -> None:
-    tiles = np.zeros((2, *model.tile_shape), np.uint8)
-    out = torch.empty(2 * model.tokens_per_tile, model.hidden, dtype=torch.bfloat16, device="cuda")
+    batch = of_units(model, [2])
+    out = rows_for(model, batch, dtype=torch.bfloat16, device="cuda")
     with no_waiting():
-        launched = [vision.launch([tiles], [out]), text.launch(pack(inputs(model, [9, 400, 2])))]
-        launched += [vision.launch([tiles], [out]), text.launch(pack(inputs(model, [900, 400, 2])))]
+        launched = [vision.launch(batch, out), text.launch(pack(inputs(model, [9, 400, 2])))]
+        launched += [vision.launch(batch, out), text.launch(pack(inputs(model, [900, 400, 2])))]
     for one in launched:
         one.result()
 
@@ -247,7 +248,7 @@ assert mapped and all(line.endswith(" (deleted)") for line in mapped), mapped
 """
 
 
-@pytest.mark.parametrize(("stage", "cost"), [(Stage.TEXT, TOKENS), (Stage.VISION, TILES)])
+@pytest.mark.parametrize(("stage", "cost"), [(Stage.TEXT, TOKENS), (Stage.VISION, UNITS)])
 def test_an_engine_brings_the_products_that_it_calls(
     checkpoint: Path, model: LlamaNemotronVL, tmp_path: Path, stage: Stage, cost: int
 ) -> None:
@@ -276,7 +277,7 @@ def test_an_engine_brings_the_products_that_it_calls(
 
 async def test_host_copies_are_pinned_and_equal(model: LlamaNemotronVL) -> None:
     copies = HostCopies()
-    rows = torch.randn(300, model.hidden, device="cuda")
+    rows = torch.randn(300, model.vision.row_width, device="cuda")
     torch.cuda.synchronize()
     found = await copies.copy(rows)
     assert found.is_pinned()

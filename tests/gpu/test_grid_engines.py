@@ -1,0 +1,81 @@
+"""The torch engines with a family of grids on a CUDA device, from graphs and without, beside numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tessera.engine.batch import PackedInput, pack
+from tessera.engine.factory import make_text_engine, make_vision_engine
+from tessera.engine.placement import place
+from tessera.engine.settings import EngineSettings
+from tests.engine.packed_images import noise, packed, rows_for
+from tests.families.grid import PLACEHOLDER, Grid, reference, reference_rows
+
+pytestmark = pytest.mark.gpu
+
+MODEL = Grid(Path(), 3)
+
+
+@pytest.fixture(params=[None, 0], ids=["graphs", "plain"])
+def settings(request: pytest.FixtureRequest) -> EngineSettings:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return EngineSettings(
+        dtype="float32", device="cuda", max_batch_cost=512, max_queue_cost=512, graph_cost=request.param
+    )
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [[[(8, 8)]], [[(64, 40), (24, 32)], [(8, 8)], [(40, 64)]], [[(64, 64)] * 2, [(8, 16)] * 12]],
+    ids=str,
+)
+def test_rows_of_mixed_grids(settings: EngineSettings, batches: Sequence[Sequence[tuple[int, int]]]) -> None:
+    """All batches are launched before the first is waited for, so that replays may not see one another."""
+    engine = make_vision_engine(MODEL, settings, place(settings))
+    engine.warm()
+    launched = []
+    for sizes in batches:
+        images = [noise(MODEL, MODEL.plan(*size, param=""), seed) for seed, size in enumerate(sizes)]
+        batch = packed(MODEL, images)
+        out = rows_for(MODEL, batch, device="cuda")
+        torch.cuda.synchronize()
+        launched.append((engine.launch(batch, out), out, images))
+    for one, out, images in launched:
+        one.result()
+        for rows, image in zip(out, images, strict=True):
+            expected = reference_rows(MODEL.seed, image, MODEL.unit_positions(image.plan))
+            np.testing.assert_allclose(rows.cpu().numpy(), expected, rtol=1e-3, atol=1e-4)
+    engine.close()
+
+
+def test_vectors_of_three_rows_of_positions_and_wide_vision_rows(settings: EngineSettings) -> None:
+    engine = make_text_engine(MODEL, settings, place(settings))
+    engine.warm()
+    chance = np.random.default_rng(0)
+    inputs = []
+    for size in ((64, 40), None, (8, 24)):
+        plans = [MODEL.plan(*size, param="")] if size else []
+        count = sum(plan.rows for plan in plans)
+        tokens = chance.integers(0, 256, count + 5, dtype=np.int32)
+        tokens[2 : 2 + count] = PLACEHOLDER
+        rows = torch.from_numpy(chance.standard_normal((count, MODEL.vision.row_width), dtype=np.float32))
+        inputs.append(
+            PackedInput(
+                tokens=tokens,
+                positions=MODEL.positions(tokens, plans),
+                vision=(rows,) if plans else (),
+                vision_index=MODEL.vision_index(tokens),
+            )
+        )
+    found = engine.launch(pack(inputs)).result()
+    for (rows, norms), one in zip(found.by_sequence(), inputs, strict=True):
+        vision = one.vision[0].numpy() if one.vision else np.empty((0, MODEL.vision.row_width), np.float32)
+        expected = reference(MODEL.seed, one.tokens, one.positions, vision)
+        np.testing.assert_allclose(rows[0] * norms[0], expected, rtol=1e-3, atol=1e-4)
+    engine.close()
