@@ -20,15 +20,21 @@ class Process:
     environment: Mapping[str, str]
 
 
-def engine_config(root: Path, role: str) -> str:
-    return str(root / "engine_configs" / "llama_nemotron_vl" / f"{role}.yaml")
+def engine_configs(root: Path) -> str:
+    """The folder in which a worker finds the file for its checkpoint's family."""
+    return str(root / "engine_configs")
+
+
+def model_flags(settings: Shared) -> list[str]:
+    """The flags that say which model it is."""
+    options = ["--model-options", settings.model_options] if settings.model_options else []
+    return ["--model-path", settings.model_path, *options]
 
 
 def shared_flags(settings: Shared) -> list[str]:
     """The flags of every process."""
     return [
-        *("--model-path", settings.model_path),
-        *(("--model-options", settings.model_options) if settings.model_options else ()),
+        *model_flags(settings),
         *("--served-model-name", settings.model_name),
         *("--namespace", settings.dyn_namespace),
         *("--discovery-backend", settings.dyn_discovery_backend),
@@ -86,14 +92,14 @@ class Workers:
 
 def agg_workers(settings: LaunchSettings, root: Path, flags: tuple[str, ...]) -> list[Workers]:
     """One worker with both stages; further flags are its own."""
-    engine_args = settings.agg_engine_args or settings.engine_args or engine_config(root, "agg")
+    engine_args = settings.agg_engine_args or settings.engine_args or engine_configs(root)
     return [Workers("agg", 1, settings.agg_cuda_visible_devices, engine_args, flags)]
 
 
 def e_p_workers(settings: LaunchSettings, root: Path, flags: tuple[str, ...]) -> list[Workers]:
     """Encode and embed workers; further flags are the embed workers'."""
-    encode_args = settings.encode_engine_args or engine_config(root, "encode")
-    embed_args = settings.embed_engine_args or engine_config(root, "embed")
+    encode_args = settings.encode_engine_args or engine_configs(root)
+    embed_args = settings.embed_engine_args or engine_configs(root)
     endpoint = settings.encode_endpoint or f"dyn://{settings.dyn_namespace}.encode.generate"
     return [
         Workers("encode", settings.encode_workers, settings.encode_cuda_visible_devices, encode_args),

@@ -15,7 +15,7 @@ from typing import Final, NoReturn
 
 from tessera.launch.children import Signals, Told
 from tessera.launch.processes import (
-    engine_config,
+    engine_configs,
     frontend_flags,
     shared_flags,
     without_system_port,
@@ -99,7 +99,7 @@ def command(
         return settings.python, words, without_system_port(own)
     own["DYN_SYSTEM_PORT"] = settings.dyn_system_port
     own["DYN_SYSTEM_HOST"] = settings.dyn_system_host
-    flags += worker_flags(settings, role, settings.engine_args or engine_config(root, role))
+    flags += worker_flags(settings, role, settings.engine_args or engine_configs(root))
     if role != "agg":
         # One that is empty means all of them.
         name = environment.get("NIXL_INTERFACES", found.name if found is not None else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
@@ -11,8 +12,15 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from tessera.launch import mps
-from tessera.launch.children import Signals, Told, run
-from tessera.launch.processes import Workers, agg_workers, e_p_workers, processes, without_source
+from tessera.launch.children import Signals, Told, collect, run, spawn
+from tessera.launch.processes import (
+    Workers,
+    agg_workers,
+    e_p_workers,
+    model_flags,
+    processes,
+    without_source,
+)
 from tessera.launch.report import Report
 from tessera.launch.settings import LaunchSettings, SettingError, table_help
 from tessera.launch.supervisor import Supervisor
@@ -180,6 +188,7 @@ class Service:
         if self._settings.dyn_discovery_backend == "file" and not self._environment.get("DYN_FILE_KV"):
             self._environment["DYN_FILE_KV"] = str(self._folder("tessera"))
         try:
+            self._leave_out_encode_workers()
             if self._script.shares_cards:
                 self._start_mps()
             for process in processes(self._settings, self._workers, self._environment):
@@ -187,6 +196,32 @@ class Service:
                 self._supervisor.start(process.name, process.role, command, process.environment)
         except OSError as error:
             raise SettingError(str(error)) from error
+
+    def _leave_out_encode_workers(self) -> None:
+        """Start none for a model that reads text alone. Raises ``SettingError`` for what is no model."""
+        if not any(kind.role == "encode" and kind.count for kind in self._workers):
+            return
+        said = self._ask_what_the_model_is()
+        if "images=no" in said.split():
+            self._workers = [kind for kind in self._workers if kind.role != "encode"]
+            self._report.say(f"{self._settings.model_name} reads text alone: no encode workers are started")
+
+    def _ask_what_the_model_is(self) -> str:
+        # A process of its own: models need libraries that are not there before the environment is made.
+        answer = self._folder("tessera-model") / "answer"
+        words = ["-m", "tessera.models", *model_flags(self._settings)]
+        pid = spawn([self._python, *words], self._environment, output=answer)
+        try:
+            while (status := collect(pid)) is None:
+                self._signals.wait(None)
+        except Told:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise
+        said = answer.read_text(errors="replace").strip()
+        if status:
+            raise SettingError(f"MODEL_PATH={self._settings.model_path}: {said}")
+        return said
 
     def _start_mps(self) -> None:
         lists = [kind.gpus for kind in self._workers]

@@ -12,7 +12,7 @@ from typing import cast
 from tessera.errors import CheckpointError
 from tessera.models.base import Family, Model, Prompt, Role, Truncate
 
-__all__ = ["Family", "Model", "Prompt", "Role", "Truncate", "families", "open_model"]
+__all__ = ["Family", "Model", "Prompt", "Role", "Truncate", "families", "family_of", "open_model"]
 
 _BUILT_IN = (
     "tessera.models.llama_nemotron_vl",
@@ -31,8 +31,15 @@ def families() -> list[Family]:
 def open_model(path: str | Path, options: Mapping[str, object] = {}) -> Model:
     """Open the checkpoint directory at ``path``; ``options`` are the family's own, by name.
 
-    Raises ``CheckpointError`` when it has no readable ``config.json`` or no family serves its ``model_type``,
-    and ``ConfigError`` for an option that the family does not know.
+    Raises what ``family_of`` raises, and ``ConfigError`` for an option that the family does not know.
+    """
+    return family_of(path).open_model(Path(path).resolve(), options)
+
+
+def family_of(path: str | Path) -> Family:
+    """The family that serves the checkpoint directory at ``path``.
+
+    Raises ``CheckpointError`` when it has no readable ``config.json`` or no family serves its ``model_type``.
     """
     directory = Path(path).resolve()
     config = directory / "config.json"
@@ -48,6 +55,6 @@ def open_model(path: str | Path, options: Mapping[str, object] = {}) -> Model:
     known = families()
     for family in known:
         if model_type in family.model_types:
-            return family.open_model(directory, options)
+            return family
     served = sorted(name for family in known for name in family.model_types)
     raise CheckpointError(f"{config}: model_type {model_type!r} is none of {served}")

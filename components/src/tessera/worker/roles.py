@@ -90,6 +90,8 @@ class Builder:
             "opened the checkpoint", lambda: open_model(settings.model_path, settings.model_options)
         )
         await _timed("fingerprinted it", lambda: model.fingerprint)
+        if settings.extra_engine_args is not None:
+            log.info("engine settings: %s", settings.extra_engine_args)
         if model.vision is None:
             if settings.mode is Mode.ENCODE:
                 raise ConfigError(

@@ -19,6 +19,7 @@ from tessera.engine.compiled.spec import BuildSpec
 from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError
 from tessera.logs import LogSettings
+from tessera.models import family_of
 from tessera.rpc.runtime import RpcSettings
 from tessera.settings import (
     GIB,
@@ -142,7 +143,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 1 << 30
     extra_engine_args: Annotated[
-        Path | None, Setting(flag="--extra-engine-args", help="YAML file, see engine_configs/")
+        Path | None,
+        Setting(
+            flag="--extra-engine-args",
+            help="YAML file, or a folder like engine_configs/",
+            more="In a folder it is `<family>/<mode>.yaml`, or `default/<mode>.yaml` where there is none",
+        ),
     ] = None
     override_engine_args: Annotated[
         dict[str, Any],
@@ -200,7 +206,11 @@ def parse(argv: Sequence[str] | None = None) -> WorkerSettings:
     )
     if given.dynamo_model and given.mode is Mode.ENCODE:
         raise ConfigError("--dynamo-model is for workers that embed")
-    stages = load_stages(given.extra_engine_args, given.override_engine_args)
+    file = given.extra_engine_args
+    if file is not None and file.is_dir():
+        file = _of_family(file, given.model_path, given.mode)
+        given = msgspec.structs.replace(given, extra_engine_args=file)
+    stages = load_stages(file, given.override_engine_args)
     return msgspec.structs.replace(
         given,
         model_options=stages.model_options | given.model_options,
@@ -209,6 +219,12 @@ def parse(argv: Sequence[str] | None = None) -> WorkerSettings:
         stages=stages,
         traces=exporters(given.want_traces),
     )
+
+
+def _of_family(folder: Path, model_path: Path, mode: Mode) -> Path:
+    """The folder's file for the checkpoint's family; raises ``CheckpointError`` where that has none."""
+    own = folder / family_of(model_path).name / f"{mode.value}.yaml"
+    return own if own.is_file() else folder / "default" / own.name
 
 
 def load_stages(path: Path | None, override: dict[str, Any] | None = None) -> StageSettings:
