@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.errors import ConfigError
+from tessera.errors import CheckpointError, ConfigError
 from tessera.frontend.settings import parse as parse_frontend
 from tessera.worker.settings import Mode, StageSettings, load_stages
 from tessera.worker.settings import parse as parse_worker
@@ -93,6 +94,30 @@ def test_model_options_of_the_command_line_go_over_those_of_the_file(tmp_path: P
     assert worker.model_options == {"max_pixels": 8192, "min_pixels": 1024}
     assert parse_frontend(flags).model_options == {"max_pixels": 8192}
     assert parse_frontend(["--model-path", "here"]).model_options == {}
+
+
+def test_a_folder_has_a_file_for_each_family_and_mode(tmp_path: Path) -> None:
+    for name, cost in (("llama_nemotron_vl/agg", 1), ("default/agg", 2), ("default/encode", 3)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.yaml").write_text(f"vision: {{max_batch_cost: {cost}}}")
+
+    def cost(model_type: str, mode: str) -> int:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+        flags = ["--model-path", str(tmp_path), "--disaggregation-mode", mode]
+        return parse_worker([*flags, "--extra-engine-args", str(tmp_path)]).stages.vision.max_batch_cost
+
+    assert cost("llama_nemotron_vl", "agg") == 1
+    assert cost("llama_nemotron_vl", "encode") == 3
+    assert cost("qwen3", "agg") == 2
+    with pytest.raises(ConfigError, match=r"default/embed\.yaml: No such file"):
+        cost("llama_nemotron_vl", "embed")
+    with pytest.raises(CheckpointError, match="steam"):
+        cost("steam", "agg")
+
+
+def test_every_mode_has_a_file_for_families_without_any() -> None:
+    for mode in Mode:
+        assert (ROOT / "engine_configs" / "default" / f"{mode.value}.yaml").is_file()
 
 
 @pytest.mark.parametrize("options", ["{", "[1]", "7"])
