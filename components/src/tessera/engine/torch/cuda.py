@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from itertools import accumulate
 
 import numpy as np
 import numpy.typing as npt
@@ -63,7 +63,7 @@ class CudaText:
         with torch.inference_mode():
             with self._streams.copying():
                 staged, indices = sent(
-                    [[batch.input_ids], [batch.positions], [bounds], [batch.vision_index]],
+                    [batch.input_ids, batch.positions, bounds, batch.vision_index],
                     self._streams,
                     self._placement.device,
                 )
@@ -185,12 +185,15 @@ class CudaVision:
             graphs = None
         bounds = batch.cu_units if graphs is None else graphs.bounds(batch.cu_units)
         with torch.inference_mode():
+            total, dtype = int(batch.cu_units[-1]), DTYPES[batch.pixels[0].dtype.name].torch
+            staged_pixels = self._streams.staging((total, *self._spec.unit_shape), dtype)
+            np.concatenate(batch.pixels, out=staged_pixels.numpy())
             with self._streams.copying():
-                staged, indices = sent(
-                    [batch.pixels, [batch.positions], [bounds]], self._streams, self._placement.device
+                pixels = staged_pixels.to(self._placement.device, non_blocking=True)
+                staged, (positions, cu_units) = sent(
+                    [batch.positions, bounds], self._streams, self._placement.device
                 )
             with self._streams.computing():
-                pixels, positions, cu_units = indices
                 if graphs is None:
                     rows = self._module(pixels, positions, cu_units, batch.units)
                 else:
@@ -199,7 +202,9 @@ class CudaVision:
                 for target in out:
                     target.copy_(rows[start : start + len(target)], non_blocking=True)
                     start += len(target)
-                return self._streams.launched(lambda: None, keep=(staged, indices, rows))
+                return self._streams.launched(
+                    lambda: None, keep=(staged_pixels, staged, pixels, positions, cu_units, rows)
+                )
 
 
 def vision_sizes(spec: VisionSpec, most: int) -> tuple[list[int], Callable[[int], int]]:
@@ -215,20 +220,17 @@ def vision_sizes(spec: VisionSpec, most: int) -> tuple[list[int], Callable[[int]
 
 
 def sent(
-    arrays: Sequence[Sequence[npt.NDArray[np.generic]]], streams: Streams, device: str
+    arrays: Sequence[npt.NDArray[np.int32]], streams: Streams, device: str
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """Send arrays in one copy, those of one entry joined; returns the pinned source and a tensor for each."""
-    shapes = [(sum(map(len, parts)), *parts[0].shape[1:]) for parts in arrays]
-    nbytes = [prod(shape) * parts[0].itemsize for shape, parts in zip(shapes, arrays, strict=True)]
+    """Send index arrays in one copy; returns the pinned source and a tensor for each."""
     # Each begins on a 16-byte boundary, because kernels are compiled once more for pointers that do not.
-    starts = np.cumsum([0, *(-(-size // 16) * 16 for size in nbytes)]).tolist()
-    staged = streams.staging((starts[-1],), torch.uint8)
+    starts = [0, *accumulate(-(-array.size // 4) * 4 for array in arrays)]
+    staged = streams.staging((starts[-1],), torch.int32)
     view = staged.numpy()
-    places = [slice(start, start + size) for start, size in zip(starts[:-1], nbytes, strict=True)]
-    for parts, shape, place in zip(arrays, shapes, places, strict=True):
-        np.concatenate(parts, out=view[place].view(parts[0].dtype).reshape(shape))
+    for array, start in zip(arrays, starts, strict=False):
+        view[start : start + array.size] = array.ravel()
     on_device = staged.to(device, non_blocking=True)
     return staged, [
-        on_device[place].view(DTYPES[parts[0].dtype.name].torch).view(shape)
-        for parts, shape, place in zip(arrays, shapes, places, strict=True)
+        on_device[start : start + array.size].view(array.shape)
+        for array, start in zip(arrays, starts, strict=False)
     ]
