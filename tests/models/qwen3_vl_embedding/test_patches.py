@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from io import BytesIO
-
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from tessera.image_plan import ImagePlan
 from tessera.models.base import Content, Truncate
 from tessera.models.qwen3_vl_embedding.model import Qwen3VLEmbedding
+from tests.models.qwen3_vl_embedding.pictures import picture
 from tests.references.qwen3 import Qwen3VLReference
-
-
-def image(width: int, height: int, *, mode: str = "RGB", seed: int = 0) -> bytes:
-    """A PNG of coloured waves, so that neither halves nor channels nor neighbours are alike."""
-    source = np.random.default_rng(seed)
-    rows, columns = np.indices((height, width))
-    waves = [
-        127 * (1 + np.sin(rows * source.uniform(0.02, 0.3) + columns * source.uniform(0.02, 0.3) + channel))
-        for channel in range(len(mode))
-    ]
-    file = BytesIO()
-    Image.fromarray(np.stack(waves, axis=-1).astype(np.uint8), mode).save(file, "PNG")
-    return file.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +32,7 @@ def processor(path) -> Qwen3VLReference:
 def test_patches_are_the_processors(
     model: Qwen3VLEmbedding, processor: Qwen3VLReference, width: int, height: int, mode: str
 ) -> None:
-    data = image(width, height, mode=mode)
+    data = picture(width, height, mode=mode)
     pixels = model.preprocess(data, param="x")
     expected, grid = processor.pixels(data)
     assert pixels.plan == model.plan(width, height, param="x")

@@ -1,0 +1,190 @@
+"""Prompts, limits and files of the family that reads text alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.checkpoint.section import Section
+from tessera.errors import CheckpointError, ConfigError, InvalidInput
+from tessera.image_plan import ImagePlan
+from tessera.models import open_model
+from tessera.models.base import Content, Prompt, Role, Truncate
+from tessera.models.qwen3_embedding.model import Options, Qwen3Embedding, read_config
+from tessera.tools.random_checkpoint.qwen3 import FULL, TINY
+from tests.models.conftest import WriteCheckpoint
+from tests.references.qwen3 import Qwen3Reference
+
+TASK = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+@pytest.fixture(scope="module")
+def path(written: WriteCheckpoint) -> Path:
+    return written(TINY)
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> Qwen3Embedding:
+    return Qwen3Embedding.open(path, Options())
+
+
+def prompt(
+    model: Qwen3Embedding, *parts: Any, limit: int = 8192, truncate: Truncate = Truncate.NONE, **more: Any
+) -> Prompt:
+    return model.prompt(Content(parts=parts, **more), max_tokens=limit, truncate=truncate, param="input[3]")
+
+
+def plain(path: Path, text: str) -> list[int]:
+    return Qwen3Reference(path).tokens(text, "none")
+
+
+def test_what_it_is(model: Qwen3Embedding) -> None:
+    assert model.family == "qwen3_embedding"
+    assert model.vision is None
+    assert model.output.width == 128
+    assert model.max_tokens == 32768
+    assert model.dimensions == frozenset(range(32, 128))
+    assert model.vision_nbytes("float32") == 0
+
+
+@pytest.mark.parametrize(
+    ("role", "instruction", "expected"),
+    [
+        (Role.QUERY, None, f"Instruct: {TASK}\nQuery:what?"),
+        (Role.QUERY, "Find a page", "Instruct: Find a page\nQuery:what?"),
+        (Role.NONE, "Find a page", "Instruct: Find a page\nQuery:what?"),
+        (Role.NONE, None, "what?"),
+        (Role.PASSAGE, None, "what?"),
+        (Role.QUERY, "", "what?"),
+    ],
+)
+def test_prompts(
+    model: Qwen3Embedding, path: Path, role: Role, instruction: str | None, expected: str
+) -> None:
+    assert prompt(model, "what?", role=role, instruction=instruction).tokens.tolist() == plain(path, expected)
+
+
+def test_queries_without_a_default_task(path: Path) -> None:
+    bare = open_model(path, {"query_instruction": ""})
+    assert prompt(bare, "what?", role=Role.QUERY).tokens.tolist() == plain(path, "what?")
+    assert bare.fingerprint != open_model(path).fingerprint
+
+
+def test_truncation_keeps_the_task_and_the_end(model: Qwen3Embedding) -> None:
+    text = "one two three four five six seven eight"
+    whole = prompt(model, text, role=Role.QUERY).tokens
+    head = len(prompt(model, "x", role=Role.QUERY).tokens) - 2
+    for truncate in (Truncate.START, Truncate.END):
+        for limit in range(head + 2, len(whole)):
+            cut = prompt(model, text, role=Role.QUERY, limit=limit, truncate=truncate)
+            assert cut.truncated and len(cut.tokens) == limit
+            assert cut.tokens[:head].tolist() == whole[:head].tolist()
+            assert cut.tokens[-1] == whole[-1]
+            kept = whole[head:-1]
+            kept = kept[-(limit - head - 1) :] if truncate is Truncate.START else kept[: limit - head - 1]
+            assert cut.tokens[head:-1].tolist() == kept.tolist()
+    with pytest.raises(InvalidInput, match="cannot be truncated"):
+        prompt(model, text, role=Role.QUERY, limit=head + 1, truncate=Truncate.END)
+
+
+@pytest.mark.parametrize(
+    ("parts", "more", "words"),
+    [
+        ((), {}, "is empty"),
+        (("",), {}, "is empty"),
+        (("a", ImagePlan(units=4, rows=1)), {}, "reads text alone"),
+        (("a",), {"role": Role.PASSAGE, "instruction": "Find"}, "document with an instruction"),
+        (((5, 6), "a"), {}, "combines token ids"),
+        (((5, 4000),), {}, "outside the vocabulary"),
+    ],
+)
+def test_what_is_refused(
+    model: Qwen3Embedding, parts: tuple[Any, ...], more: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(InvalidInput, match=words) as caught:
+        prompt(model, *parts, **more)
+    assert caught.value.param == "input[3]"
+
+
+def test_images_are_refused_by_name(model: Qwen3Embedding) -> None:
+    with pytest.raises(InvalidInput, match="qwen3_embedding reads text alone"):
+        model.plan(64, 64, param="input[0]")
+    with pytest.raises(InvalidInput, match="qwen3_embedding reads text alone"):
+        model.preprocess(b"", param="input[0]")
+    with pytest.raises(ConfigError, match="no vision stage"):
+        model.load_vision(dtype="float32", device="cpu")
+
+
+def test_one_position_for_each_token(model: Qwen3Embedding) -> None:
+    assert np.array_equal(model.positions(np.zeros(5, np.int32), ()), [[0, 1, 2, 3, 4]])
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["Qwen3ForSequenceClassification"]}, "architectures"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type"),
+        ({"head_dim": 31}, "head_dim"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+    ],
+)
+def test_configurations_that_are_not_served(path: Path, tmp_path: Path, changes: Any, words: str) -> None:
+    config = json.loads((path / "config.json").read_text()) | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=words):
+        open_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"max_pixels": 1}, "unknown to qwen3_embedding"), ({"max_tokens": 3}, "max_tokens")],
+)
+def test_options_that_there_are_not(path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        open_model(path, options)
+
+
+def test_the_published_size(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(
+        json.dumps(dataclasses.replace(FULL, base_vocab=2000).files("bfloat16", 0)["config.json"])
+    )
+    shapes = read_config(Section.read(tmp_path / "config.json")).shapes()
+    assert sum(map(math.prod, shapes.values())) == 595_776_512
+
+
+def test_a_stored_head_is_left_alone(written: WriteCheckpoint, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    copy = tmp_path / "with-head"
+    shutil.copytree(written(TINY), copy)
+    tensors = load_file(copy / "model.safetensors")
+    save_file(
+        tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, copy / "model.safetensors"
+    )
+    open_model(copy).load_text(dtype="float32", device="cpu")
+
+
+def test_opening_and_prompts_need_no_torch(path: Path) -> None:
+    code = (
+        "import sys\n"
+        "from tessera.models import open_model\n"
+        "from tessera.models.base import Content, Truncate\n"
+        "model = open_model(sys.argv[1])\n"
+        "model.prompt(Content(parts=('a',)), max_tokens=9, truncate=Truncate.NONE, param='x')\n"
+        "model.text_activation_nbytes('bfloat16', 10), model.fingerprint\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=True, timeout=60)

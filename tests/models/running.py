@@ -1,0 +1,111 @@
+"""Runs a model's modules over whole inputs, as the engines would: packed, all in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from tessera.engine.batch import PackedInput, TextBatch, TextOutput, pack, pack_images
+from tessera.models.base import Content, Model, Pixels, Prompt, Role, TextModule, Truncate, VisionModule
+
+Parts = tuple[str | bytes, ...]
+"""Texts and encoded images."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """One input; an image occurs as its file."""
+
+    parts: Parts
+    role: Role = Role.NONE
+    instruction: str | None = None
+
+    @property
+    def images(self) -> list[bytes]:
+        return [part for part in self.parts if isinstance(part, bytes)]
+
+
+@torch.no_grad()
+def vision_rows(model: Model, vision: VisionModule, images: Sequence[Pixels]) -> list[torch.Tensor]:
+    """The rows of each image, from one launch."""
+    device, batch = _device(vision), pack_images(images, [model.unit_positions(each.plan) for each in images])
+    rows = vision(
+        torch.from_numpy(np.concatenate(batch.pixels)).to(device),
+        torch.from_numpy(batch.positions).to(device),
+        torch.from_numpy(batch.cu_units).to(device),
+        batch.units,
+    )
+    return list(rows.split([each.plan.rows for each in images]))
+
+
+def prompts(model: Model, inputs: Sequence[Given], pixels: dict[bytes, Pixels]) -> list[Prompt]:
+    contents = [
+        Content(
+            parts=tuple(pixels[part].plan if isinstance(part, bytes) else part for part in each.parts),
+            role=each.role,
+            instruction=each.instruction,
+        )
+        for each in inputs
+    ]
+    return [
+        model.prompt(content, max_tokens=model.max_tokens, truncate=Truncate.NONE, param="x")
+        for content in contents
+    ]
+
+
+def preprocessed(model: Model, inputs: Sequence[Given]) -> dict[bytes, Pixels]:
+    """The pixels of every image that occurs, by its file."""
+    files = dict.fromkeys(image for each in inputs for image in each.images)
+    return {file: model.preprocess(file, param="x") for file in files}
+
+
+def batch_of(model: Model, vision: VisionModule | None, inputs: Sequence[Given]) -> TextBatch:
+    """All inputs in one batch, and all their images through one launch."""
+    pixels = preprocessed(model, inputs)
+    rows: dict[bytes, torch.Tensor] = {}
+    if pixels:
+        assert vision is not None
+        rows = dict(zip(pixels, vision_rows(model, vision, list(pixels.values())), strict=True))
+    return pack(
+        [
+            PackedInput(
+                tokens=prompt.tokens,
+                positions=model.positions(prompt.tokens, [pixels[image].plan for image in each.images]),
+                vision=tuple(rows[image] for image in each.images),
+                vision_index=model.vision_index(prompt.tokens),
+            )
+            for each, prompt in zip(inputs, prompts(model, inputs, pixels), strict=True)
+        ]
+    )
+
+
+@torch.no_grad()
+def vectors(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:
+    """The unit vectors of a batch, float32 ``[batch, width]``."""
+    device = _device(text)
+    width = model.vision.row_width if model.vision else model.output.width
+    rows = torch.cat(batch.vision).to(device) if batch.vision else torch.empty(0, width, device=device)
+    computed = text(
+        torch.from_numpy(batch.input_ids).to(device),
+        torch.from_numpy(batch.positions).to(device),
+        torch.from_numpy(batch.cu_seqlens).to(device),
+        batch.lengths,
+        rows,
+        torch.from_numpy(batch.vision_index).to(device),
+    )
+    return TextOutput.of(computed.cpu().numpy(), batch, model.output).rows
+
+
+def cosines(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """The cosine of each row with its fellow, in float64."""
+    found, expected = found.astype(np.float64), expected.astype(np.float64)
+    lengths = np.linalg.norm(found, axis=-1) * np.linalg.norm(expected, axis=-1)
+    return np.einsum("ij,ij->i", found, expected) / lengths
+
+
+def _device(module: object) -> torch.device:
+    assert isinstance(module, torch.nn.Module)
+    return next(module.parameters()).device
