@@ -15,7 +15,13 @@ SOURCE = ROOT / "components" / "src" / "tessera"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Not in every environment, or under another name than the one that is imported.
-KNOWN = {"triton": "torch", "quack": "quack-kernels", "tensorrt": "tensorrt", "tensorrt_rtx": "tensorrt-rtx"}
+KNOWN = {
+    "triton": "torch",
+    "quack": "quack-kernels",
+    "flash_attn": "flash-attn-4",
+    "tensorrt": "tensorrt",
+    "tensorrt_rtx": "tensorrt-rtx",
+}
 # Import names that Triton's server and TensorRT-LLM's image bring, which no index has whole.
 ELSEWHERE = {"triton_python_backend_utils", "tensorrt", "tensorrt_llm"}
 # Used without an import: what exports traces, Triton's compiler for the kernels, and an exporter's part.

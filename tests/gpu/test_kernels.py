@@ -85,6 +85,21 @@ def test_a_causal_row_does_not_see_later_keys() -> None:
     assert not torch.equal(before[60:100], after[60:100])
 
 
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads", [(16, 16, 64), (3, 3, 72), (4, 2, 128)], ids=str)
+@pytest.mark.parametrize("lengths", [[1], [2100], [65, 63, 1, 2], [700, 3, 600, 1284]], ids=str)
+def test_flash_attention(lengths: list[int], heads: tuple[int, int, int], causal: bool) -> None:
+    from tessera.nn.kernels import flash
+
+    count, shared, width = heads
+    split = random(sum(lengths), count + 2 * shared, width).split((count, shared, shared), dim=1)
+    if not flash.serves(split[0]):
+        pytest.skip("needs flash-attn-4 and a Hopper card")
+    found = flash.flash_attention(*split, bounds_of(lengths), causal=causal)
+    expected = expected_attention(*split, lengths, causal=causal)
+    torch.testing.assert_close(found.float(), expected, rtol=2e-2, atol=1e-2)
+
+
 def turned(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     first, second = heads.float().chunk(2, -1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), -1)

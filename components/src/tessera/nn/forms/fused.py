@@ -18,7 +18,7 @@ from tessera.nn.activation import activation as function
 from tessera.nn.attention import Attention
 from tessera.nn.forms.plain import Form, Heads, Rows, tensor
 from tessera.nn.kernels import attention as kernel
-from tessera.nn.kernels import gate, gemm, mean, norm, patches, rotary, rows
+from tessera.nn.kernels import flash, gate, gemm, mean, norm, patches, rotary, rows
 from tessera.nn.linear import Linear
 from tessera.nn.mlp import Mlp
 from tessera.nn.norm import LayerNorm
@@ -137,12 +137,23 @@ FUSED = Fused()
 
 
 class FusedPacked(Packed):
-    """Attention by a kernel of our own, whose heads' widths are few."""
+    """Attention by FlashAttention 4 where sequences are known to be long, else by a kernel of our own.
 
-    __slots__ = ()
+    While a graph is recorded, the bounds have room for more sequences than there are ``lengths``.
+    """
+
+    __slots__ = ("_typical",)
+
+    def __init__(self, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> None:
+        super().__init__(cu_seqlens, lengths)
+        known = len(lengths) == cu_seqlens.shape[0] - 1
+        self._typical = flash.typical(lengths) if known else 0.0
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
-        if not kernel.supports(q.shape[2]):
+        width = q.shape[2]
+        if self._typical >= flash.least(width) and flash.serves(q):
+            return flash.flash_attention(q, k, v, self.cu_seqlens, causal=causal)
+        if not kernel.supports(width):
             return super().attend(q, k, v, causal=causal)
         return kernel.packed_attention(q, k, v, self.cu_seqlens, max(self.lengths), causal=causal)
 

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch.library import triton_op, wrap_triton
 
-from tessera.nn.kernels.attention import ROWS, attend
+from tessera.nn.kernels.attention import attend, tiling
 from tessera.nn.kernels.mean import COLUMNS, mean
 from tessera.nn.kernels.mean import ROWS as MEAN_ROWS
 
@@ -33,8 +33,9 @@ def packed_attention(
     shared = k.shape[1]
     group = heads // shared
     sequences = cu_seqlens.shape[0] - 1
+    rows, keys = tiling(width, 1 << 30)
     out = torch.empty_like(q)
-    wrap_triton(attend)[(total * group // ROWS + sequences, shared, 1)](
+    wrap_triton(attend)[(total * group // rows + sequences, shared, 1)](
         q,
         k,
         v,
@@ -47,8 +48,8 @@ def packed_attention(
         sequences,
         GROUP=group,
         WIDTH=width,
-        ROWS=ROWS,
-        KEYS=64,
+        ROWS=rows,
+        KEYS=keys,
         SEARCH=search,
         CAUSAL=causal,
         num_warps=4,

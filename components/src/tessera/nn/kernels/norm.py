@@ -52,7 +52,9 @@ def layer_norm(
     """Norm of ``rows + offset``; rows contiguous ``[total, width]``, offset float32 ``[width]``."""
     out = torch.empty_like(rows)
     width = rows.shape[1]
+    # 28,416 rows on an H200 with 2 and 4 warps: 1024 wide 0.030 and 0.033 ms, 1152 wide 0.036 and 0.047 ms.
+    # An RMS norm of 2048 or 4096 is the same with either.
     _layer_norm[(rows.shape[0],)](
-        rows, offset, weight, bias, out, eps, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4
+        rows, offset, weight, bias, out, eps, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=2
     )
     return out
