@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -104,8 +104,7 @@ class CohereRequest:
 
 def parse_cohere(value: Json, limits: RequestLimits) -> CohereRequest:
     body = request_body(value, FIELDS)
-    builder = InputBuilder(role=_role(body), limits=limits)
-    builder = replace(builder, instruction=builder.read_instruction(body, ""))
+    builder = InputBuilder.of(body, _role(body), limits)
     inputs, texts = _inputs(body, builder)
     types = _types(body)
     priority = body.get("priority")

@@ -68,14 +68,17 @@ MESSAGE_ROLES: Final[dict[str, Role | None]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputBuilder:
-    """Makes inputs under the limits; ``role`` and ``instruction`` are the body's own.
-
-    The model's name may have asked for the role.
-    """
+    """Makes inputs under the limits; ``role`` and ``instruction`` are for those that state none."""
 
     role: Role | None
     instruction: str | None = None
     limits: RequestLimits
+
+    @classmethod
+    def of(cls, body: JsonObject, role: Role | None, limits: RequestLimits) -> InputBuilder:
+        """For the inputs of a body; ``role`` is what it, or the model's name, asks for."""
+        builder = cls(role=role, limits=limits)
+        return replace(builder, instruction=builder.read_instruction(body, ""))
 
     def text(self, text: str, param: str) -> str:
         """The text itself, if it is neither empty nor too long."""

@@ -320,8 +320,7 @@ def parse_embeddings(
     limits = limits or RequestLimits()
     body = request_body(body, FIELDS)
     request, role, modality = _options(body, models)
-    builder = InputBuilder(role=role, limits=limits)
-    builder = replace(builder, instruction=builder.read_instruction(body, ""))
+    builder = InputBuilder.of(body, role, limits)
     units, name = _units(body)
     if len(units) > limits.inputs:
         raise InvalidInput(f"{name}: expected at most {limits.inputs} inputs, found {len(units)}", param=name)

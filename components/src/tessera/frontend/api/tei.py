@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -72,8 +72,7 @@ SCHEMA: Final[Schema] = body_of(
 
 def parse_tei(value: Json, limits: RequestLimits) -> EmbeddingsRequest:
     body = request_body(value, FIELDS)
-    builder = InputBuilder(role=named_role(body.get("prompt_name"), "prompt_name", PROMPTS), limits=limits)
-    builder = replace(builder, instruction=builder.read_instruction(body, ""))
+    builder = InputBuilder.of(body, named_role(body.get("prompt_name"), "prompt_name", PROMPTS), limits)
     given = _given(body, limits)
     if isinstance(given, list) and isinstance(given[0], str | list):
         values = given
@@ -113,7 +112,7 @@ class TokenizeRequest:
 def parse_tokenize(value: Json, limits: RequestLimits) -> TokenizeRequest:
     body = request_body(value, TOKENIZE_FIELDS)
     role = named_role(body.get("prompt_name"), "prompt_name", PROMPTS)
-    builder = InputBuilder(role=role, limits=limits)
+    builder = InputBuilder.of(body, role, limits)
     given = _given(body, limits)
     values = given if isinstance(given, list) else [given]
     paths = [f"inputs[{index}]" if isinstance(given, list) else "inputs" for index in range(len(values))]
@@ -123,7 +122,7 @@ def parse_tokenize(value: Json, limits: RequestLimits) -> TokenizeRequest:
     return TokenizeRequest(
         texts=texts,
         role=role or Role.NONE,
-        instruction=builder.read_instruction(body, ""),
+        instruction=builder.instruction,
         special=optional_boolean(body, "add_special_tokens", default=True),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -68,8 +67,7 @@ SCHEMA: Final[Schema] = body_of(
 
 def parse_voyage(value: Json, limits: RequestLimits) -> EmbeddingsRequest:
     body = request_body(value, FIELDS)
-    builder = InputBuilder(role=named_role(body.get("input_type"), "input_type", INPUT_TYPES), limits=limits)
-    builder = replace(builder, instruction=builder.read_instruction(body, ""))
+    builder = InputBuilder.of(body, named_role(body.get("input_type"), "input_type", INPUT_TYPES), limits)
     inputs = []
     for index, entry in enumerate(non_empty_list(body.get("inputs"), "inputs", most=limits.inputs)):
         path = f"inputs[{index}]"

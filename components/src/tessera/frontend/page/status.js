@@ -5,8 +5,12 @@ const EVERY = 2000;
 async function refresh() {
   try {
     const health = await (await call("health")).json();
-    showHealth(health);
-    if (page["key-form"].hidden) showStatus(await readJson("status"));
+    try {
+      // First, because it says whether the model takes pictures at all.
+      if (page["key-form"].hidden) showStatus(await readJson("status"));
+    } finally {
+      showHealth(health);
+    }
   } catch (error) {
     if (error.status === 401) {
       askForKey();
