@@ -45,3 +45,17 @@ def test_errors_are_translated_whatever_raised_them() -> None:
         launched.map(str).result()
     assert isinstance(found.value.__cause__, RuntimeError)
     assert Launched.of(3).map_error(lambda error: error).result() == 3
+
+
+def test_several_batches_are_done_when_the_last_one_is() -> None:
+    first, second = Passes(), Passes()
+    both = Launched.every(
+        [
+            Launched.after(first, lambda: "first", keep=()),
+            Launched.after(second, lambda: "second", keep=()),
+        ]
+    )
+    assert not both.done()
+    first.passed = True
+    assert not both.done()
+    assert both.result() == ["first", "second"] and both.done()

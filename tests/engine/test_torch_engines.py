@@ -15,6 +15,7 @@ from tessera.engine.batch import PackedInput, pack
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
 from tessera.engine.settings import EngineSettings
+from tessera.engine.torch.cuda import graph_cost
 from tessera.errors import ConfigError
 from tessera.models import Model, open_model
 from tessera.models.base import ImagePlan, Pixels, VisionSpec
@@ -230,6 +231,20 @@ def test_what_a_family_does_not_offer_is_refused_by_name_before_weights_are_load
     ):
         with pytest.raises(AssertionError, match="weights were loaded"):
             make(model, settings, GPU)
+
+
+@pytest.mark.parametrize("make", [make_vision_engine, make_text_engine])
+def test_float32_is_not_recorded(make: Callable[..., object]) -> None:
+    """Its attention goes by lengths on the host, which a replay would not see."""
+    asked = EngineSettings(graph_cost=8, max_batch_cost=8, max_queue_cost=8)
+    at = Placement(device="cuda", dtype="float32")
+    with pytest.raises(ConfigError, match=r"graph_cost 8: .* in float32"):
+        make(unloadable(Grid(Path(), 0)), asked, at)
+    assert graph_cost(Grid(Path(), 0), CONFIG, at, default=9) == 0
+    assert graph_cost(Grid(Path(), 0), CONFIG, GPU, default=9) == 9
+    assert graph_cost(Grid(Path(), 0), CONFIG, HERE, default=9) == 0
+    compiled = EngineSettings(engine="aoti", max_batch_cost=8, max_queue_cost=8)
+    assert graph_cost(DualEncoder(Path(), 0), compiled, at, default=9) == 9
 
 
 @pytest.mark.parametrize("engine", ["torch", "tensorrt", "tensorrt_llm", "aoti"])

@@ -195,7 +195,7 @@ class Grid:
 
             def embed(self, input_ids, vision_rows, vision_index):  # type: ignore[no-untyped-def]
                 embedded = table["tokens"][input_ids]
-                rows, deep = vision_rows.split(HIDDEN, dim=1)
+                rows, deep = vision_rows.float().split(HIDDEN, dim=1)
                 index = vision_index.long()
                 return embedded.index_copy(0, index, rows), torch.zeros_like(embedded).index_copy(
                     0, index, deep

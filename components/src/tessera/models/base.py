@@ -79,8 +79,8 @@ class VisionSpec:
 class Feature(StrEnum):
     """What the modules of a family may offer beyond a call; an engine refuses by name what they do not.
 
-    ``graphs``: CUDA graphs can record them, and the text module is a ``SplitTextModule``. ``fp8``: their
-    GEMMs can run in FP8.
+    ``graphs``: CUDA graphs can record them in half precision, and the text module is a ``SplitTextModule``.
+    ``fp8``: their GEMMs can run in FP8.
     """
 
     GRAPHS = "graphs"

@@ -23,16 +23,20 @@ from tessera.models.base import Feature, Model, Output, SplitTextModule, TextMod
 def graph_cost(model: Model, settings: EngineSettings, placement: Placement, *, default: int) -> int:
     """Up to which cost batches are replayed from graphs, 0 for none.
 
-    Raises ``ConfigError`` naming a family whose modules cannot be recorded, if the settings ask for graphs.
+    Raises ``ConfigError`` naming a family whose modules cannot be recorded, or the dtype that they cannot be
+    recorded in, if the settings ask for graphs. In float32 attention goes by the lengths on the host, which
+    a replay does not see. Programs that were compiled ahead of time can all be recorded.
     """
     if not placement.is_cuda:
         return 0
-    if Feature.GRAPHS in model.features:
+    recorded = Feature.GRAPHS in model.features
+    if settings.engine != "torch" or (recorded and placement.dtype != "float32"):
         return default if settings.graph_cost is None else settings.graph_cost
     if settings.graph_cost:
+        what = "in float32" if recorded else f"of family {model.family}"
         raise ConfigError(
-            f"graph_cost {settings.graph_cost}: CUDA graphs cannot record the modules of family"
-            f" {model.family}; leave graph_cost out, or set it to 0"
+            f"graph_cost {settings.graph_cost}: CUDA graphs cannot record modules {what}; leave graph_cost"
+            " out, or set it to 0"
         )
     return 0
 
