@@ -50,7 +50,7 @@ def test_ports_cards_and_numbers_of_workers() -> None:
     assert after(workers[2], "--encode-endpoint") == "dyn://tessera.encode.generate"
     assert {after(process, "--served-model-name") for process in found} == {"one"}
     assert {after(process, "--model-options") for process in found} == {'{"max_pixels": 8192}'}
-    assert Path(after(workers[0], "--extra-engine-args")).is_file()
+    assert {after(worker, "--extra-engine-args") for worker in workers} == {str(ROOT / "engine_configs")}
 
 
 def test_a_frontend_understands_its_flags(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, cast
 
 import msgspec
 import numpy as np
@@ -18,14 +18,17 @@ from tessera.cache import EmbeddingCache
 from tessera.engine.settings import EngineSettings
 from tessera.errors import (
     DeadlineExceeded,
+    InvalidInput,
     Overloaded,
     ProtocolError,
     TesseraError,
     Unavailable,
     UnsupportedMedia,
 )
+from tessera.image_plan import ImagePlan
 from tessera.models import Model
-from tessera.models.base import Content, Role, Truncate
+from tessera.models.base import Content, Output, OutputKind, Role, Truncate
+from tessera.transport.lending import inline_handle
 from tessera.worker.embed import EmbedService
 from tessera.worker.image_rows import EncodedImage, ImageRows, Job
 from tessera.worker.metrics import WorkerMetrics
@@ -37,7 +40,8 @@ class Rows:
     """A vision source that fills an image's rows with a number of its own, when the test lets it."""
 
     def __init__(self, model: Model) -> None:
-        self._shape = (TILE_ROWS, vision_of(model).row_width)
+        self._width = vision_of(model).row_width
+        self.lengths: int | None = None
         self.calls: list[wire.Image] = []
         self.cancelled = 0
         self.open = asyncio.Event()
@@ -58,26 +62,49 @@ class Rows:
             raise
         if self.error is not None:
             raise type(self.error)(self.error.message, param=image.param)
-        return EncodedImage(torch.full(self._shape, 2.0), wire.Timings(encode_ms=5.0), rounding=self.next)
+        rows = torch.full((self.lengths or image.rows, self._width), 2.0)
+        return EncodedImage(rows, wire.Timings(encode_ms=5.0), rounding=self.next)
 
     async def close(self) -> None: ...
 
 
+class Variant:
+    """A model that differs from another in some attributes."""
+
+    def __init__(self, model: Model, **changes: object) -> None:
+        self._model = model
+        self.__dict__.update(changes)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._model, name)
+
+
 class Embedder:
-    def __init__(self, model: Model, *, images: bool = True, queue: int = 100_000, batch: int = 4096) -> None:
-        self.model, self.engine, self.rows = model, SummingText(model.output), Rows(model)
+    def __init__(
+        self,
+        original: Model,
+        *,
+        images: bool = True,
+        queue: int = 100_000,
+        batch: int = 4096,
+        **changes: object,
+    ) -> None:
+        model = cast(Model, Variant(original, **changes))
+        self.model, self.engine, self.rows = model, SummingText(model.output), Rows(original)
         self.cache = EmbeddingCache(1 << 24)
         self.metrics = WorkerMetrics()
         self.service = EmbedService(
             model,
             self.engine,
             EngineSettings(max_batch_cost=batch, max_queue_cost=queue),
-            ImageRows(
-                *(model, vision_of(model), self.cache, self.rows if images else None),
+            None
+            if model.vision is None
+            else ImageRows(
+                *(model, model.vision, self.cache, self.rows if images else None),
                 *("float32", self.metrics),
             ),
             self.metrics,
-            worker_info(model, "embed"),
+            worker_info(original, "embed"),
         )
 
     def queued(self) -> float:
@@ -226,13 +253,102 @@ async def test_an_image_that_is_asked_for_often_at_once_is_encoded_once(
     assert len({reply.rows for reply in replies}) == 1
 
 
-async def test_cached_rows_of_another_size_are_not_used(make: MakeEmbedder, model: Model) -> None:
-    """A caller that claims another tile count for known bytes must not reach the engine with it."""
+async def test_rows_of_another_size_than_was_asked_for_are_not_used(make: MakeEmbedder, model: Model) -> None:
     embedder = make()
-    await embedder(with_images(model, picture(1)))
+    embedder.rows.lengths = TILE_ROWS
     reply = await embedder(with_images(model, picture(1, units=2)))
     assert reply.failures[0].code == "engine_failed"
     assert str(2 * TILE_ROWS) in reply.failures[0].message
+
+
+async def test_plans_of_the_same_bytes_share_neither_rows_nor_flights(
+    make: MakeEmbedder, model: Model
+) -> None:
+    """A caller that claims another plan for known bytes must not get, or give, rows that were made by it."""
+    embedder = make()
+    images = [picture(1), picture(1, units=2), picture(1, grid=(1, 32, 8)), picture(1, grid=(1, 8, 32))]
+    items = [with_images(model, image) for image in images]
+    embedder.rows.open.clear()
+    calls = [asyncio.ensure_future(embedder(item)) for item in items]
+    await until(lambda: len(embedder.rows.calls) == 4)
+    embedder.rows.open.set()
+    assert [(await call).failures for call in calls] == [{}] * 4
+    assert [(await embedder(item)).cached_tokens for item in items] == [(256,), (512,), (256,), (256,)]
+    assert len(embedder.rows.calls) == 4
+
+
+async def test_positions_are_the_familys_from_tokens_and_plans(make: MakeEmbedder, model: Model) -> None:
+    """Also for rows that a client computed itself, and for text between those that have none."""
+    seen: list[tuple[int, tuple[ImagePlan, ...]]] = []
+
+    def positions(tokens: np.ndarray, images: Sequence[ImagePlan]) -> np.ndarray:
+        seen.append((len(tokens), tuple(images)))
+        return np.stack([np.full(len(tokens), axis + len(images), np.int32) for axis in range(3)])
+
+    embedder = make(positions=positions)
+    own = np.full((5, vision_of(model).row_width), 3, np.float32)
+    handle = inline_handle(own.tobytes(), shape=own.shape, dtype="float32")
+    lent = wire.Embeddings(digest=b"d" * 32, handle=handle, grid=(1, 2, 10), param="input[1].image")
+    sent = picture(1, grid=(1, 16, 16))
+    plans = (sent.plan, ImagePlan(units=0, rows=5, grid=(1, 2, 10)))
+    prompt = model.prompt(
+        Content(parts=(*plans, "x")), max_tokens=1000, truncate=Truncate.NONE, param="input[1]"
+    )
+    item = wire.Item(tokens=prompt.tokens.tobytes(), images=(sent, lent), param="input[1]")
+    reply = await embedder(text(5, 6), item)
+    assert reply.failures == {}
+    assert seen == [(2, ()), (len(prompt.tokens), plans)]
+    assert embedder.vectors(reply)[:, 2:4].tolist() == [[0, 0 + 1 + 2], [2.0 * 256 + 3 * 5, 2 + 3 + 4]]
+
+
+async def test_a_plan_that_the_family_cannot_place_fails_its_item_before_anything_is_encoded(
+    make: MakeEmbedder, model: Model
+) -> None:
+    def positions(tokens: np.ndarray, images: Sequence[ImagePlan]) -> np.ndarray:
+        if images:
+            raise InvalidInput("no grid", param="input[1]")
+        return np.zeros((1, len(tokens)), np.int32)
+
+    embedder = make(positions=positions)
+    reply = await embedder(text(5), with_images(model, picture(1)), text(6))
+    assert list(reply.failures) == [1] and reply.failures[1].message == "no grid"
+    assert embedder.rows.calls == []
+    assert embedder.vectors(reply)[:, 0].tolist() == [5, 6]
+
+
+async def test_a_row_for_each_token_and_a_number_for_each_input(make: MakeEmbedder) -> None:
+    items = (text(5, 6), text(), text(7, 8, 9))
+    tokens = make(output=Output(kind=OutputKind.TOKENS, width=6))
+    reply = await tokens(*items)
+    assert (reply.width, reply.counts, list(reply.failures)) == (6, (2, 0, 3), [1])
+    assert tokens.vectors(reply)[:, 0].tolist() == [5, 5, 7, 7, 7]
+    assert np.frombuffer(reply.norms, np.float32).shape == (5,)
+    score = make(output=Output(kind=OutputKind.SCORE, width=1, unit_length=False))
+    reply = await score(*items)
+    assert (reply.width, reply.counts) == (1, (1, 0, 1))
+    assert score.vectors(reply).tolist() == [[5], [7]]
+    reply = await score(text())
+    assert (reply.rows, reply.norms, reply.counts) == (b"", b"", (0,))
+
+
+async def test_a_model_that_reads_text_alone_refuses_images_by_name(make: MakeEmbedder, model: Model) -> None:
+    embedder = make(vision=None)
+    handle = inline_handle(b"\0" * 16, shape=(2, 2), dtype="float32")
+    own = wire.Embeddings(digest=b"d" * 32, handle=handle, param="input[2].image")
+    reply = await embedder(
+        text(5),
+        with_images(model, picture(1, param="input[1].image")),
+        wire.Item(tokens=text(6).tokens, images=(own,), param="input[2]"),
+    )
+    assert embedder.vectors(reply)[:, 0].tolist() == [5]
+    assert [(failure.code, failure.param) for failure in reply.failures.values()] == [
+        ("invalid_input", "input[1].image"),
+        ("invalid_input", "input[2].image"),
+    ]
+    info = await embedder.service.handle(wire.Describe(caller="a"))
+    assert isinstance(info, wire.WorkerInfo) and info.units == 0 and info.tokens > 0
+    assert "tessera_embedding_cache" not in embedder.metrics.render()
+    assert embedder.metrics.state().cache is None
 
 
 async def test_an_image_that_fails_takes_nobody_with_it(make: MakeEmbedder, model: Model) -> None:
