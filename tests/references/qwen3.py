@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import nn
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from tests.models.running import Given
 
 END = "<|endoftext|>"
 TASK = "Given a web search query, retrieve relevant passages that answer the query"
@@ -50,6 +53,10 @@ class Qwen3Reference:
 
     def vector(self, tokens: list[int]) -> np.ndarray:
         return functional.normalize(self.pool(self.hidden(tokens)), dim=0, eps=1e-12).numpy()
+
+    def answer(self, given: Given) -> np.ndarray:
+        """The unit vector of an input of texts."""
+        return self.vector(self.tokens("".join(map(str, given.parts)), given.role.value, given.instruction))
 
 
 class Qwen3VLReference:
@@ -154,6 +161,10 @@ class Qwen3VLReference:
         hidden = self.hidden(tokens, [grid for _, grid in images.values()], rows)
         return functional.normalize(self.pool(hidden), dim=0, eps=1e-12).numpy()
 
+    def answer(self, given: Given) -> np.ndarray:
+        """The unit vector of an input of texts and encoded images."""
+        return self.vector(given.parts, full_stop(given.instruction))
+
     @torch.no_grad()
     def whole(self, parts: Sequence[str | bytes]) -> np.ndarray:
         """The same by the one call that transformers offers for all of it."""
@@ -168,6 +179,17 @@ class Qwen3VLReference:
         kinds = (ids == self.config["image_token_id"]).int()
         output = self.model(input_ids=ids, mm_token_type_ids=kinds, use_cache=False, **seen)
         return functional.normalize(output.last_hidden_state[0, -1], dim=0, eps=1e-12).numpy()
+
+
+def reference_of(path: Path) -> Qwen3Reference | Qwen3VLReference:
+    """The reference for the checkpoint at ``path``."""
+    kind = json.loads((path / "config.json").read_text())["model_type"]
+    return {"qwen3": Qwen3Reference, "qwen3_vl": Qwen3VLReference}[kind](path)
+
+
+def full_stop(instruction: str | None) -> str | None:
+    """For instructions that end in a letter or a full stop."""
+    return instruction if instruction is None or instruction.endswith(".") else f"{instruction}."
 
 
 DEFAULT_INSTRUCTION = "Represent the user's input."

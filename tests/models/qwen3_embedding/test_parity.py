@@ -11,26 +11,14 @@ import pytest
 import torch
 from torch import nn
 
-from tessera.models.base import Role
 from tessera.models.qwen3_embedding.model import Options, Qwen3Embedding
 from tessera.tools.random_checkpoint.qwen3 import TINY, Qwen3Spec
 from tests.models.conftest import WriteCheckpoint
+from tests.models.qwen3_embedding.cases import CASES, WORDS
 from tests.models.running import Given, batch_of, cosines, vectors
 from tests.references.qwen3 import Qwen3Reference
 
 BARS = {"float32": 0.99999, "bfloat16": 0.998}
-WORDS = "the river under the bridge by the old temple and a market in the light of morning "
-
-CASES = [
-    Given(parts=("river",)),
-    Given(parts=("What is shown in the picture?",), role=Role.QUERY),
-    Given(parts=("été naïve 東京",), role=Role.QUERY, instruction="Find the page that answers"),
-    Given(parts=(WORDS,), role=Role.PASSAGE),
-    Given(parts=("two texts ", "are one")),
-    Given(parts=(WORDS * 11,), role=Role.PASSAGE),
-    Given(parts=(WORDS * 60,), role=Role.QUERY),
-]
-
 CONFIGURATIONS: dict[str, Qwen3Spec] = {
     "tiny": TINY,
     "real heads, bare names": replace(
@@ -44,14 +32,7 @@ Built = tuple[str, Qwen3Embedding, Qwen3Reference]
 
 
 def reference_vectors(reference: Qwen3Reference, inputs: list[Given]) -> np.ndarray:
-    return np.stack(
-        [
-            reference.vector(
-                reference.tokens("".join(map(str, each.parts)), each.role.value, each.instruction)
-            )
-            for each in inputs
-        ]
-    )
+    return np.stack([reference.answer(each) for each in inputs])
 
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS)

@@ -16,7 +16,7 @@ from tessera.tools.random_checkpoint.qwen3 import VL_TINY, Qwen3VLSpec
 from tests.models.conftest import WriteCheckpoint
 from tests.models.qwen3_vl_embedding.cases import CASES, LONG
 from tests.models.running import Given, batch_of, cosines, preprocessed, vectors, vision_rows
-from tests.references.qwen3 import Qwen3VLReference
+from tests.references.qwen3 import Qwen3VLReference, full_stop
 
 BAR = 0.99999
 BFLOAT16_BAR = 0.998
@@ -63,14 +63,7 @@ class Built:
 
 
 def reference_vectors(reference: Qwen3VLReference, inputs: list[Given]) -> np.ndarray:
-    instructions = [full_stop(each.instruction) for each in inputs]
-    return np.stack(
-        [reference.vector(each.parts, said) for each, said in zip(inputs, instructions, strict=True)]
-    )
-
-
-def full_stop(instruction: str | None) -> str | None:
-    return instruction if instruction is None or instruction.endswith(".") else f"{instruction}."
+    return np.stack([reference.answer(each) for each in inputs])
 
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS)
