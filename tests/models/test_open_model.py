@@ -9,12 +9,23 @@ import pytest
 
 from tessera.errors import CheckpointError
 from tessera.models import families, open_model
+from tessera.tools.random_checkpoint.checkpoint import main
 
 
 def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
     assert open_model(checkpoint).family == "llama_nemotron_vl"
     built_in = ["llama_nemotron_vl", "qwen3_embedding", "qwen3_vl_embedding"]
     assert [family.name for family in families()] == built_in
+
+
+@pytest.mark.parametrize("family", [family.name for family in families()])
+def test_a_random_checkpoint_of_every_family(tmp_path: Path, family: str) -> None:
+    for directory in ("one", "same"):
+        main(["--out", str(tmp_path / directory), "--family", family, "--dtype", "bfloat16"])
+    model = open_model(tmp_path / "one")
+    assert model.family == family
+    assert model.fingerprint == open_model(tmp_path / "same").fingerprint
+    assert json.loads((tmp_path / "one" / "config.json").read_text())["tessera_checkpoint"] == "random"
 
 
 @pytest.mark.parametrize(
