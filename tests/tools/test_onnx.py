@@ -16,6 +16,7 @@ from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
 from tessera.tools.triton_export.onnx_file import OPSET, write_onnx
+from tests.models.llama_nemotron_vl.packing import encode
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 
 pytestmark = pytest.mark.compiles
@@ -90,8 +91,8 @@ def test_vision(stages: dict[str, OnnxStage], model: LlamaNemotronVL) -> None:
     module = model.load_vision(dtype="float32", device="cpu")
     random = torch.Generator().manual_seed(0)
     for count in (1, 5, 32):
-        tiles = torch.randint(0, 256, (count, *model.tile_shape), dtype=torch.uint8, generator=random)
-        assert worst(stages["vision"](tiles)[0], module(tiles)) >= 0.99999
+        tiles = torch.randint(0, 256, (count, *model.vision.unit_shape), dtype=torch.uint8, generator=random)
+        assert worst(stages["vision"](tiles)[0].flatten(0, 1), encode(module, tiles)) >= 0.99999
 
 
 @pytest.mark.parametrize("number", range(6))
@@ -116,8 +117,10 @@ def test_text_in_three_parts(
     request: pytest.FixtureRequest,
 ) -> None:
     ids, mask, rows, vision_map = batches[number].padded()
-    tiles = rows.expand(model.tokens_per_tile, -1) if len(rows) == 1 else rows
-    (embedded,) = stages["embed"](ids, tiles.reshape(-1, model.tokens_per_tile, model.hidden), vision_map)
+    tiles = rows.expand(model.config.tokens_per_tile, -1) if len(rows) == 1 else rows
+    (embedded,) = stages["embed"](
+        ids, tiles.reshape(-1, model.config.tokens_per_tile, model.output.width), vision_map
+    )
     (hidden,) = stages["lm"](embedded, mask)
     check(*stages["post"](hidden, mask), expected(model, batches[number]), request)
 
@@ -162,7 +165,7 @@ def test_large_weights_lie_beside_the_model(
     assert path.stat().st_size < 20_000 < data.stat().st_size
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     ids = np.array([[3, 4]], np.int32)
-    rows = np.zeros((1, model.tokens_per_tile, model.hidden), np.float32)
+    rows = np.zeros((1, model.config.tokens_per_tile, model.output.width), np.float32)
     (found,) = session.run(None, {"input_ids": ids, "vision_rows": rows, "vision_map": np.full_like(ids, -1)})
     weight = dict(stage.module.named_parameters())["embed_tokens.weight"]
     np.testing.assert_array_equal(found[0], weight[[3, 4]].numpy())

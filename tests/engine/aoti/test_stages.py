@@ -12,6 +12,7 @@ from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import Stage
 from tessera.engine.placement import Placement
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tests.models.llama_nemotron_vl.packing import encode
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 
 # The first test waits for the compilers.
@@ -50,8 +51,8 @@ def test_vision_in_every_number_of_tiles(engines: Path, model: LlamaNemotronVL) 
     module = model.load_vision(dtype="float32", device="cpu")
     random = torch.Generator().manual_seed(0)
     for count in (1, 3, 32):
-        tiles = torch.randint(0, 256, (count, *model.tile_shape), dtype=torch.uint8, generator=random)
-        compare(package(tiles)[0], module(tiles))
+        tiles = torch.randint(0, 256, (count, *model.vision.unit_shape), dtype=torch.uint8, generator=random)
+        compare(package(tiles)[0].flatten(0, 1), encode(module, tiles))
 
 
 @torch.inference_mode()
@@ -66,8 +67,10 @@ def test_text_whole_and_in_parts(engines: Path, model: LlamaNemotronVL, batches:
         vectors, norms = text(ids, mask, rows, vision_map)
         compare(vectors * norms[:, None], pooled)
         torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(ids)), msg=name)
-        tiles = rows.expand(model.tokens_per_tile, -1) if len(rows) == 1 else rows
-        (embedded,) = embed(ids, tiles.reshape(-1, model.tokens_per_tile, model.hidden), vision_map)
+        tiles = rows.expand(model.config.tokens_per_tile, -1) if len(rows) == 1 else rows
+        (embedded,) = embed(
+            ids, tiles.reshape(-1, model.config.tokens_per_tile, model.output.width), vision_map
+        )
         (hidden,) = lm(embedded, mask)
         vectors, norms = post(hidden, mask)
         compare(vectors * norms[:, None], pooled)

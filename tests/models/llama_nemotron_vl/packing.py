@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tessera.models.base import Content, ImagePlan, Prompt, Role, Truncate, sequential
+from tessera.models.base import Content, ImagePlan, Prompt, Role, Truncate, VisionModule, sequential
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 
 
@@ -55,6 +55,13 @@ def pack(model: LlamaNemotronVL, prompts: Sequence[Prompt], rows: Sequence[torch
         vision_rows=joined,
         vision_index=torch.from_numpy(model.vision_index(tokens)),
     )
+
+
+def encode(module: VisionModule, tiles: torch.Tensor) -> torch.Tensor:
+    """The vision rows of tiles, each an image of its own, packed."""
+    count = len(tiles)
+    bounds = torch.arange(count + 1, dtype=torch.int32)
+    return module(tiles, torch.zeros(0, count, dtype=torch.int32), bounds, [1] * count)
 
 
 def prompt(

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import torch
 
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tests.models.llama_nemotron_vl.packing import encode
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,9 @@ class Batch:
         """input_ids, positions, ends, vision_rows, vision_map."""
         return (
             torch.from_numpy(np.concatenate(self.tokens)),
-            torch.from_numpy(np.concatenate([np.arange(size, dtype=np.int32) for size in self.lengths])),
+            torch.from_numpy(np.concatenate([np.arange(size, dtype=np.int32) for size in self.lengths]))[
+                None
+            ],
             torch.from_numpy(np.cumsum(self.lengths).astype(np.int32)),
             self.rows,
             torch.from_numpy(np.concatenate(self.maps)),
@@ -51,7 +54,7 @@ class Batch:
     def fused(self, model: LlamaNemotronVL) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """tiles, input_ids, attention_mask; rows without images bring black tiles."""
         most = max(1, *self.counts)
-        tiles = np.zeros((len(self.tokens), most, *model.tile_shape), np.uint8)
+        tiles = np.zeros((len(self.tokens), most, *model.vision.unit_shape), np.uint8)
         start = 0
         for number, count in enumerate(self.counts):
             tiles[number, :count] = self.tiles[start : start + count]
@@ -67,8 +70,8 @@ def text_batch(model: LlamaNemotronVL, lengths: Sequence[int], seed: int = 0) ->
     return Batch(
         tokens=tokens,
         counts=(0,) * len(tokens),
-        tiles=np.zeros((0, *model.tile_shape), np.uint8),
-        rows=torch.full((1, model.hidden), 3.0),
+        tiles=np.zeros((0, *model.vision.unit_shape), np.uint8),
+        rows=torch.full((1, model.output.width), 3.0),
         maps=tuple(np.full(len(one), -1, np.int32) for one in tokens),
     )
 
@@ -77,14 +80,16 @@ def image_batch(model: LlamaNemotronVL, counts: Sequence[int], seed: int = 0) ->
     """One sequence for each of ``counts``: words around the placeholders of so many tiles."""
     random = np.random.default_rng(seed)
     placeholder = model.config.prompt.image_token_id
-    tiles = random.integers(0, 256, (sum(counts), *model.tile_shape)).astype(np.uint8)
+    tiles = random.integers(0, 256, (sum(counts), *model.vision.unit_shape)).astype(np.uint8)
     with torch.inference_mode():
         rows = (
-            model.load_vision(dtype="float32", device="cpu")(torch.from_numpy(tiles)) if len(tiles) else None
+            encode(model.load_vision(dtype="float32", device="cpu"), torch.from_numpy(tiles))
+            if len(tiles)
+            else None
         )
     tokens, maps, start = [], [], 0
     for number, count in enumerate(counts):
-        size = count * model.tokens_per_tile
+        size = count * model.config.tokens_per_tile
         words = random.integers(0, model.vocab_size // 2, 3 + 2 * number).astype(np.int32)
         tokens.append(np.concatenate((words[:2], np.full(size, placeholder, np.int32), words[2:])))
         place = np.full(len(tokens[-1]), -1, np.int32)
@@ -95,7 +100,7 @@ def image_batch(model: LlamaNemotronVL, counts: Sequence[int], seed: int = 0) ->
         tokens=tuple(tokens),
         counts=tuple(counts),
         tiles=tiles,
-        rows=torch.zeros(1, model.hidden) if rows is None else rows.flatten(0, 1).clone(),
+        rows=torch.zeros(1, model.output.width) if rows is None else rows.clone(),
         maps=tuple(maps),
     )
 

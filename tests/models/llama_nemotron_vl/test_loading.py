@@ -17,8 +17,8 @@ from tessera.errors import CheckpointError, ConfigError
 from tessera.models.llama_nemotron_vl import loading
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.llama_nemotron_vl.tensors import canonical
-from tessera.models.llama_nemotron_vl.text import TextTower
 from tessera.models.llama_nemotron_vl.vision import VisionTower
+from tessera.nn.text import TextTower
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -52,9 +52,18 @@ def test_every_type_to_every_type(
         assert torch.equal(parameters[name], expected.view(parameters[name].shape)), name
 
     same("text.embed_tokens.weight", "text.embed_tokens.weight")
-    same("vision.embeddings.patch_embedding.weight", "vision.embeddings.patch_embedding.weight")
-    attention = "vision.encoder.layers.1.self_attn."
-    same(f"{attention}qkv_proj.bias", *(f"{attention}{part}_proj.bias" for part in "qkv"))
+    same("vision.patches.projection.weight", "vision.embeddings.patch_embedding.weight")
+    same("vision.positions.weight", "vision.embeddings.position_embedding.weight")
+    same("projector.norm.weight", "projector.0.weight")
+    same("projector.linear_1.weight", "projector.1.weight")
+    same("projector.linear_2.bias", "projector.3.bias")
+    own, stored = "vision.layers.1.", "vision.encoder.layers.1."
+    same(f"{own}self_attn.qkv_proj.bias", *(f"{stored}self_attn.{part}_proj.bias" for part in "qkv"))
+    same(f"{own}self_attn.o_proj.weight", f"{stored}self_attn.out_proj.weight")
+    same(f"{own}input_layernorm.bias", f"{stored}layer_norm1.bias")
+    same(f"{own}post_attention_layernorm.bias", f"{stored}layer_norm2.bias")
+    same(f"{own}mlp.up_proj.weight", f"{stored}mlp.fc1.weight")
+    same(f"{own}mlp.down_proj.weight", f"{stored}mlp.fc2.weight")
     attention = "text.layers.0.self_attn."
     same(f"{attention}qkv_proj.weight", *(f"{attention}{part}_proj.weight" for part in "qkv"))
     mlp = "text.layers.1.mlp."

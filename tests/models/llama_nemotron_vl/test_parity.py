@@ -14,8 +14,9 @@ import torch
 from tessera.models.base import Prompt, Role
 from tessera.models.llama_nemotron_vl import loading
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.text import TextTower
 from tessera.models.llama_nemotron_vl.vision import VisionTower
+from tessera.nn.sequences import Packed
+from tessera.nn.text import TextTower
 from tessera.tools.random_checkpoint.llama_nemotron_vl import LLAMA3_SCALING
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 from tests.models.llama_nemotron_vl.packing import pack, prompt
@@ -95,7 +96,7 @@ def case(model: LlamaNemotronVL, reference: Reference, text: Any, images: list[b
     rows = [reference.vision_rows(tiles) for tiles in cut]
     fused = reference.fused(tokens, rows)
     hidden = reference.last_hidden(fused)
-    tiles = [model.preprocess(data, param="x") for data in images]
+    tiles = [model.preprocess(data, param="x").values for data in images]
     return Case(
         prompt=made,
         rows=torch.cat(rows) if rows else None,
@@ -155,14 +156,14 @@ def test_every_stage(
     name, path, model, cases = built
     vision, text = towers(path, model, dtype)
     seen = [each for each in cases if each.tiles is not None]
-    rows = vision(torch.from_numpy(np.concatenate([each.tiles for each in seen])))
-    assert rows.shape[1:] == (model.tokens_per_tile, model.hidden)
+    rows = vision.rows(torch.from_numpy(np.concatenate([each.tiles for each in seen])))
+    assert rows.shape[1:] == (model.config.tokens_per_tile, model.output.width)
     batch = pack(model, [each.prompt for each in cases], [rows])
-    fused = text.embed(batch.input_ids, batch.vision_rows, batch.vision_index)
-    hidden = text.encode(fused, batch.positions, batch.cu_seqlens, batch.lengths)
+    (fused,) = embedded = text.embed(batch.input_ids, batch.vision_rows, batch.vision_index)
+    hidden = text.encode(embedded, batch.positions, Packed(batch.cu_seqlens, batch.lengths))
     vectors = text(*batch.arguments)
     assert vectors.dtype == torch.float32
-    assert vectors.shape == (len(cases), model.hidden)
+    assert vectors.shape == (len(cases), model.output.width)
     stages = {
         "vision rows": (rows.flatten(0, 1), torch.cat([each.rows for each in seen])),
         "fused embeddings": (fused, torch.cat([each.fused for each in cases])),
@@ -192,8 +193,8 @@ def test_same_type_as_the_reference(
     worst = 1.0
     for words, images in (("a", []), (WORDS * 20, []), ("", [image]), ("of a river", [image, image])):
         expected = torch.from_numpy(reference.vector(words, images, "passage"))
-        tiles = [model.preprocess(data, param="x") for data in images]
-        rows = [vision(torch.from_numpy(each)) for each in tiles]
+        tiles = [model.preprocess(data, param="x").values for data in images]
+        rows = [vision.rows(torch.from_numpy(each)) for each in tiles]
         batch = pack(model, [prompt(model, words, [len(each) for each in tiles])], rows)
         worst = min(worst, compare(text(*batch.arguments), expected[None])[1])
     title = "parity with transformers in the same type: worst vector"
@@ -223,10 +224,10 @@ def test_tiles_do_not_mix(make_checkpoint: MakeCheckpoint) -> None:
     path = make_checkpoint()
     model = LlamaNemotronVL.open(path)
     vision, _ = towers(path, model, "float32")
-    tiles = torch.from_numpy(model.preprocess(encoded(gradient(200, 90)), param="x"))
-    together = vision(tiles)
+    tiles = torch.from_numpy(model.preprocess(encoded(gradient(200, 90)), param="x").values)
+    together = vision.rows(tiles)
     for position, tile in enumerate(tiles):
-        assert compare(vision(tile[None])[0], together[position])[1] >= 0.999999
+        assert compare(vision.rows(tile[None])[0], together[position])[1] >= 0.999999
 
 
 @torch.no_grad()
@@ -235,7 +236,7 @@ def test_one_bad_input_spoils_no_other(make_checkpoint: MakeCheckpoint) -> None:
     model = LlamaNemotronVL.open(path)
     _, text = towers(path, model, "float32")
     prompts = [prompt(model, "before"), prompt(model, "", [1]), prompt(model, "after it")]
-    bad = torch.full((model.tokens_per_tile, model.hidden), float("nan"))
+    bad = torch.full((model.config.tokens_per_tile, model.output.width), float("nan"))
     vectors = text(*pack(model, prompts, [bad]).arguments)
     assert not vectors[[0, 2]].isnan().any()
     assert vectors[1].isnan().all()
@@ -246,8 +247,8 @@ def test_different_photographs_differ(make_checkpoint: MakeCheckpoint, photos: d
     path = make_checkpoint(image_size=512, base_vocab=2000)
     model = LlamaNemotronVL.open(path)
     vision, text = towers(path, model, "float32")
-    tiles = [model.preprocess(data, param="x") for data in photos.values()]
-    rows = [vision(torch.from_numpy(each)) for each in tiles]
+    tiles = [model.preprocess(data, param="x").values for data in photos.values()]
+    rows = [vision.rows(torch.from_numpy(each)) for each in tiles]
     vectors = text(*pack(model, [prompt(model, "", [len(each)]) for each in tiles], rows).arguments)
     assert torch.cosine_similarity(vectors[0], vectors[1], dim=0) < 0.95
 
@@ -269,10 +270,10 @@ def test_cuda_agrees_and_never_waits(make_checkpoint: MakeCheckpoint) -> None:
         model, [each.prompt for each in cases], [each.rows for each in cases if each.rows is not None]
     )
     moved = [part if isinstance(part, list) else part.cuda() for part in batch.arguments]
-    text(*moved[:4], vision(tiles).flatten(0, 1), moved[5])  # libraries may wait once, while they set up
+    text(*moved[:4], vision.rows(tiles).flatten(0, 1), moved[5])  # libraries may wait once, while they set up
     torch.cuda.set_sync_debug_mode("error")
     try:
-        vectors = text(*moved[:4], vision(tiles).flatten(0, 1), moved[5])
+        vectors = text(*moved[:4], vision.rows(tiles).flatten(0, 1), moved[5])
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert compare(vectors.cpu(), torch.stack([each.vector for each in cases]))[1] >= LIMITS["bfloat16"]

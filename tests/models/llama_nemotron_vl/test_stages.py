@@ -10,6 +10,7 @@ from tessera.engine.batch import PackedInput, pack
 from tessera.errors import ConfigError
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
+from tests.models.llama_nemotron_vl.packing import encode
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 
 BATCHES = {"one token": [1], "odd": [7, 1, 12], "equal": [5, 5]}
@@ -38,7 +39,7 @@ def test_text_in_both_layouts_and_in_parts(make_checkpoint: MakeCheckpoint, pool
     compare(stage(model, "text")(*batch.padded()), pooled)
     compare(stage(model, "text", "packed")(*batch.packed()), pooled)
     input_ids, mask, rows, vision_map = batch.padded()
-    tiles = rows.view(-1, model.tokens_per_tile, model.hidden) if len(rows) > 1 else rows[None]
+    tiles = rows.view(-1, model.config.tokens_per_tile, model.output.width) if len(rows) > 1 else rows[None]
     embedded = stage(model, "embed")(input_ids, tiles, vision_map)
     compare(stage(model, "post")(stage(model, "lm")(embedded, mask), mask), pooled)
 
@@ -55,7 +56,7 @@ def test_images_and_text_together(small: LlamaNemotronVL) -> None:
 def test_vision(small: LlamaNemotronVL) -> None:
     tiles = torch.from_numpy(image_batch(small, [3]).tiles)
     module = small.load_vision(dtype="float32", device="cpu")
-    torch.testing.assert_close(stage(small, "vision")(tiles), module(tiles))
+    torch.testing.assert_close(stage(small, "vision")(tiles).flatten(0, 1), encode(module, tiles))
 
 
 @torch.inference_mode()
@@ -66,7 +67,7 @@ def test_fused_takes_pixels_whether_it_needs_them_or_not(small: LlamaNemotronVL)
 
 @torch.inference_mode()
 def test_what_padding_holds_does_not_matter(small: LlamaNemotronVL) -> None:
-    hidden = torch.randn(2, 4, small.hidden)
+    hidden = torch.randn(2, 4, small.output.width)
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]], dtype=torch.int32)
     post = stage(small, "post")
     clean, _ = post(hidden, mask)
@@ -78,7 +79,7 @@ def test_what_padding_holds_does_not_matter(small: LlamaNemotronVL) -> None:
 def test_tokens_behind_the_last_sequence_change_nothing(small: LlamaNemotronVL) -> None:
     batch = text_batch(small, [4, 3])
     ids, positions, ends, rows, vision_map = batch.packed()
-    more = [torch.cat((one, torch.zeros(5, dtype=torch.int32))) for one in (ids, positions, vision_map)]
+    more = [torch.nn.functional.pad(one, (0, 5)) for one in (ids, positions, vision_map)]
     compare(stage(small, "text", "packed")(more[0], more[1], ends, rows, more[2]), expected(small, batch))
 
 
@@ -124,7 +125,9 @@ def test_what_there_is_not(small: LlamaNemotronVL) -> None:
 def test_batches_are_what_the_engines_are_given(small: LlamaNemotronVL) -> None:
     """The padded and packed forms of the helper come from one source, which the engines' packing checks."""
     batch: Batch = image_batch(small, [1, 0])
-    packed = pack([PackedInput(tokens=tokens) for tokens in batch.tokens])
+    packed = pack(
+        [PackedInput(tokens=tokens, positions=small.positions(tokens, ())) for tokens in batch.tokens]
+    )
     ids, positions, ends, _, vision_map = batch.packed()
     np.testing.assert_array_equal(ids.numpy(), packed.input_ids)
     np.testing.assert_array_equal(positions.numpy(), packed.positions)

@@ -9,8 +9,11 @@ Stages are named ``vision``, ``text``, ``fused``, ``embed``, ``lm`` and ``post``
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from tessera.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -61,3 +64,13 @@ class StageFamily(Protocol):
         is not.
         """
         ...
+
+
+def check_stage(stage: str, layout: str, stages: Collection[str]) -> None:
+    """Raises ``ConfigError`` for a stage that is none of ``stages``, or a layout that it has not."""
+    if layout not in ("padded", "packed"):
+        raise ConfigError(f"layout {layout!r} is none of padded, packed")
+    if stage not in stages:
+        raise ConfigError(f"stage {stage!r} is none of {', '.join(stages)}")
+    if layout == "packed" and stage not in ("text", "vision"):
+        raise ConfigError(f"stage {stage!r} has no packed layout; text and vision have")

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from tessera.nn.kernels.fp8 import Quantised, quantise
+from tessera.nn.linear import Linear
 
 
 class Fp8Weight:
@@ -19,7 +20,7 @@ class Fp8Weight:
         self._scales = scales.t().contiguous()
 
     @classmethod
-    def taken_from(cls, module: nn.Linear) -> Fp8Weight:
+    def taken_from(cls, module: Linear) -> Fp8Weight:
         """The module's weight, which the module itself no longer holds."""
         quantised = cls(module.weight)
         module.weight = nn.Parameter(torch.empty(0, device=module.weight.device), requires_grad=False)

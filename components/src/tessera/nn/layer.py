@@ -14,6 +14,7 @@ from tessera.nn.forms.plain import Form
 from tessera.nn.linear import Linear
 from tessera.nn.mlp import GatedMlp, Mlp
 from tessera.nn.norm import LayerNorm, Norm, norm
+from tessera.nn.patches import PatchEmbedding
 from tessera.nn.residual import Residual
 from tessera.nn.rotary import Rotation
 from tessera.nn.sequences import Sequences
@@ -65,17 +66,17 @@ class Stack(nn.ModuleList):
         rows = stream.settled()
         return rows if self.offsets is None else rows + self.offsets[number].to(rows.dtype)
 
-    def prepare(self, form: Form, *, start: Linear | None = None, final: Norm | None = None) -> None:
+    def prepare(self, form: Form, *, start: PatchEmbedding | None = None, final: Norm | None = None) -> None:
         """Run in ``form``, ``start`` and ``final`` as well; call it when the weights are in place.
 
-        ``start`` is the product that begins the stream, ``final`` the norm behind the last layer. The biases
+        ``start`` begins the stream, ``final`` the norm behind the last layer. The biases
         of products that add to the stream are the same for every row. A form that adds in place leaves them
         out, and their running sums are added by the norms, which read the stream anyway.
         """
         blocks = [*self.layers, *(block for block in (start, final) if block is not None)]
         for block in blocks:
             use(block, form)
-        adding: list[Linear | None] = [start]
+        adding: list[Linear | None] = [None if start is None else start.projection]
         norms: list[Norm] = []
         for layer in self.layers:
             adding += [layer.self_attn.o_proj, layer.mlp.down_proj]
@@ -85,12 +86,12 @@ class Stack(nn.ModuleList):
             for product in adding
             if product is not None and product.bias is not None and form.defers(product)
         ]
-        if not deferred or not all(isinstance(one, LayerNorm) for one in norms):
+        if not deferred or not norms or not all(isinstance(one, LayerNorm) for one in norms):
             return
         total: torch.Tensor | None = None
         sums = []
         for product in adding:
-            if product is not None and product in deferred:
+            if product in deferred and product is not None and product.bias is not None:
                 product.deferred = True
                 bias = product.bias.float()
                 total = bias if total is None else total + bias

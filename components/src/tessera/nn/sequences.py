@@ -20,18 +20,61 @@ class Sequences(Protocol):
         """
         ...
 
+    def mean(self, rows: torch.Tensor) -> torch.Tensor:
+        """The mean of ``[tokens, width]`` over each sequence, accumulated in float32: ``[batch, width]``.
 
-class Packed:
+        A sequence with a NaN spoils only its own mean. An empty one gives NaN.
+        """
+        ...
+
+    def first(self, rows: torch.Tensor) -> torch.Tensor:
+        """The first row of each sequence."""
+        ...
+
+    def last(self, rows: torch.Tensor) -> torch.Tensor:
+        """The last row of each sequence."""
+        ...
+
+
+class Bounded:
+    """Sequences end to end, by int32 bounds ``[batch + 1]``; rows behind the last bound belong to none."""
+
+    __slots__ = ("cu_seqlens",)
+
+    def __init__(self, cu_seqlens: torch.Tensor) -> None:
+        self.cu_seqlens = cu_seqlens
+
+    def mean(self, rows: torch.Tensor) -> torch.Tensor:
+        # Sequences are never added to one another's sums, not even with weight zero.
+        batch = self.cu_seqlens.shape[0] - 1
+        sums = torch.zeros(batch + 1, rows.shape[1], dtype=torch.float32, device=rows.device)
+        sums = sums.index_add(0, self.numbers(rows.shape[0]), rows.float())
+        return sums[:-1] / self.cu_seqlens.diff()[:, None]
+
+    def first(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.index_select(0, self.cu_seqlens[:-1])
+
+    def last(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.index_select(0, self.cu_seqlens[1:] - 1)
+
+    def numbers(self, total: int) -> torch.Tensor:
+        """int64 ``[total]``: the sequence of each row by number; rows of none are of one more."""
+        ends = self.cu_seqlens[1:]
+        at = torch.arange(total, dtype=ends.dtype, device=ends.device)
+        return torch.searchsorted(ends, at, right=True)
+
+
+class Packed(Bounded):
     """Sequences end to end.
 
     ``cu_seqlens`` int32 ``[batch + 1]`` bounds them, and ``lengths`` says the same on the host, so that
     nothing has to wait for the device.
     """
 
-    __slots__ = ("cu_seqlens", "lengths")
+    __slots__ = ("lengths",)
 
     def __init__(self, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> None:
-        self.cu_seqlens = cu_seqlens
+        super().__init__(cu_seqlens)
         self.lengths = lengths
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
@@ -58,6 +101,18 @@ class Equal:
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
         return _equal_lengths(q, grouped(q, k), grouped(q, v), self.length, causal)
 
+    def mean(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._each(rows).float().mean(1)
+
+    def first(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._each(rows)[:, 0]
+
+    def last(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._each(rows)[:, -1]
+
+    def _each(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.view(-1, self.length, rows.shape[1])
+
 
 class Padded:
     """Sequences of one shape, padded on the right; ``mask`` bool ``[sequences, tokens]`` is true for tokens.
@@ -82,21 +137,35 @@ class Padded:
         attended = scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
         return attended.transpose(1, 2).flatten(0, 1)
 
+    def mean(self, rows: torch.Tensor) -> torch.Tensor:
+        # Chosen, not multiplied by zero: what padding holds must not matter even if it is no number.
+        sums = torch.where(self.mask[..., None], self._each(rows).float(), 0.0).sum(1)
+        return sums / self.mask.sum(1, dtype=torch.float32)[:, None]
 
-class Masked:
-    """Sequences end to end whose lengths are not known to the host; ``sequence`` ``[tokens]`` numbers them.
+    def first(self, rows: torch.Tensor) -> torch.Tensor:
+        return self._each(rows)[:, 0]
+
+    def last(self, rows: torch.Tensor) -> torch.Tensor:
+        at = torch.arange(self.mask.shape[1], device=rows.device)
+        last = torch.where(self.mask, at, 0).amax(1)
+        return self._each(rows).gather(1, last[:, None, None].expand(-1, 1, rows.shape[1])).squeeze(1)
+
+    def _each(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.view(*self.mask.shape, rows.shape[1])
+
+
+class Masked(Bounded):
+    """Sequences end to end whose lengths the host does not know.
 
     Attention is over the whole batch with a mask, which costs its square and lets a sequence that is no
     number spoil the others: good for comparisons and small batches, not for a service.
     """
 
-    __slots__ = ("sequence",)
-
-    def __init__(self, sequence: torch.Tensor) -> None:
-        self.sequence = sequence
+    __slots__ = ()
 
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
-        mask = self.sequence[:, None] == self.sequence
+        number = self.numbers(q.shape[0])
+        mask = number[:, None] == number
         if causal:
             at = torch.arange(q.shape[0], device=q.device)
             mask = mask & (at[None, :] <= at[:, None])

@@ -88,19 +88,22 @@ class LayerSpec:
             "self_attn.k_proj": (keys, hidden, self.qkv_bias),
             "self_attn.v_proj": (keys, hidden, self.qkv_bias),
             "self_attn.o_proj": (hidden, queries, self.out_bias),
-            **({"mlp.gate_proj": (wide, hidden, self.mlp_bias)} if self.gated else {}),
+            "mlp.gate_proj": (wide, hidden, self.mlp_bias),
             "mlp.up_proj": (wide, hidden, self.mlp_bias),
             "mlp.down_proj": (hidden, wide, self.mlp_bias),
         }
+        before = {"self_attn.q_proj": "input_layernorm", "mlp.gate_proj": "post_attention_layernorm"}
         shapes: Shapes = {}
         for name, (columns, inner, biased) in linear.items():
+            if norm := before.get(name):
+                shapes[f"{norm}.weight"] = (hidden,)
+                if self.norm == "layer":
+                    shapes[f"{norm}.bias"] = (hidden,)
+            if name == "mlp.gate_proj" and not self.gated:
+                continue
             shapes[f"{name}.weight"] = (columns, inner)
             if biased:
                 shapes[f"{name}.bias"] = (columns,)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            shapes[f"{name}.weight"] = (hidden,)
-            if self.norm == "layer":
-                shapes[f"{name}.bias"] = (hidden,)
         if self.qk_norm:
             shapes |= {f"self_attn.{name}.weight": (self.head_dim,) for name in ("q_norm", "k_norm")}
         return shapes

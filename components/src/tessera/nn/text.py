@@ -7,12 +7,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
-from tessera.nn.block import use
 from tessera.nn.forms.choice import form_for, fp8
-from tessera.nn.forms.plain import Form, tensor
+from tessera.nn.forms.plain import PLAIN, Form, tensor
 from tessera.nn.layer import Stack
 from tessera.nn.norm import norm
-from tessera.nn.pooling import Pool
+from tessera.nn.pooling import pool
 from tessera.nn.residual import Residual
 from tessera.nn.rotary import Rotary
 from tessera.nn.sequences import Sequences
@@ -36,8 +35,7 @@ class TextTower(nn.Module):
         self.embed_tokens = Table(spec.vocab_size, hidden)
         self.layers = Stack(spec.layer, spec.layers)
         self.norm = norm(spec.layer.norm, hidden, eps=spec.layer.eps) if spec.final_norm else None
-        self.pool = Pool(spec.pooling)
-        self.form = self.pool.form
+        self.form: Form = PLAIN
         self.rotary: Rotary
 
     def prepare(self, device: torch.device, form: Form | None = None) -> TextTower:
@@ -48,7 +46,6 @@ class TextTower(nn.Module):
         self.rotary = Rotary.of(self.spec.rope, self.spec.layer.head_dim, device)
         self.form = form_for(device, self.embed_tokens.weight.dtype) if form is None else form
         self.layers.prepare(self.form, final=self.norm)
-        use(self.pool, self.form)
         return self.eval()
 
     def quantise(self, *, keep: int) -> None:
@@ -88,9 +85,8 @@ class TextTower(nn.Module):
         lengths: Sequence[int],
     ) -> torch.Tensor:
         """What follows ``embed``, whose tensors may be overwritten."""
-        hidden = self.encode(embedded, positions, self.form.packed(cu_seqlens, lengths))
-        pooled: torch.Tensor = self.pool(hidden, cu_seqlens)
-        return pooled
+        sequences = self.form.packed(cu_seqlens, lengths)
+        return pool(self.encode(embedded, positions, sequences), sequences, self.spec.pooling)
 
     def encode(self, embedded: Embedded, positions: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """The last hidden state ``[tokens, hidden]``, behind the final norm if there is one."""

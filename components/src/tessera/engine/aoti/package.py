@@ -81,6 +81,10 @@ class AotiPackage:
         )
         return {name: value.detach() for name, value in (*module.named_parameters(), *module.named_buffers())}
 
+    def width(self, name: str) -> int:
+        """How wide the rows of an input are."""
+        return next(one.shape[-1] for one in self.manifest.bindings if one.name == name)
+
     def require_room(self, axis: str, size: int, what: str) -> None:
         """Check that the engine was built for ``size`` on ``axis``; raises ``EngineMismatch``."""
         most = self.ranges[axis].max

@@ -31,14 +31,14 @@ class AotiTextEngine(TorchTextEngine):
         if package.manifest.layout is Layout.PACKED:
             package.require_room("tokens", most, "the larger of max_batch_cost and the longest input")
             package.require_room("rows", most, "the larger of max_batch_cost and the longest input")
-            return PackedModule(package.load(), sequences)
+            return PackedModule(package.load(), sequences, package.width("vision_rows"))
         if placement.is_cuda:
             raise ConfigError(
                 f"{settings.path}: on CUDA engine aoti runs layout packed, and this one is padded"
             )
         package.require_room("tokens", model.max_tokens, "the longest input")
         package.require_room("rows", most, "the larger of max_batch_cost and the longest input")
-        return PaddedModule(package.load(), sequences)
+        return PaddedModule(package.load(), sequences, package.width("vision_rows"))
 
     def _on_cuda(self, module: TextModule, placement: Placement, graph_tokens: int) -> CudaText:
         assert isinstance(module, PackedModule)
@@ -52,9 +52,10 @@ class AotiTextEngine(TorchTextEngine):
 class PackedModule:
     """Implements ``TextModule``; more sequences than the engine was built for go in several calls."""
 
-    def __init__(self, program: AotiProgram, max_sequences: int) -> None:
+    def __init__(self, program: AotiProgram, max_sequences: int, row_width: int) -> None:
         self.program = program
         self.max_sequences = max_sequences
+        self.row_width = row_width
 
     def __call__(
         self,
@@ -65,12 +66,12 @@ class PackedModule:
         vision_rows: torch.Tensor,
         vision_index: torch.Tensor,
     ) -> torch.Tensor:
-        rows, vision_map = mapped(input_ids, vision_rows, vision_index)
+        rows, vision_map = mapped(input_ids, vision_rows, vision_index, self.row_width)
         found = []
         for sequences, tokens in self._calls(lengths):
             vectors, norms = self.program(
                 input_ids[tokens],
-                positions[0, tokens],
+                positions[:, tokens].contiguous(),
                 cu_seqlens[1:][sequences] - tokens.start,
                 rows,
                 vision_map[tokens],
@@ -88,12 +89,12 @@ class PackedModule:
 
 
 def mapped(
-    input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
+    input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor, width: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Vision rows, at least one, and int32 ``[tokens]``: the row that replaces each token, or -1."""
+    """At least one vision row, ``width`` wide, and int32 ``[tokens]``: the row for each token, or -1."""
     vision_map = torch.full_like(input_ids, -1)
     if not len(vision_index):
-        return vision_rows.new_zeros(1, vision_rows.shape[1]), vision_map
+        return vision_rows.new_zeros(1, width), vision_map
     numbers = torch.arange(len(vision_index), dtype=torch.int32, device=input_ids.device)
     vision_map.index_copy_(0, vision_index.to(torch.int64), numbers)
     return vision_rows, vision_map
@@ -111,9 +112,10 @@ def bucketed_cost(count: int, total: int, longest: int) -> int:
 class PaddedModule:
     """Implements ``TextModule``: one call for the sequences of each bucket of lengths."""
 
-    def __init__(self, program: AotiProgram, max_sequences: int) -> None:
+    def __init__(self, program: AotiProgram, max_sequences: int, row_width: int) -> None:
         self._program = program
         self._max_sequences = max_sequences
+        self._row_width = row_width
 
     def __call__(
         self,
@@ -124,9 +126,9 @@ class PaddedModule:
         vision_rows: torch.Tensor,
         vision_index: torch.Tensor,
     ) -> torch.Tensor:
-        rows, vision_map = mapped(input_ids, vision_rows, vision_index)
+        rows, vision_map = mapped(input_ids, vision_rows, vision_index, self._row_width)
         starts = cu_seqlens.tolist()
-        pooled = torch.empty(len(lengths), vision_rows.shape[1], dtype=torch.float32)
+        pooled = torch.empty(len(lengths), self._row_width, dtype=torch.float32)
         for numbers in self._calls(lengths):
             shape = (len(numbers), max(lengths[number] for number in numbers))
             ids, mask = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape, dtype=torch.int32)
@@ -157,6 +159,7 @@ class AotiCudaText(CudaText):
     ) -> None:
         super().__init__(module, model, placement, graph_tokens=graph_tokens)
         self._packed = module
+        self._row_width = module.row_width
 
     def _recorded(self) -> Graphs:
         program = self._packed.program
@@ -167,7 +170,7 @@ class AotiCudaText(CudaText):
             inputs: tuple[torch.Tensor, ...], positions: torch.Tensor, ends: torch.Tensor
         ) -> torch.Tensor:
             input_ids, vision_map, rows = inputs
-            vectors, norms = program(input_ids, positions[0], ends, rows, vision_map)
+            vectors, norms = program(input_ids, positions.contiguous(), ends, rows, vision_map)
             return vectors * norms[:, None]
 
         return Graphs(
@@ -186,5 +189,5 @@ class AotiCudaText(CudaText):
 
     def _replayed(self, graphs: Graphs, indices: list[torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
         input_ids, positions, ends, vision_index = indices
-        rows, vision_map = mapped(input_ids, rows, vision_index)
+        rows, vision_map = mapped(input_ids, rows, vision_index, self._row_width)
         return graphs.replay((input_ids, vision_map, rows), positions, ends)

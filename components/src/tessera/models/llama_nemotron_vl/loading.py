@@ -9,32 +9,43 @@ import torch
 
 from tessera.checkpoint.loading import fill, torch_dtype
 from tessera.models.llama_nemotron_vl.config import ModelConfig
+from tessera.models.llama_nemotron_vl.layers import text_spec
 from tessera.models.llama_nemotron_vl.tensors import stored_tensors
-from tessera.models.llama_nemotron_vl.text import TextTower
 from tessera.models.llama_nemotron_vl.vision import VisionTower
+from tessera.nn import loading
+from tessera.nn.forms.plain import Form
+from tessera.nn.text import TextTower
 
-# One GEMM instead of several.
-SOURCES: Final = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
+SOURCES: Final = {
+    **loading.SOURCES,
+    "patches.projection": ("embeddings.patch_embedding",),
+    "positions": ("embeddings.position_embedding",),
+    "layers": ("encoder.layers",),
+    "input_layernorm": ("layer_norm1",),
+    "post_attention_layernorm": ("layer_norm2",),
+    "o_proj": ("out_proj",),
+    "up_proj": ("fc1",),
+    "down_proj": ("fc2",),
+    "norm": ("0",),
+    "linear_1": ("1",),
+    "linear_2": ("3",),
+}
+"""What the vision tower's modules are called in checkpoints."""
 
 
-def load_vision(path: Path, config: ModelConfig, *, dtype: str, device: str) -> VisionTower:
+def load_vision(
+    path: Path, config: ModelConfig, *, dtype: str, device: str, form: Form | None = None
+) -> VisionTower:
     """The encoder and projector on ``device``; raises ``CheckpointError``."""
-    at, kind = torch.device(device), torch_dtype(dtype)
+    at = torch.device(device)
     tensors = stored_tensors(path, config)
     with torch.device("meta"):
         tower = VisionTower(config)
-    fill(tower, tensors, part="", sources=SOURCES, dtype=kind, device=at)
-    tower.vision.embeddings.place_constants(config.image, at)
-    tower.prepare(at, kind)
-    return tower.eval()
+    fill(tower, tensors, part="", sources=SOURCES, dtype=torch_dtype(dtype), device=at)
+    return tower.prepare(config.image, at, form)
 
 
 def load_text(path: Path, config: ModelConfig, *, dtype: str, device: str) -> TextTower:
     """The backbone on ``device``; raises ``CheckpointError``."""
-    at, kind = torch.device(device), torch_dtype(dtype)
     tensors = stored_tensors(path, config)
-    with torch.device("meta"):
-        tower = TextTower(config.text)
-    fill(tower, tensors, part="text.", sources=SOURCES, dtype=kind, device=at)
-    tower.place_constants(at)
-    return tower.eval()
+    return loading.load_text(text_spec(config.text), tensors, part="text.", dtype=dtype, device=device)

@@ -31,9 +31,9 @@ from tessera.models.base import (
     VisionSpec,
     sequential,
 )
-from tessera.models.llama_nemotron_vl.activation_memory import text_activations, vision_activations
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import CONFIG_FILE, PROCESSOR_FILE, read_config
+from tessera.models.llama_nemotron_vl.layers import text_spec, vision_activations
 from tessera.models.llama_nemotron_vl.preprocess import preprocess
 from tessera.models.llama_nemotron_vl.prompt import PromptBuilder
 from tessera.models.llama_nemotron_vl.tensors import text_shapes, used_for_vision
@@ -189,7 +189,7 @@ class LlamaNemotronVL:
         return vision_activations(self.config, units) * FLOATS[dtype].itemsize
 
     def text_activation_nbytes(self, dtype: str, tokens: int) -> int:
-        return text_activations(self.config, tokens) * FLOATS[dtype].itemsize
+        return text_spec(self.config.text).activations(tokens) * FLOATS[dtype].itemsize
 
 
 def _nbytes(shapes: Shapes, dtype: str) -> int:

@@ -14,6 +14,7 @@ from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.weights import Shapes
 from tessera.checkpoint.weights import stored_tensors as find_tensors
 from tessera.models.llama_nemotron_vl.config import ModelConfig, ProjectorConfig, TextConfig, VisionConfig
+from tessera.models.llama_nemotron_vl.layers import text_spec
 
 # longest first, because the shorter ones are beginnings or endings of the longer
 _PREFIXES = (
@@ -106,21 +107,4 @@ def projector_shapes(config: ProjectorConfig, vision: VisionConfig, text: TextCo
 
 def text_shapes(config: TextConfig) -> Shapes:
     """The backbone's tensors by canonical name."""
-    hidden, wide = config.hidden, config.intermediate
-    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    shapes: Shapes = {"embed_tokens.weight": (config.vocab_size, hidden)}
-    for layer in range(config.layers):
-        stem = f"layers.{layer}."
-        shapes |= {
-            f"{stem}input_layernorm.weight": (hidden,),
-            f"{stem}self_attn.q_proj.weight": (queries, hidden),
-            f"{stem}self_attn.k_proj.weight": (keys, hidden),
-            f"{stem}self_attn.v_proj.weight": (keys, hidden),
-            f"{stem}self_attn.o_proj.weight": (hidden, queries),
-            f"{stem}post_attention_layernorm.weight": (hidden,),
-            f"{stem}mlp.gate_proj.weight": (wide, hidden),
-            f"{stem}mlp.up_proj.weight": (wide, hidden),
-            f"{stem}mlp.down_proj.weight": (hidden, wide),
-        }
-    shapes["norm.weight"] = (hidden,)
-    return {f"text.{name}": shape for name, shape in shapes.items()}
+    return text_spec(config).shapes("text.")

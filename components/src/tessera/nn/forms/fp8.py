@@ -11,7 +11,7 @@ import torch
 
 from tessera.nn.activation import GELU_TANH
 from tessera.nn.activation import activation as function
-from tessera.nn.forms.fused import Fused, gate_by, offset
+from tessera.nn.forms.fused import Fused, gate_by
 from tessera.nn.forms.plain import Rows
 from tessera.nn.fp8 import Fp8Weight
 from tessera.nn.kernels import fp8
@@ -34,8 +34,9 @@ class Fp8(Fused):
 
     def layer_norm(self, stream: Residual, norm_of: LayerNorm) -> Rows:
         pending, stream.pending = stream.pending, None
+        assert norm_of.offset is not None, "the norm has not been prepared"
         weight, bias = norm_of.weight, norm_of.bias
-        return fp8.add_layer_norm(stream.rows, pending, offset(norm_of), weight, bias, norm_of.eps)
+        return fp8.add_layer_norm(stream.rows, pending, norm_of.offset, weight, bias, norm_of.eps)
 
     def product(self, linear: Linear, rows_in: Rows) -> torch.Tensor:
         return _product(linear, rows_in, linear.bias)

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch.nn import functional
 
+from tessera.nn import sequences
 from tessera.nn.activation import activation as function
 from tessera.nn.residual import Residual
 from tessera.nn.rotary import Rotation, rotate
-from tessera.nn.sequences import Equal, Packed, Sequences
 
 if TYPE_CHECKING:
     from tessera.nn.attention import Attention
@@ -93,24 +93,13 @@ class Form:
         q, k = (rotate(x, rotation.cosines, rotation.sines) for x in (q, k))
         return rotation.scaled(q), k, v
 
-    def packed(self, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> Sequences:
+    def packed(self, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> sequences.Sequences:
         """Sequences end to end, as ``sequences.Packed`` says."""
-        return Packed(cu_seqlens, lengths)
+        return sequences.Packed(cu_seqlens, lengths)
 
-    def equal(self, length: int) -> Sequences:
+    def equal(self, length: int) -> sequences.Sequences:
         """Sequences end to end that are all of one length."""
-        return Equal(length)
-
-    def means(self, rows: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
-        """The mean over each sequence, accumulated in float32: ``[batch, width]``.
-
-        Sequences are never added to one another's sums, not even with weight zero, so that a sequence with a
-        NaN spoils only its own mean. Rows behind the last sequence belong to none.
-        """
-        batch, total = cu_seqlens.shape[0] - 1, rows.shape[0]
-        sums = torch.zeros(batch + 1, rows.shape[1], dtype=torch.float32, device=rows.device)
-        sequence = numbers(cu_seqlens[1:], total)
-        return sums.index_add(0, sequence, rows.float())[:-1] / cu_seqlens.diff()[:, None]
+        return sequences.Equal(length)
 
     def patches(self, pixels: torch.Tensor, embedding: PatchEmbedding) -> torch.Tensor:
         """``[patches, features]`` in the weight's type, of what ``PatchEmbedding`` takes."""
@@ -126,9 +115,3 @@ PLAIN = Form()
 def tensor(rows: Rows) -> torch.Tensor:
     """Rows that are known not to be in FP8."""
     return cast(torch.Tensor, rows)
-
-
-def numbers(ends: torch.Tensor, total: int) -> torch.Tensor:
-    """int64 ``[total]``: the sequence of each row by number; rows behind the last end are of one more."""
-    at = torch.arange(total, dtype=ends.dtype, device=ends.device)
-    return torch.searchsorted(ends, at, right=True)

@@ -1,4 +1,4 @@
-"""The products of ``gemm`` as operators that ``torch.export`` and a compiler leave alone.
+"""Products of ``gemm`` and kernels beside them as operators that ``torch.export`` and a compiler leave alone.
 
 Their kernels are made when they are first called, so a compiled program calls back into Python for them; when
 CUDA graphs are replayed that happens while they are recorded and never again.
@@ -11,7 +11,21 @@ from torch.library import custom_op
 
 from tessera.nn.kernels import gemm
 
-OPERATORS = ("gated_product", "gelu_product", "biased_product", "attention_product", "add_product")
+OPERATORS = ("wide_product", "gated_product", "gelu_product", "biased_product", "add_product")
+"""Those that may run a GEMM of the library."""
+
+
+@custom_op("tessera::wide_product", mutates_args=())
+def wide_product(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """``gemm.product`` without a bias."""
+    if len(rows) < gemm.LEAST_ROWS:
+        return rows @ weight.t()
+    return gemm.product(rows.contiguous(), weight)
+
+
+@wide_product.register_fake
+def _(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return rows.new_empty(rows.shape[0], weight.shape[0])
 
 
 @custom_op("tessera::gated_product", mutates_args=())
@@ -68,45 +82,66 @@ def _(
     return torch.empty_like(rows, memory_format=torch.contiguous_format)
 
 
-@custom_op("tessera::attention_product", mutates_args=())
-def attention_product(
-    rows: torch.Tensor,
-    weight: torch.Tensor,
-    cosines: torch.Tensor,
-    sines: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    heads: int,
-    kv_heads: int,
-) -> torch.Tensor:
-    """From normed rows to ``[tokens, heads * width]`` within each sequence, as without a compiler.
-
-    A compiler would turn queries and keys in float32 memory, with cosines computed anew in every layer.
-    """
-    from tessera.nn.kernels.attention import packed_attention
+@custom_op("tessera::rotate", mutates_args=("heads",))
+def rotate(heads: torch.Tensor, count: int, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+    """``rotary.rotate_in_place``."""
     from tessera.nn.kernels.rotary import rotate_in_place
 
-    rows = rows.contiguous()
-    qkv = rows @ weight.t() if len(rows) < gemm.LEAST_ROWS else gemm.product(rows, weight)
-    split = qkv.view(len(rows), heads + 2 * kv_heads, -1)
-    turned = heads + kv_heads
-    rotate_in_place(split, turned, cosines.contiguous(), sines.contiguous())
-    attended = packed_attention(
-        split[:, :heads], split[:, heads:turned], split[:, turned:], cu_seqlens.contiguous(), len(rows)
-    )
-    return attended.flatten(1)
+    rotate_in_place(heads, count, cosines.contiguous(), sines.contiguous())
 
 
-@attention_product.register_fake
-def _(
-    rows: torch.Tensor,
-    weight: torch.Tensor,
+@rotate.register_fake
+def _(heads: torch.Tensor, count: int, cosines: torch.Tensor, sines: torch.Tensor) -> None:
+    return None
+
+
+@custom_op("tessera::norm_and_rotate", mutates_args=("heads",))
+def norm_and_rotate(
+    heads: torch.Tensor,
+    q_heads: int,
+    kv_heads: int,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
     cosines: torch.Tensor,
     sines: torch.Tensor,
-    cu_seqlens: torch.Tensor,
-    heads: int,
+) -> None:
+    """``rotary.norm_and_rotate_in_place``."""
+    from tessera.nn.kernels.rotary import norm_and_rotate_in_place
+
+    cosines, sines = cosines.contiguous(), sines.contiguous()
+    norm_and_rotate_in_place(heads, q_heads, kv_heads, q_weight, k_weight, eps, cosines, sines)
+
+
+@norm_and_rotate.register_fake
+def _(
+    heads: torch.Tensor,
+    q_heads: int,
     kv_heads: int,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    eps: float,
+    cosines: torch.Tensor,
+    sines: torch.Tensor,
+) -> None:
+    return None
+
+
+@custom_op("tessera::attention", mutates_args=())
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, causal: bool
 ) -> torch.Tensor:
-    return rows.new_empty(rows.shape[0], weight.shape[0] // (heads + 2 * kv_heads) * heads)
+    """``attention.packed_attention`` of heads that lie in one product, for lengths the host does not know."""
+    from tessera.nn.kernels.attention import packed_attention
+
+    return packed_attention(q, k, v, cu_seqlens.contiguous(), len(q), causal=causal)
+
+
+@attention.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, causal: bool
+) -> torch.Tensor:
+    return q.new_empty(q.shape)
 
 
 @custom_op("tessera::add_product", mutates_args=("onto",))

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from tessera.models.graph import Graph, Node
+from tessera.nn.linear import Linear
+from tessera.nn.norm import LayerNorm
 
 _FLOAT16_MAX = 65504.0
 
@@ -28,11 +30,11 @@ class Arithmetic:
     def residual(self) -> str:
         return "float32" if self.products == "float16" else self.products
 
-    def linear(self, graph: Graph, node: Node, module: nn.Linear) -> Node:
+    def linear(self, graph: Graph, node: Node, module: Linear) -> Node:
         node = graph.cast(node, self.products)
         return graph.linear(node, module.weight, module.bias, scale=self.scales.get(module))
 
-    def layer_norm(self, graph: Graph, node: Node, module: nn.LayerNorm) -> Node:
+    def layer_norm(self, graph: Graph, node: Node, module: LayerNorm) -> Node:
         normed = graph.layer_norm(
             graph.cast(node, "float32"), module.weight.float(), module.bias.float(), module.eps
         )

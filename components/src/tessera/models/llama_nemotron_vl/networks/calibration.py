@@ -2,69 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 import torch
 from torch import nn
 
 from tessera.models.graph import Samples
-from tessera.models.llama_nemotron_vl.text import TextTower
 from tessera.models.llama_nemotron_vl.vision import VisionTower
+from tessera.nn.block import use
+from tessera.nn.forms.plain import PLAIN, Form, Rows, tensor
+from tessera.nn.layer import Stack
+from tessera.nn.linear import Linear
+from tessera.nn.text import TextTower
 
 _FLOAT8_MAX = 448.0
 
 
 def vision_scales(tower: VisionTower, samples: Samples) -> Mapping[nn.Module, float]:
     """For the products inside all layers but the first and the last; one tile at a time."""
-    layers = tower.vision.layers[1:-1]
-    products = [
-        product
-        for layer in layers
-        for product in (layer.self_attn.qkv_proj, layer.self_attn.out_proj, layer.mlp.fc1, layer.mlp.fc2)
-    ]
 
     def run() -> None:
         for tile in samples.tiles:
-            tower(torch.from_numpy(tile[None]))
+            tower.rows(torch.from_numpy(tile[None]))
 
-    return _largest_inputs(products, run)
+    return _scales(tower.vision.layers, run)
 
 
 def text_scales(tower: TextTower, samples: Samples) -> Mapping[nn.Module, float]:
     """For the products inside all layers but the first and the last; one sequence at a time."""
-    products = [
-        product
-        for layer in tower.stack[1:-1]
-        for product in (
-            layer.self_attn.qkv_proj,
-            layer.self_attn.o_proj,
-            layer.mlp.gate_up_proj,
-            layer.mlp.down_proj,
-        )
-    ]
-    nothing = torch.empty(0, tower.embed_tokens.embedding_dim), torch.empty(0, dtype=torch.int32)
+    nothing = torch.empty(0, tower.spec.row_width), torch.empty(0, dtype=torch.int32)
 
     def run() -> None:
         for tokens in samples.tokens:
-            positions = torch.arange(len(tokens), dtype=torch.int32)
+            positions = torch.arange(len(tokens), dtype=torch.int32)[None]
             bounds = torch.tensor([0, len(tokens)], dtype=torch.int32)
             tower(torch.from_numpy(tokens), positions, bounds, (len(tokens),), *nothing)
 
-    return _largest_inputs(products, run)
+    return _scales(tower.layers, run)
 
 
-def _largest_inputs(products: Sequence[nn.Module], run: Callable[[], None]) -> dict[nn.Module, float]:
-    largest = dict.fromkeys(products, 0.0)
+class _Watched(Form):
+    """Plain torch that remembers the largest number that went into each product."""
 
-    def see(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        largest[module] = max(largest[module], float(inputs[0].abs().max()))
+    def __init__(self, products: Iterable[Linear]) -> None:
+        self.largest: dict[nn.Module, float] = dict.fromkeys(products, 0.0)
 
-    with ExitStack() as hooks, torch.inference_mode():
-        for product in products:
-            hooks.callback(product.register_forward_pre_hook(see).remove)
+    def product(self, linear: Linear, rows: Rows) -> torch.Tensor:
+        self.largest[linear] = max(self.largest[linear], float(tensor(rows).abs().max()))
+        return super().product(linear, rows)
+
+
+def _scales(stack: Stack, run: Callable[[], None]) -> dict[nn.Module, float]:
+    inner = stack.layers[1:-1]
+    watched = _Watched(one for layer in inner for one in layer.modules() if isinstance(one, Linear))
+    for layer in inner:
+        use(layer, watched)
+    with torch.inference_mode():
         run()
+    for layer in inner:
+        use(layer, PLAIN)
     smallest = float(np.finfo(np.float32).tiny)
-    return {module: max(value, smallest) / _FLOAT8_MAX for module, value in largest.items()}
+    return {module: max(value, smallest) / _FLOAT8_MAX for module, value in watched.largest.items()}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 
 from tessera.models.graph import Graph, Node
 from tessera.models.llama_nemotron_vl.config import TextConfig
 from tessera.models.llama_nemotron_vl.networks.arithmetic import Arithmetic
 from tessera.models.llama_nemotron_vl.networks.layout import Layout, row_input
-from tessera.models.llama_nemotron_vl.rope import rotation
-from tessera.models.llama_nemotron_vl.text import Layer, TextTower
+from tessera.nn.layer import Layer
+from tessera.nn.mlp import GatedMlp
+from tessera.nn.text import TextTower
 
 
 class TextNetwork:
@@ -46,9 +49,10 @@ class TextNetwork:
         with graph.within("text.positions"):
             turns = self._turns(embedded, max_length)
             hidden = graph.cast(embedded, arithmetic.residual)
-        for number, layer in enumerate(self._tower.stack):
+        for number, layer in enumerate(self._tower.layers.layers):
             with graph.within(f"text.layers.{number}"):
                 hidden = self._layer(hidden, layer, turns)
+        assert self._tower.norm is not None
         with graph.within("text.norm"):
             return arithmetic.rms_norm(graph, hidden, self._tower.norm.weight, self._config.eps)
 
@@ -76,9 +80,9 @@ class TextNetwork:
         """
         graph = self._graph
         positions = self._layout.positions(hidden)
-        tables = rotation(torch.arange(max_length, dtype=torch.int32), self._tower.frequencies.cpu())
+        rotation = self._tower.rotary(torch.arange(max_length, dtype=torch.int32)[None])
         found = []
-        for table in tables:
+        for table in (rotation.cosines, rotation.sines):
             turn = graph.gather(graph.constant(table), positions)
             found.append(graph.unsqueeze(turn, 0) if self._layout.lead == 2 else turn)
         return found[0], found[1]
@@ -86,16 +90,17 @@ class TextNetwork:
     def _layer(self, hidden: Node, layer: Layer, turns: tuple[Node, Node]) -> Node:
         graph, arithmetic = self._graph, self._arithmetic
         eps, wide = self._config.eps, self._config.intermediate
+        mlp = cast(GatedMlp, layer.mlp)
         normed = arithmetic.rms_norm(graph, hidden, layer.input_layernorm.weight, eps)
         attended = self._attended(arithmetic.linear(graph, normed, layer.self_attn.qkv_proj), turns)
         projected = arithmetic.linear(graph, attended, layer.self_attn.o_proj)
         hidden = arithmetic.add(graph, hidden, projected)
         normed = arithmetic.rms_norm(graph, hidden, layer.post_attention_layernorm.weight, eps)
-        both = arithmetic.linear(graph, normed, layer.mlp.gate_up_proj)
+        both = arithmetic.linear(graph, normed, mlp.gate_up_proj)
         gate = arithmetic.activation(graph, graph.part(both, -1, 0, wide), self._config.activation)
         up = graph.cast(graph.part(both, -1, wide, wide), "float32")
         gated = arithmetic.narrowed(graph, graph.multiply(gate, up))
-        return arithmetic.add(graph, hidden, arithmetic.linear(graph, gated, layer.mlp.down_proj))
+        return arithmetic.add(graph, hidden, arithmetic.linear(graph, gated, mlp.down_proj))
 
     def _attended(self, qkv: Node, turns: tuple[Node, Node]) -> Node:
         graph, config, width = self._graph, self._config, self._config.head_dim

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import cast
 
-from torch import nn
-
 from tessera.models.graph import UNITS, Graph, Node
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.networks.arithmetic import Arithmetic
-from tessera.models.llama_nemotron_vl.vision import Layer, VisionTower
+from tessera.models.llama_nemotron_vl.vision import VisionTower
+from tessera.nn.layer import Layer
+from tessera.nn.mlp import Mlp
+from tessera.nn.norm import LayerNorm
 
 
 class VisionNetwork:
@@ -30,7 +31,7 @@ class VisionNetwork:
         graph, encoder = self._graph, self._tower.vision
         with graph.within("vision.embeddings"):
             hidden = self._embedded(tiles)
-        for number, layer in enumerate(encoder.layers):
+        for number, layer in enumerate(encoder.layers.layers):
             with graph.within(f"vision.layers.{number}"):
                 hidden = self._layer(hidden, layer)
         with graph.within("projector"):
@@ -39,31 +40,33 @@ class VisionNetwork:
             return self._projected(hidden)
 
     def _embedded(self, tiles: Node) -> Node:
-        graph, vision, embeddings = self._graph, self._config.vision, self._tower.vision.embeddings
+        graph, vision, encoder = self._graph, self._config.vision, self._tower.vision
         grid, patch = vision.grid, vision.patch_size
         pixels = graph.reshape(graph.cast(tiles, "float32"), (0, vision.channels, grid, patch, grid, patch))
         patches = graph.reshape(
             graph.permute(pixels, (0, 2, 4, 1, 3, 5)), (0, grid * grid, vision.patch_features)
         )
         mean, std = (
-            graph.constant(value.float().view(1, 1, -1)) for value in (embeddings.mean, embeddings.std)
+            graph.constant(value.float().view(1, 1, -1))
+            for value in (encoder.patches.mean, encoder.patches.std)
         )
         scaled = graph.divide(graph.subtract(graph.divide(patches, 255.0), mean), std)
-        embedded = self._arithmetic.linear(graph, scaled, embeddings.patch_embedding)
-        where = graph.constant(embeddings.position_embedding.weight.unsqueeze(0))
+        embedded = self._arithmetic.linear(graph, scaled, encoder.patches.projection)
+        where = graph.constant(encoder.positions.weight.unsqueeze(0))
         return graph.add(*(graph.cast(node, self._arithmetic.residual) for node in (embedded, where)))
 
     def _layer(self, hidden: Node, layer: Layer) -> Node:
         graph, arithmetic = self._graph, self._arithmetic
-        normed = arithmetic.layer_norm(graph, hidden, layer.layer_norm1)
+        mlp = cast(Mlp, layer.mlp)
+        normed = arithmetic.layer_norm(graph, hidden, cast(LayerNorm, layer.input_layernorm))
         attended = self._attended(arithmetic.linear(graph, normed, layer.self_attn.qkv_proj))
-        projected = arithmetic.linear(graph, attended, layer.self_attn.out_proj)
+        projected = arithmetic.linear(graph, attended, layer.self_attn.o_proj)
         hidden = arithmetic.add(graph, hidden, projected)
-        normed = arithmetic.layer_norm(graph, hidden, layer.layer_norm2)
-        wide = arithmetic.linear(graph, normed, layer.mlp.fc1)
+        normed = arithmetic.layer_norm(graph, hidden, cast(LayerNorm, layer.post_attention_layernorm))
+        wide = arithmetic.linear(graph, normed, mlp.up_proj)
         active = arithmetic.activation(graph, wide, self._config.vision.activation)
         narrowed = arithmetic.narrowed(graph, active)
-        return arithmetic.add(graph, hidden, arithmetic.linear(graph, narrowed, layer.mlp.fc2))
+        return arithmetic.add(graph, hidden, arithmetic.linear(graph, narrowed, mlp.down_proj))
 
     def _attended(self, qkv: Node) -> Node:
         graph, vision = self._graph, self._config.vision
@@ -89,8 +92,8 @@ class VisionNetwork:
         blocks = graph.reshape(features, (0, edge, factor, edge, factor, channels))
         order = (0, 1, 3, 2, 4, 5) if projector.version == "v2" else (0, 3, 1, 2, 4, 5)
         joined = graph.reshape(graph.permute(blocks, order), (0, edge * edge, factor**2 * channels))
-        norm, first, _, second = self._tower.projector
-        normed = arithmetic.layer_norm(graph, joined, cast(nn.LayerNorm, norm))
-        wide = arithmetic.linear(graph, normed, cast(nn.Linear, first))
+        merger = self._tower.projector
+        normed = arithmetic.layer_norm(graph, joined, cast(LayerNorm, merger.norm))
+        wide = arithmetic.linear(graph, normed, merger.linear_1)
         active = arithmetic.narrowed(graph, arithmetic.activation(graph, wide, "gelu"))
-        return arithmetic.linear(graph, active, cast(nn.Linear, second))
+        return arithmetic.linear(graph, active, merger.linear_2)

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-
 from tessera.models.llama_nemotron_vl.attention import varlen_attention
 
 

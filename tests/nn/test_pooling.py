@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tessera.models.llama_nemotron_vl.pooling import pool
 
 from tessera.models.llama_nemotron_vl.config import Pooling
-from tessera.models.llama_nemotron_vl.pooling import pool
 
 LENGTHS = [1, 4, 2, 9]
 BOUNDS = torch.tensor([0, *LENGTHS]).cumsum(0).to(torch.int32)

@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tessera.models.llama_nemotron_vl.rope import inverse_frequencies, rotate, rotation
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from tessera.models.llama_nemotron_vl.config import RopeConfig
-from tessera.models.llama_nemotron_vl.rope import inverse_frequencies, rotate, rotation
 
 
 @pytest.mark.parametrize("head_dim", [16, 64, 128])

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tessera.models.llama_nemotron_vl.config import ProjectorConfig
-from tessera.models.llama_nemotron_vl.projector import pixel_shuffle
+from tessera.nn.merger import pixel_shuffle
 
 
 @pytest.mark.parametrize("factor", [1, 2, 3])
@@ -12,9 +11,7 @@ def test_shuffle_joins_neighbours(factor: int) -> None:
     edge, channels = 6, 5
     x = torch.arange(2 * edge * edge * channels).reshape(2, edge, edge, channels)
     rows = {
-        version: pixel_shuffle(
-            x.reshape(2, edge * edge, channels), ProjectorConfig(factor=factor, version=version, eps=1e-5)
-        )
+        version: pixel_shuffle(x.reshape(2, edge * edge, channels), factor, version)
         for version in ("v1", "v2")
     }
     short = edge // factor
