@@ -40,7 +40,7 @@ def test_text_in_both_layouts_and_in_parts(make_checkpoint: MakeCheckpoint, pool
     compare(stage(model, "text", "packed")(*batch.packed()), pooled)
     input_ids, mask, rows, vision_map = batch.padded()
     tiles = rows.view(-1, model.config.tokens_per_tile, model.output.width) if len(rows) > 1 else rows[None]
-    embedded = stage(model, "embed")(input_ids, tiles, vision_map)
+    (embedded,) = stage(model, "embed")(input_ids, tiles, vision_map)
     compare(stage(model, "post")(stage(model, "lm")(embedded, mask), mask), pooled)
 
 
