@@ -230,11 +230,12 @@ def _value(field: Field, given: Any) -> Any:
     if setting.unit > 1:
         return int(given * setting.unit)
     if get_origin(field.kind) is dict:
-        return _json_object(given, setting.flag)
+        return json_object(given, setting.flag)
     return given if get_origin(field.kind) is Literal else (get_origin(field.kind) or field.kind)(given)
 
 
-def _json_object(text: str, flag: str) -> dict[str, Any]:
+def json_object(text: str, flag: str) -> dict[str, Any]:
+    """A flag's JSON object; raises ``ConfigError`` naming the flag for anything else."""
     try:
         return mapping(json.loads(text), flag)
     except ValueError as error:

@@ -19,7 +19,7 @@ from tessera.engine.compiled.manifest import MANIFEST_FILE, Manifest
 from tessera.engine.compiled.spec import BUILD_DTYPES, BuildSpec, Layout, Profile, Range, Stage
 from tessera.errors import ConfigError, TesseraError
 from tessera.models import open_model
-from tessera.settings import convert
+from tessera.settings import convert, json_object
 from tessera.worker.settings import load_stages
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ def _add_build(commands: Subparsers) -> None:
     parser.add_argument("--stage", choices=[stage.value for stage in Stage], required=True)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a directory to make")
     parser.add_argument("--config", type=Path, help="an engine config file whose build list has the stage")
+    _add_model_options(parser)
     parser.add_argument("--timing-cache", type=Path, metavar="FILE", help="read and updated")
     changes = parser.add_argument_group("instead of what the config says")
     changes.add_argument("--flavour", help="aoti, tensorrt or tensorrt_rtx")
@@ -45,6 +46,22 @@ def _add_build(commands: Subparsers) -> None:
     parser.set_defaults(run=_build)
 
 
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    def parse(text: str) -> dict[str, Any]:
+        try:
+            return json_object(text, "--model-options")
+        except ConfigError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    parser.add_argument(
+        "--model-options",
+        type=parse,
+        default={},
+        metavar="JSON",
+        help="options of the model's family: those of the processes that serve it, or the engine is refused",
+    )
+
+
 def _build(options: argparse.Namespace) -> None:
     spec = spec_of(options)
     started = time.monotonic()
@@ -53,7 +70,8 @@ def _build(options: argparse.Namespace) -> None:
         print(f"{time.monotonic() - started:7.1f} s  {what}", file=sys.stderr, flush=True)
 
     progress(f"opening {options.model_path}")
-    model = open_model(options.model_path)
+    configured = {} if options.config is None else load_stages(options.config, None).model_options
+    model = open_model(options.model_path, configured | options.model_options)
     manifest = build_engine(model, spec, options.out, timing_cache=options.timing_cache, progress=progress)
     size = sum(entry.nbytes for entry in manifest.files.values())
     print(
@@ -111,6 +129,7 @@ def _inspect(options: argparse.Namespace) -> None:
 def _add_export(commands: Subparsers) -> None:
     parser = commands.add_parser("export", help="write ONNX files or a Triton model repository")
     parser.add_argument("--model-path", type=Path, required=True, help="a checkpoint directory")
+    _add_model_options(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--stage", choices=[stage.value for stage in Stage], help="one stage as an ONNX file")
     what.add_argument(
@@ -141,7 +160,7 @@ def _export(options: argparse.Namespace) -> None:
     def progress(what: str) -> None:
         print(f"{time.monotonic() - started:7.1f} s  {what}", file=sys.stderr, flush=True)
 
-    model = open_model(options.model_path)
+    model = open_model(options.model_path, options.model_options)
     stages = stages_of(model)
     tokens = options.max_tokens or model.max_tokens
     if min(options.max_sequences, options.max_units, tokens) < 1:
