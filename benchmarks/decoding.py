@@ -39,7 +39,7 @@ def rate(decoder: Decoder, data: bytes, *, threads: int, seconds: float) -> floa
     def work(until: float) -> int:
         done = 0
         while time.perf_counter() < until:
-            decoder.tiles(data, param="image")
+            decoder.decode(data, param="image")
             done += 1
         return done
 
@@ -51,15 +51,15 @@ def rate(decoder: Decoder, data: bytes, *, threads: int, seconds: float) -> floa
 
 
 def decoders(model: Model, threads: int) -> dict[str, Decoder]:
+    assert model.vision is not None
     limits = Limits(
         seconds=60.0,
         memory_bytes=2 << 30,
-        tile_bytes=model.max_tiles * int(np.prod(model.tile_shape)),
         max_pixels=MAX_PIXELS,
     )
     return {
         "threads": ThreadDecoder(model, max_pixels=MAX_PIXELS),
-        "processes": ProcessDecoder(model.path, limits, count=threads),
+        "processes": ProcessDecoder(model.path, {}, model.vision, limits, count=threads),
     }
 
 

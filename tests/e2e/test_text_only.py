@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -65,3 +67,20 @@ def test_metrics_have_no_vision_stage(service: Service) -> None:
     page = httpx.get(f"http://127.0.0.1:{service.worker_ports[0]}/metrics").text
     assert "tessera_tokens_in_flight" in page
     assert "tessera_units_in_flight" not in page and "tessera_embedding_cache" not in page
+
+
+def test_an_encode_worker_for_it_does_not_start(text_model: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "tessera.worker", "--model-path", str(text_model)),
+            *("--disaggregation-mode", "encode"),
+        ],
+        capture_output=True,
+        text=True,
+        env={"DYN_FILE_KV": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        timeout=120,
+    )
+    assert done.returncode == 1
+    errors = [line for line in done.stderr.splitlines() if " ERROR " in line]
+    assert len(errors) == 1 and "reads text alone and needs no encode worker" in errors[0]
+    assert "Traceback" not in done.stderr
