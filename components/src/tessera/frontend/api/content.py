@@ -104,17 +104,16 @@ class InputBuilder:
 
         ``stated`` and ``instruction`` are the input's own.
         """
-        images = sum(isinstance(part, ImageSource) for part in parts)
         found = Input(
-            parts=tuple(part for part in parts if part),
-            role=_decide(stated, self.role, images=images > 0),
+            parts=tuple(filter(None, parts)),
+            role=_decide(stated, self.role, images=any(isinstance(part, ImageSource) for part in parts)),
             instruction=self.instruction if instruction is None else instruction,
             param=param,
         )
-        if images > self.limits.images_per_input:
+        if len(found.images) > self.limits.images_per_input:
             raise InvalidInput(
                 f"{param}: expected at most {self.limits.images_per_input} images in one input, "
-                f"found {images}",
+                f"found {len(found.images)}",
                 param=param,
             )
         if not found.parts:

@@ -223,9 +223,9 @@ class Prompter:
 
 
 def _content(entry: Input, visions: Visions) -> Content:
-    plans = (vision.plan for vision in visions)
+    plans = iter(visions)
     return Content(
-        parts=tuple(next(plans) if isinstance(part, ImageSource) else part for part in entry.parts),
+        parts=tuple([next(plans).plan if isinstance(part, ImageSource) else part for part in entry.parts]),
         role=entry.role,
         instruction=entry.instruction,
     )
