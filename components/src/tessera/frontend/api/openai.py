@@ -431,7 +431,7 @@ _PROPERTIES: Final[dict[str, Schema]] = {
     "input": {"anyOf": [ITEM, list_of(ITEM)], "description": "What to embed; one vector per input."},
     "messages": {
         "anyOf": [CONVERSATION, list_of(CONVERSATION)],
-        "description": "One conversation of one message, or a list of such; instead of input.",
+        "description": "One conversation, or a list of such; instead of input.",
     },
     "model": STRING,
     "input_type": {"type": "string", "enum": list(INPUT_TYPES)},
