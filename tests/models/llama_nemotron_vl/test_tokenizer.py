@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tessera.errors import CheckpointError
-from tessera.models.base import Role, Truncate
+from tessera.models.base import Content, Truncate
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 from tests.models.llama_nemotron_vl.packing import prompt
@@ -117,7 +117,7 @@ def test_a_long_text_does_not_hold_up_other_threads(
     limit = 10_000_000 if truncate is Truncate.NONE else 100
 
     def tokenise() -> None:
-        model.prompt(text, [], role=Role.NONE, max_tokens=limit, truncate=truncate, param="input[0]")
+        model.prompt(Content(parts=(text,)), max_tokens=limit, truncate=truncate, param="input[0]")
 
     working = threading.Thread(target=tokenise)
     working.start()
