@@ -62,9 +62,9 @@ class VisionTower(nn.Module):
         self.patch_embed.place_constants(config.mean, config.std, device)
         self.rotary = Rotary.axial(vision.theta, vision.layer.head_dim, device)
         self.form = form_for(device, self.pos_embed.weight.dtype)
-        for block in (self.patch_embed, self.merger, self.deepstack):
+        for block in (self.merger, self.deepstack):
             use(block, self.form)
-        self.layers.prepare(self.form, start=self.patch_embed.projection)
+        self.layers.prepare(self.form, start=self.patch_embed)
         return self.eval()
 
     def quantise(self, *, keep: int) -> None:
