@@ -24,7 +24,7 @@ pytestmark = pytest.mark.compiles
 RANGES = axis_ranges(
     [
         Profile(
-            tiles=Range(1, 3, 32), sequences=Range(1, 4, 16), tokens=Range(1, 32, 512), rows=Range(1, 8, 512)
+            units=Range(1, 3, 32), sequences=Range(1, 4, 16), tokens=Range(1, 32, 512), rows=Range(1, 8, 512)
         )
     ]
 )
