@@ -16,7 +16,8 @@ from tessera.engine.compiled.spec import BuildSpec, Profile
 from tessera.frontend.settings import FrontendSettings
 from tessera.launch.settings import readme_table
 from tessera.settings import Row, fields_of, rows_of
-from tessera.worker.settings import StageSettings, TransportSettings, WorkerSettings
+from tessera.transport.settings import TransportSettings
+from tessera.worker.settings import StageSettings, WorkerSettings
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "docs/settings.md", "docs/operations.md")

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from transport_peer import Peer
 
 from tessera.transport.inbox import Inbox, InboxConfig
+from tessera.transport.kinds.nixl import NixlOptions
 from tessera.transport.outbox import Outbox
+from tessera.transport.settings import TransportSettings
 
 
 @pytest.fixture(scope="session")
@@ -28,8 +32,11 @@ def mortal_peer() -> Iterator[Peer]:
 def make_inbox() -> Iterator[Callable[..., Inbox]]:
     made: list[Inbox] = []
 
-    def make(transport: str, **changes: object) -> Inbox:
-        made.append(Inbox(InboxConfig(reader="reader-1", transport=transport, **changes)))  # type: ignore[arg-type]
+    def make(transport: str, nixl: Mapping[str, Any] = {}, **changes: object) -> Inbox:
+        settings = TransportSettings(kind=transport, nixl_interfaces="")
+        if nixl:
+            changes["nixl"] = replace(NixlOptions.of(settings), **nixl)
+        made.append(Inbox(InboxConfig(reader="reader-1", settings=settings, **changes)))  # type: ignore[arg-type]
         return made[-1]
 
     yield make

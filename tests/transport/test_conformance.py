@@ -20,7 +20,6 @@ from transport_peer import BLOCK_ROWS, ROW_WIDTH, Peer, outbox_config, same_bits
 
 from tessera.errors import HandOffError, LeaseExpired, Overloaded, TransportUnavailable
 from tessera.transport.inbox import Inbox
-from tessera.transport.kinds.nixl import NixlOptions
 from tessera.transport.kinds.nixl_agent import nixl_missing
 from tessera.transport.outbox import Outbox
 from tessera.wire import Handle, SlabInfo
@@ -394,7 +393,7 @@ async def test_a_frozen_writer_blocks_nobody_for_long(
 ) -> None:
     config = outbox_config(transport=case.kind, device=case.device)
     infos = await mortal_peer.call("open_outbox", config)
-    inbox = make_inbox(case.kind, nixl=NixlOptions(timeout_seconds=2.0))
+    inbox = make_inbox(case.kind, nixl={"timeout_seconds": 2.0})
     inbox.connect("encoder-1", infos)
     reader = inbox.reader_info("encoder-1")
     handles = [await mortal_peer.call("publish", seed, 20, reader) for seed in range(2)]

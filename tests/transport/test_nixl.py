@@ -91,7 +91,7 @@ async def test_an_image_larger_than_the_staging_memory_is_refused(
     make_outbox: Callable[..., Outbox], make_inbox: Callable[..., Inbox]
 ) -> None:
     outbox = make_outbox(transport="nixl", capacity_rows=64 * BLOCK_ROWS)
-    inbox = make_inbox("nixl", nixl=NixlOptions(staging_bytes=64 << 10))
+    inbox = make_inbox("nixl", nixl={"staging_bytes": 64 << 10})
     inbox.connect("encoder-1", outbox.infos())
     slot = await outbox.acquire(64 * BLOCK_ROWS, timeout=1)
     handle = await outbox.publish(slot, inbox.reader_info("encoder-1"))
@@ -104,7 +104,7 @@ async def test_reads_wait_for_staging_memory(
     make_outbox: Callable[..., Outbox], make_inbox: Callable[..., Inbox]
 ) -> None:
     outbox = make_outbox(transport="nixl")
-    inbox = make_inbox("nixl", nixl=NixlOptions(staging_bytes=64 << 10))
+    inbox = make_inbox("nixl", nixl={"staging_bytes": 64 << 10})
     inbox.connect("encoder-1", outbox.infos())
     handles = []
     for seed in range(4):
@@ -139,7 +139,10 @@ async def test_closing_takes_back_every_registration(
 
 async def test_a_peer_listens_where_it_is_told_to(distant: tuple[Peer, Peer]) -> None:
     writer, _ = distant
-    await writer.call("open_outbox", outbox_config(transport="nixl", nixl=NixlOptions(interfaces="lo")))
+    await writer.call(
+        "open_outbox",
+        outbox_config(transport="nixl", nixl=NixlOptions(staging_bytes=1 << 20, interfaces="lo")),
+    )
     assert await writer.call("listening") == {"127.0.0.1"}
 
 

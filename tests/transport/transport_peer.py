@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from tessera.errors import TesseraError
 from tessera.transport.inbox import Inbox, InboxConfig
 from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
 from tessera.transport.outbox import Outbox, OutboxConfig
+from tessera.transport.settings import TransportSettings
 from tessera.transport.slab.slab import Slot
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
@@ -41,9 +43,12 @@ def outbox_config(**changes: Any) -> OutboxConfig:
         "block_rows": BLOCK_ROWS,
         "row_width": ROW_WIDTH,
         "dtype": torch.float32,
-        "lease_seconds": 30.0,
     }
-    return OutboxConfig(**(values | changes))
+    own = {name: changes.pop(name) for name in ("lease_seconds", "checksum") if name in changes}
+    settings = TransportSettings(
+        **({"kind": changes.pop("transport", "auto"), "lease_seconds": 30.0, "nixl_interfaces": ""} | own)
+    )
+    return OutboxConfig(**(values | changes), settings=settings)
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
@@ -107,8 +112,9 @@ class Host:
         self, kind: str, producer: str, infos: tuple[SlabInfo, ...], timeout: float = 5.0
     ) -> ReaderInfo:
         await self.close()
-        nixl = NixlOptions(timeout_seconds=timeout)
-        self.inbox = Inbox(InboxConfig(reader="reader-2", transport=kind, retry_seconds=0, nixl=nixl))
+        settings = TransportSettings(kind=kind)
+        nixl = replace(NixlOptions.of(settings), timeout_seconds=timeout)
+        self.inbox = Inbox(InboxConfig(reader="reader-2", settings=settings, retry_seconds=0, nixl=nixl))
         self.inbox.connect(producer, infos)
         return self.inbox.reader_info(producer)
 

@@ -22,6 +22,7 @@ from tessera.launched import Launched
 from tessera.models import Model, open_model
 from tessera.models.base import Output, VisionSpec
 from tessera.transport.outbox import Outbox, OutboxConfig
+from tessera.transport.settings import TransportSettings
 from tessera.worker.decoding import ThreadDecoder
 from tessera.worker.encode import EncodeService
 from tessera.worker.metrics import WorkerMetrics
@@ -168,8 +169,7 @@ def make_outbox(
             capacity_rows=units * TILE_ROWS,
             block_rows=64,
             row_width=vision_of(model).row_width,
-            lease_seconds=2.0,
-            transport=transport,
+            settings=TransportSettings(kind=transport, lease_seconds=2.0),
         )
     )
 

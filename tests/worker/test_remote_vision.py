@@ -16,6 +16,7 @@ from tessera.errors import LeaseExpired, Overloaded, TransportUnavailable, Unava
 from tessera.models import Model
 from tessera.rpc import Client, Server
 from tessera.transport.inbox import Inbox, InboxConfig
+from tessera.transport.settings import TransportSettings
 from tessera.worker import remote_vision
 from tessera.worker.image_rows import Job
 from tessera.worker.metrics import WorkerMetrics
@@ -37,7 +38,7 @@ class Cluster:
         self._deployment, self._model, self._transport = deployment, model, transport
         self.encoders: dict[int, Encoder] = {}
         self.calls: list[int] = []
-        self.inbox = Inbox(InboxConfig(reader="reader", transport=transport))
+        self.inbox = Inbox(InboxConfig(reader="reader", settings=TransportSettings(kind=transport)))
         self.metrics = WorkerMetrics()
         self._vision: RemoteVision | None = None
 

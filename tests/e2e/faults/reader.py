@@ -16,7 +16,7 @@ from tessera import wire
 from tessera.errors import TesseraError, Unavailable
 from tessera.rpc import Client, RpcSettings, Runtime, set_environment_defaults
 from tessera.transport.inbox import Inbox, InboxConfig
-from tessera.transport.kinds.nixl import NixlOptions
+from tessera.transport.settings import TransportSettings
 
 
 async def _describe(client: Client, wanted: int) -> wire.Reply:
@@ -34,7 +34,7 @@ async def read(kind: str, data: bytes, wanted: int) -> None:
     client = await Client.connect(runtime, runtime.address("encode"))
     info = await _describe(client, wanted)
     assert isinstance(info, wire.WorkerInfo)
-    inbox = Inbox(InboxConfig(reader="reader", transport=kind, nixl=NixlOptions(interfaces="lo")))
+    inbox = Inbox(InboxConfig(reader="reader", settings=TransportSettings(kind=kind)))
     producer = f"{wanted:x}"
     inbox.connect(producer, info.slabs)
     image = wire.Image(digest=blake3(data).digest(), data=data, units=1, rows=256, param="input[0]")

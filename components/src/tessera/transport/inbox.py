@@ -18,6 +18,7 @@ from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds.inline import INLINE
 from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
 from tessera.transport.kinds.select import make_transport, select_kinds
+from tessera.transport.settings import TransportSettings
 from tessera.transport.slab.geometry import unknown_slab
 from tessera.transport.slab.rows import rows_checksum
 from tessera.wire import Handle, ReaderInfo, SlabInfo
@@ -32,15 +33,15 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InboxConfig:
-    """``reader`` names this process to its peers, ``transport`` is ``auto`` or kinds with commas between.
+    """``reader`` names this process to its peers; ``nixl`` is what ``settings`` say of it by default.
 
     A kind that failed for a producer is tried again after ``retry_seconds``.
     """
 
     reader: str
-    transport: str = "auto"
+    settings: TransportSettings
     retry_seconds: float = 60.0
-    nixl: NixlOptions = field(default_factory=NixlOptions)
+    nixl: NixlOptions | None = None
 
     def __post_init__(self) -> None:
         if not self.reader:
@@ -71,7 +72,8 @@ class Inbox:
 
     def __init__(self, config: InboxConfig) -> None:
         self.config = config
-        self.kinds = select_kinds(config.transport)
+        self._nixl = config.nixl or NixlOptions.of(config.settings)
+        self.kinds = select_kinds(config.settings.kind)
         self._transports: dict[str, Transport] = {}
         # By kind and name of the slab. Looked up anew for each step of a fetch: a slab may be let go, and
         # reached again, while its rows are copied.
@@ -218,7 +220,7 @@ class Inbox:
         self._check_kind(kind)
         transport = self._transports.get(kind)
         if transport is None:
-            transport = make_transport(kind, self.config.reader, None, nixl=self.config.nixl)
+            transport = make_transport(kind, self.config.reader, None, nixl=self._nixl)
             self._transports[kind] = transport
         self._slabs[kind, info.slab] = transport.connect(info)
 

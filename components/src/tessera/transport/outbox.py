@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 import torch
@@ -13,6 +13,7 @@ from tessera.transport.base import Transport
 from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
 from tessera.transport.kinds.select import make_transport, select_kinds
+from tessera.transport.settings import TransportSettings
 from tessera.transport.slab.device_memory import index_of
 from tessera.transport.slab.geometry import Geometry
 from tessera.transport.slab.rows import dtype_name, rows_checksum
@@ -26,9 +27,7 @@ _log = logging.getLogger(__name__)
 class OutboxConfig:
     """A producer's slab of ``capacity_rows`` rows ``[row_width]`` and the ways out of it.
 
-    Slots are multiples of ``block_rows``. ``lease_seconds`` is the time a reader has, ``transport`` is
-    ``auto`` or kinds separated by commas. With ``checksum`` every handle says what its rows were, and readers
-    make sure of it.
+    Slots are multiples of ``block_rows``. ``nixl`` is what ``settings`` say of it by default.
     """
 
     producer: str
@@ -37,16 +36,12 @@ class OutboxConfig:
     row_width: int
     dtype: torch.dtype = torch.float32
     device: str = "cpu"
-    lease_seconds: float
-    transport: str = "auto"
-    checksum: bool = False
-    nixl: NixlOptions = field(default_factory=NixlOptions)
+    settings: TransportSettings
+    nixl: NixlOptions | None = None
 
     def __post_init__(self) -> None:
         if not self.producer:
             raise ConfigError("producer must not be empty")
-        if self.lease_seconds <= 0:
-            raise ConfigError(f"lease_seconds={self.lease_seconds} must be positive")
 
 
 class Outbox:
@@ -64,12 +59,13 @@ class Outbox:
             raise ConfigError(str(error)) from error
         self.config = config
         device = torch.device(config.device)
-        self.kinds = select_kinds(config.transport, slab_device=device)
+        self._nixl = config.nixl or NixlOptions.of(config.settings)
+        self.kinds = select_kinds(config.settings.kind, slab_device=device)
         self.slab = Slab(
             geometry,
             device=device,
-            lease_seconds=config.lease_seconds,
-            mirror="shm" in self.kinds or ("nixl" in self.kinds and not config.nixl.gpu_direct),
+            lease_seconds=config.settings.lease_seconds,
+            mirror="shm" in self.kinds or ("nixl" in self.kinds and not self._nixl.gpu_direct),
         )
         self._transports: dict[str, Transport] = {}
         try:
@@ -92,7 +88,7 @@ class Outbox:
         for kind in reader.kinds:
             transport = self._transports.get(kind)
             if transport is not None and self._reaches(kind, reader):
-                checksum = rows_checksum(slot.rows) if self.config.checksum else b""
+                checksum = rows_checksum(slot.rows) if self.config.settings.checksum else b""
                 handle = await transport.publish(slot)
                 return msgspec.structs.replace(handle, checksum=checksum) if checksum else handle
         raise TransportUnavailable(
@@ -131,9 +127,9 @@ class Outbox:
 
     def _offer(self, kind: str) -> None:
         try:
-            transport = make_transport(kind, self.config.producer, self.slab, nixl=self.config.nixl)
+            transport = make_transport(kind, self.config.producer, self.slab, nixl=self._nixl)
         except TransportUnavailable as error:
-            if self.config.transport != "auto":
+            if self.config.settings.kind != "auto":
                 raise
             _log.warning("hand-off by %s is not offered: %s", kind, error)
             self.kinds = tuple(other for other in self.kinds if other != kind)

@@ -23,7 +23,6 @@ from tessera.models.base import VisionSpec
 from tessera.rpc import Client, Runtime
 from tessera.transport.host import host_id
 from tessera.transport.inbox import Inbox, InboxConfig
-from tessera.transport.kinds.nixl import NixlOptions
 from tessera.transport.outbox import Outbox, OutboxConfig
 from tessera.worker.decoding import Decoder, ProcessDecoder, ThreadDecoder
 from tessera.worker.decoding.messages import Limits
@@ -146,7 +145,7 @@ class Builder:
         return -(-rows // _BLOCK_ROWS) * _BLOCK_ROWS
 
     async def _encode(self, model: Model, vision: VisionSpec) -> EncodeService:
-        settings, transport = self._vision_settings(vision), self.settings.stages.transport
+        settings = self._vision_settings(vision)
         placement = place(settings)
         stage = await self._vision_stage(model, vision, settings, placement)
         outbox = Outbox(
@@ -157,10 +156,7 @@ class Builder:
                 row_width=vision.row_width,
                 dtype=placement.torch_dtype,
                 device=placement.device,
-                lease_seconds=transport.lease_seconds,
-                transport=transport.kind,
-                checksum=transport.checksum,
-                nixl=NixlOptions(interfaces=transport.nixl_interfaces),
+                settings=self.settings.stages.transport,
             )
         )
         self.metrics.watch_slab(outbox.stats)
@@ -198,9 +194,7 @@ class Builder:
             theirs, ours = (info.fingerprint, info.dtype), (own.fingerprint, own.dtype)
             return None if theirs == ours else f"it serves {theirs}, this worker {ours}"
 
-        transport = self.settings.stages.transport
-        nixl = NixlOptions(staging_bytes=transport.staging_mb << 20, interfaces=transport.nixl_interfaces)
-        inbox = Inbox(InboxConfig(reader=self.name, transport=transport.kind, nixl=nixl))
+        inbox = Inbox(InboxConfig(reader=self.name, settings=self.settings.stages.transport))
         self.metrics.watch_registrations(lambda: inbox.nixl_registrations)
         self.metrics.watch_peers(lambda: inbox.peers)
         return RemoteVision(

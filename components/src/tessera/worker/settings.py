@@ -35,6 +35,7 @@ from tessera.settings import (
     mapping,
     parse_flags,
 )
+from tessera.transport.settings import TransportSettings
 
 
 class Mode(StrEnum):
@@ -43,34 +44,6 @@ class Mode(StrEnum):
     AGG = "agg"
     ENCODE = "encode"
     EMBED = "embed"
-
-
-class TransportSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How vision rows go from encode workers to embed workers."""
-
-    kind: Annotated[
-        str,
-        Setting(
-            help="`auto` for whichever reaches the reader best, or `cuda_ipc`, `shm`, `nixl`, `inline`, with "
-            "commas between"
-        ),
-    ] = "auto"
-    slab_mb: Annotated[int, Setting(help="MiB of rows that an encode worker lends at a time")] = 256
-    staging_mb: Annotated[int, Setting(help="MiB of registered memory that NIXL reads into")] = 64
-    nixl_interfaces: Annotated[
-        str,
-        Setting(help="network interfaces that NIXL listens on, with commas between; empty for all"),
-    ] = "lo"
-    lease_seconds: Annotated[float, Setting(help="that a reader has to copy rows")] = 10.0
-    checksum: Annotated[bool, Setting(help="readers make sure that rows are those that were published")] = (
-        False
-    )
-
-    def __post_init__(self) -> None:
-        if self.slab_mb < 1 or self.staging_mb < 1:
-            raise ValueError("slab_mb and staging_mb must be at least 1")
-        if not 0 < self.lease_seconds < math.inf:
-            raise ValueError("lease_seconds must be positive")
 
 
 class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -16,6 +16,7 @@ import torch
 
 from tessera.errors import ConfigError, HandOffError, LeaseExpired
 from tessera.transport.kinds.nixl_agent import NixlAgent
+from tessera.transport.settings import TransportSettings
 from tessera.transport.slab.geometry import (
     Geometry,
     check_origin,
@@ -46,10 +47,14 @@ class NixlOptions:
     that is made afterwards; empty means all of them. UCX listens on them without authentication.
     """
 
-    staging_bytes: int = 64 << 20
+    staging_bytes: int
     timeout_seconds: float = 10.0
     gpu_direct: bool = False
-    interfaces: str = ""
+    interfaces: str
+
+    @classmethod
+    def of(cls, settings: TransportSettings) -> NixlOptions:
+        return cls(staging_bytes=settings.staging_mb << 20, interfaces=settings.nixl_interfaces)
 
     def __post_init__(self) -> None:
         if self.staging_bytes < _PAGE or self.timeout_seconds <= 0:

@@ -43,7 +43,7 @@ def _obstacle(kind: str, slab_device: torch.device | None) -> str | None:
     return None
 
 
-def make_transport(kind: str, name: str, slab: Slab | None, *, nixl: NixlOptions | None = None) -> Transport:
+def make_transport(kind: str, name: str, slab: Slab | None, *, nixl: NixlOptions) -> Transport:
     """A transport of ``kind`` for the process called ``name``; with a slab it can publish."""
     match kind:
         case "cuda_ipc":
@@ -51,7 +51,7 @@ def make_transport(kind: str, name: str, slab: Slab | None, *, nixl: NixlOptions
         case "shm":
             return ShmTransport(name, slab)
         case "nixl":
-            return NixlTransport(name, slab, options=nixl or NixlOptions())
+            return NixlTransport(name, slab, options=nixl)
         case "inline":
             return InlineTransport(name)
     raise ConfigError(f"unknown transport {kind!r}")
