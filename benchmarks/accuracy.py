@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
-from benchmarks.batches import random_tiles
+from benchmarks.batches import Size, image_tokens, text_input, vision_batch, words
+from tessera.engine.base import TextEngine, VisionEngine
 from tessera.engine.batch import PackedInput, pack
 from tessera.engine.placement import Placement
-from tessera.engine.torch.text import TorchTextEngine
-from tessera.engine.torch.vision import TorchVisionEngine
-from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models import Model
 
 LENGTHS = (1, 7, 32, 33, 128, 260, 600, 1024)
 
 
-def text_cosine(model: LlamaNemotronVL, engine: TorchTextEngine, placement: Placement) -> float:
+def texts(model: Model) -> list[PackedInput]:
+    random = np.random.default_rng(0)
+    return [text_input(model, words(model, length, random)) for length in LENGTHS]
+
+
+def text_cosine(model: Model, engine: TextEngine, placement: Placement, size: Size) -> float:
     """The worst cosine of a vector, each sequence alone and all of them packed together.
 
-    The last holds an image's rows, which are random here.
+    The last holds the rows of an image of ``size``, which are random here.
     """
-    device = placement.device
-    random = np.random.default_rng(0)
-    words = model.vocab_size // 2
-    inputs = [PackedInput(tokens=random.integers(0, words, length, dtype=np.int32)) for length in LENGTHS]
-    rows = torch.from_numpy(random.standard_normal((model.tokens_per_tile, model.hidden), np.float32))
-    rows = rows.to(device, placement.torch_dtype)
-    index = np.arange(3, 3 + len(rows), dtype=np.int32)
-    tokens = random.integers(0, words, len(rows) + 9, dtype=np.int32)
-    inputs.append(PackedInput(tokens=tokens, vision=(rows,), vision_index=index))
+    device, inputs = placement.device, texts(model)
+    width = model.output.width
+    rows = torch.empty(0, width, device=device)
+    if model.vision is not None:
+        plan = model.plan(*size, param="image")
+        noise = np.random.default_rng(1).standard_normal((plan.rows, model.vision.row_width), np.float32)
+        # The size of an embedding's numbers, so that an image is not all that a layer sees.
+        rows = (0.02 * torch.from_numpy(noise)).to(device, placement.torch_dtype)
+        tokens = image_tokens(model, plan)
+        inputs.append(
+            PackedInput(
+                tokens=tokens,
+                positions=model.positions(tokens, (plan,)),
+                vision=(rows,),
+                vision_index=model.vision_index(tokens),
+            )
+        )
     packed = pack(inputs)
     module = model.load_text(dtype="float32", device=device)
     with torch.inference_mode():
@@ -40,23 +54,30 @@ def text_cosine(model: LlamaNemotronVL, engine: TorchTextEngine, placement: Plac
             rows.float(),
             torch.from_numpy(packed.vision_index).to(device),
         ).cpu()
-    together = torch.from_numpy(engine.launch(packed).result().vectors)
-    alone = torch.from_numpy(np.concatenate([engine.launch(pack([one])).result().vectors for one in inputs]))
+    together = torch.from_numpy(engine.launch(packed).result().rows)
+    alone = torch.from_numpy(np.concatenate([engine.launch(pack([one])).result().rows for one in inputs]))
     return min(_worst(together, expected), _worst(alone, expected))
 
 
-def vision_cosine(model: LlamaNemotronVL, engine: TorchVisionEngine, placement: Placement) -> float:
-    """The worst cosine of a vision row, from a replayed and from a plain batch size."""
+def vision_cosine(model: Model, engine: VisionEngine, placement: Placement, sizes: Sequence[Size]) -> float:
+    """The worst cosine of a vision row, of the first image alone and of all together."""
+    assert model.vision is not None
     worst = 1.0
     module = model.load_vision(dtype="float32", device=placement.device)
-    for count in (2, 9):
-        tiles = random_tiles(model, count, seed=count)
-        # Half of them smooth, as pages are, and half noise.
-        tiles[::2] = np.linspace(0, 255, tiles.shape[-1]).astype(np.uint8)
+    for chosen in (sizes[:1], sizes):
+        batch = vision_batch(model, chosen, seed=len(chosen))
+        for image in batch.pixels[::2]:
+            # Half of them smooth, as pages are, and half noise.
+            image[:] = np.linspace(0, 255, image.shape[-1]).astype(np.uint8)
         with torch.inference_mode():
-            expected = module(torch.from_numpy(tiles).to(placement.device)).reshape(-1, model.hidden)
+            expected = module(
+                torch.from_numpy(np.concatenate(batch.pixels)).to(placement.device),
+                torch.from_numpy(batch.positions).to(placement.device),
+                torch.from_numpy(batch.cu_units).to(placement.device),
+                batch.units,
+            )
         out = torch.empty(expected.shape, dtype=placement.torch_dtype, device=placement.device)
-        engine.launch([tiles], [out]).result()
+        engine.launch(batch, torch.split(out, [plan.rows for plan in batch.plans])).result()
         worst = min(worst, _worst(out.float(), expected))
     return worst
 

@@ -2,72 +2,144 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
-from tessera.engine.batch import PackedInput, TextBatch, pack
-from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from benchmarks.bodies import IMAGE_TEXT
+from tessera.engine.batch import PackedInput, TextBatch, VisionBatch, pack, pack_images
+from tessera.image_plan import ImagePlan
+from tessera.models import Model
+from tessera.models.base import Content, Int32Array, Pixels, Role, Truncate
+
+Size = tuple[int, int]
+"""Width and height of an image, in pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """Requests of ``tokens`` text tokens and ``tiles`` tiles each, ``items`` of them in one text batch."""
+    """``items`` inputs in one text batch, each of ``tokens`` tokens or of an image and a few words.
+
+    With ``tokens`` -1 there are as many as the budget has room for, of 9 to 1024 tokens.
+    """
 
     name: str
-    tokens: int
-    tiles: int
-    items: int
-
-    def total(self, model: LlamaNemotronVL) -> int:
-        return self.tokens + self.tiles * model.tokens_per_tile
+    tokens: int = 0
+    size: Size | None = None
+    items: int = 1
 
 
-def workloads(*, budget: int, small: bool) -> list[Workload]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Images:
+    """A vision batch of images of these sizes."""
+
+    name: str
+    sizes: tuple[Size, ...]
+
+
+IMAGE, PAGE = (512, 512), (1275, 1650)
+MIXED = (IMAGE, PAGE, (640, 480), (3000, 500), (224, 224), (1920, 1080), (37, 900), (64, 64))
+SMALL, SMALL_PAGE = (64, 48), (150, 200)
+
+
+def workloads(model: Model, *, budget: int, small: bool) -> list[Workload]:
     """What fits into ``budget`` tokens; with ``small`` the shapes of a test."""
-    if small:
-        shapes = [("text, 16 tokens", 16, 0, 4), ("1 tile + 4 tokens", 4, 1, 2), ("2 tiles", 4, 2, 2)]
-        return [
-            Workload(name=name, tokens=tokens, tiles=tiles, items=items)
-            for name, tokens, tiles, items in shapes
+    lengths = [16] if small else [1024, 128, 32]
+    found = [
+        Workload(name=f"text, {length} tokens", tokens=length, items=4 if small else max(1, budget // length))
+        for length in lengths
+    ]
+    if not small:
+        found.append(Workload(name="text, 9 to 1024 tokens", tokens=-1))
+    if model.vision is None:
+        return found
+    for name, size in _named(small):
+        length = len(image_tokens(model, model.plan(*size, param="image")))
+        found.append(Workload(name=f"{name} + text", size=size, items=max(1, budget // length)))
+    return found
+
+
+def image_sets(model: Model, *, budget: int, small: bool) -> list[Images]:
+    """One image of each kind, and as many as ``budget`` units have room for; mixed sizes last."""
+    found = []
+    for name, size in _named(small):
+        units = model.plan(*size, param="image").units
+        found += [
+            Images(name=f"vision, {count} x {name}", sizes=(size,) * count)
+            for count in sorted({1, max(1, budget // units)})
         ]
+    if small:
+        return found
+    mixed: list[Size] = []
+    total = 0
+    for size in cycle(MIXED):
+        total += model.plan(*size, param="image").units
+        if total > budget:
+            break
+        mixed.append(size)
+    return [*found, Images(name=f"vision, {len(mixed)} mixed", sizes=tuple(mixed))] if mixed else found
+
+
+def _named(small: bool) -> list[tuple[str, Size]]:
+    sizes = (SMALL, SMALL_PAGE) if small else (IMAGE, PAGE)
     return [
-        Workload(name="text, 1024 tokens", tokens=1024, tiles=0, items=max(1, budget // 1024)),
-        Workload(name="text, 128 tokens", tokens=128, tiles=0, items=max(1, budget // 128)),
-        Workload(name="text, 32 tokens", tokens=32, tiles=0, items=max(1, budget // 32)),
-        Workload(name="text, 9 to 1024 tokens", tokens=-1, tiles=0, items=0),
-        Workload(name="1 tile + 8 tokens", tokens=8, tiles=1, items=max(1, budget // 264)),
-        Workload(name="page, 7 tiles + 4 tokens", tokens=4, tiles=7, items=max(1, budget // 1796)),
+        (f"{what} {size[0]}x{size[1]}", size) for what, size in zip(("image", "page"), sizes, strict=True)
     ]
 
 
-def text_batch(
-    model: LlamaNemotronVL, workload: Workload, rows: torch.Tensor | None, *, seed: int, budget: int = 0
-) -> TextBatch:
-    """A batch of the workload; ``rows`` are the vision rows of one item, used for every item."""
+def vision_batch(model: Model, sizes: Sequence[Size], *, seed: int) -> VisionBatch:
+    """Images of noise."""
     random = np.random.default_rng(seed)
-    # Ordinary words only, none of the control tokens at the end of the vocabulary.
-    words = model.vocab_size - 300 if model.vocab_size > 1000 else model.vocab_size // 2
-    if workload.tokens < 0:
-        lengths: list[int] = []
-        while sum(lengths) < budget:
-            lengths.append(min(int(random.integers(9, 1025)), budget - sum(lengths)))
-    else:
-        lengths = [workload.total(model)] * workload.items
-    index = np.arange(workload.tiles * model.tokens_per_tile, dtype=np.int32)
-    return pack(
+    assert model.vision is not None
+    shape = model.vision.unit_shape
+    plans = [model.plan(*size, param="image") for size in sizes]
+    return pack_images(
         [
-            PackedInput(
-                tokens=random.integers(0, words, length, dtype=np.int32),
-                vision=() if rows is None else (rows,),
-                vision_index=index,
-            )
-            for length in lengths
-        ]
+            Pixels(values=random.integers(0, 256, (plan.units, *shape), dtype=np.uint8), plan=plan)
+            for plan in plans
+        ],
+        [model.unit_positions(plan) for plan in plans],
     )
 
 
-def random_tiles(model: LlamaNemotronVL, count: int, *, seed: int) -> npt.NDArray[np.uint8]:
-    return np.random.default_rng(seed).integers(0, 256, (count, *model.tile_shape), dtype=np.uint8)
+def image_tokens(model: Model, plan: ImagePlan) -> Int32Array:
+    """An image and a few words, as a prompt."""
+    content = Content(parts=(plan, IMAGE_TEXT), role=Role.PASSAGE)
+    return model.prompt(content, max_tokens=model.max_tokens, truncate=Truncate.NONE, param="input").tokens
+
+
+def words(model: Model, length: int, random: np.random.Generator) -> Int32Array:
+    """Ordinary words only, none of the control tokens at the end of the vocabulary."""
+    most = model.vocab_size - 300 if model.vocab_size > 3000 else model.vocab_size // 2
+    return random.integers(0, most, length, dtype=np.int32)
+
+
+def text_batch(
+    model: Model, workload: Workload, rows: torch.Tensor | None, *, seed: int, budget: int = 0
+) -> TextBatch:
+    """A batch of the workload; ``rows`` are the vision rows of one image, used for every item."""
+    random = np.random.default_rng(seed)
+    if workload.size is not None:
+        assert rows is not None
+        plan = model.plan(*workload.size, param="image")
+        tokens = image_tokens(model, plan)
+        one = PackedInput(
+            tokens=tokens,
+            positions=model.positions(tokens, (plan,)),
+            vision=(rows,),
+            vision_index=model.vision_index(tokens),
+        )
+        return pack([one] * workload.items)
+    lengths = [workload.tokens] * workload.items
+    if workload.tokens < 0:
+        lengths = []
+        while sum(lengths) < budget:
+            lengths.append(min(int(random.integers(9, 1025)), budget - sum(lengths)))
+    return pack([text_input(model, words(model, length, random)) for length in lengths])
+
+
+def text_input(model: Model, tokens: Int32Array) -> PackedInput:
+    return PackedInput(tokens=tokens, positions=model.positions(tokens, ()))

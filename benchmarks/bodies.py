@@ -12,7 +12,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from tessera.models.base import Model, Role, Truncate
+from tessera.models.base import Content, Model, Truncate
 
 _START_OF_IMAGE = b"\xff\xd8"
 
@@ -160,6 +160,6 @@ def _count(model: Model, text: str) -> int:
     if not text:
         return 0
     prompt = model.prompt(
-        text, (), role=Role.NONE, max_tokens=model.max_tokens, truncate=Truncate.NONE, param="input"
+        Content(parts=(text,)), max_tokens=model.max_tokens, truncate=Truncate.NONE, param="input"
     )
     return len(prompt.tokens)

@@ -1,7 +1,8 @@
 """``python -m benchmarks.engine``: what the engines do in process, beside the products they consist of.
 
-The bound of a row is what the matrix products of its batch take alone, at the same shapes, in the same
-run. Attention, norms and everything else come on top, so no share reaches 100 %.
+The bound of a row is what the matrix products of its batch take alone, at the same shapes, in turns with the
+engine, each for as long, so that the card holds the clock of that load. Attention counts in the last column,
+by the fastest kernel there is; norms and everything else come on top, so no share reaches 100 %.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import statistics
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,95 +21,159 @@ import torch
 
 from benchmarks import usage
 from benchmarks.accuracy import text_cosine, vision_cosine
-from benchmarks.batches import Workload, random_tiles, text_batch, workloads
-from benchmarks.products import Product, seconds, text_products, vision_products
+from benchmarks.batches import (
+    IMAGE,
+    MIXED,
+    PAGE,
+    SMALL,
+    SMALL_PAGE,
+    Images,
+    Size,
+    Workload,
+    image_sets,
+    text_batch,
+    vision_batch,
+    workloads,
+)
+from benchmarks.checkpoint import add_model, made_checkpoint, usual_units
+from benchmarks.products import Tower, attention, chain, sustained, text_tower, vision_tower
 from benchmarks.table import number, table, write_csv
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
 from tessera.engine.settings import EngineSettings
 from tessera.launched import Launched
-from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
+from tessera.models import Model, open_model
 from tessera.worker.settings import load_stages
 
 T = TypeVar("T")
 
-HEADER = ("workload", "batch", "ms", "per s", "bound", "share %")
+HEADER = ("workload", "batch", "ms", "per s", "bound", "share %", "with attention %")
+_TURNS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Seconds of a batch by the engine, of its products alone, and of its attention alone."""
+
+    engine: float
+    products: float
+    attention: float
+
+    def over(self, items: int) -> Taken:
+        return Taken(self.engine / items, self.products / items, self.attention / items)
 
 
 class Benchmark:
     """Both engines of one checkpoint, and the rows measured so far."""
 
     def __init__(
-        self, model: LlamaNemotronVL, *, text: EngineSettings, vision: EngineSettings, duration: float
+        self, model: Model, *, text: EngineSettings, vision: EngineSettings, duration: float
     ) -> None:
         self.model = model
         self.tokens = text.max_batch_cost
         self.duration = duration
         self.rows: list[tuple[str, ...]] = []
-        self._products: dict[Product, float] = {}
         self.placement: Placement = place(text)
         self.text = _timed("text engine", lambda: make_text_engine(model, text, self.placement))
-        self.vision = _timed("vision engine", lambda: make_vision_engine(model, vision, self.placement))
+        self.vision = None
+        if model.vision is not None:
+            self.vision = _timed("vision engine", lambda: make_vision_engine(model, vision, self.placement))
         _timed("text warm-up", self.text.warm)
-        _timed("vision warm-up", self.vision.warm)
+        if self.vision is not None:
+            _timed("vision warm-up", self.vision.warm)
+        self._images: dict[Size, Taken] = {}
 
-    def run_vision(self, count: int) -> float:
-        """Seconds for one batch of tiles."""
-        tiles = random_tiles(self.model, count, seed=count)
-        out = self._rows(count)
-        taken = self._steady(lambda: self.vision.launch([tiles], [out]), self.vision.depth)
-        self._add(
-            f"vision, {count} tiles", count, taken, self._bound(vision_products(self.model.config, count))
+    def run_vision(self, images: Images) -> None:
+        """One row for a vision batch."""
+        vision = self.vision
+        assert vision is not None
+        batch = vision_batch(self.model, images.sizes, seed=len(images.sizes))
+        out = [self._rows(plan.rows) for plan in batch.plans]
+        taken = self._turns(
+            lambda: vision.launch(batch, out), vision.depth, vision_tower(self.model), batch.units
         )
-        return taken / count
+        self._add(images.name, len(images.sizes), taken)
+        if len(set(images.sizes)) == 1:
+            # The largest batch comes last and stays.
+            self._images[images.sizes[0]] = taken.over(len(images.sizes))
 
-    def run_text(self, workload: Workload, tile_seconds: float) -> None:
-        """One row for the text engine alone and, with tiles, one for both engines one after the other."""
-        rows = self._rows(workload.tiles) if workload.tiles else None
-        if rows is not None:
-            tiles = random_tiles(self.model, workload.tiles, seed=0)
-            self.vision.launch([tiles], [rows]).result()
+    def run_text(self, workload: Workload) -> None:
+        """One row for the text engine alone and, with images, one for both engines one after the other."""
+        rows = None if workload.size is None else self._encoded(workload.size)
         batch = text_batch(self.model, workload, rows, seed=1, budget=self.tokens)
-        items, total = len(batch.lengths), sum(batch.lengths)
-        taken = self._steady(lambda: self.text.launch(batch), self.text.depth)
-        bound = self._bound(text_products(self.model.config, total))
-        self._add(workload.name + (", text stage" if workload.tiles else ""), items, taken, bound)
-        if workload.tiles:
-            tiles_in_all = workload.tiles * items
-            products = list(vision_products(self.model.config, 32 if items > 2 else workload.tiles))
-            each = self._bound(products) / (32 if items > 2 else workload.tiles)
-            self._add(workload.name, items, taken + tiles_in_all * tile_seconds, bound + tiles_in_all * each)
+        items = len(batch.lengths)
+        taken = self._turns(
+            lambda: self.text.launch(batch), self.text.depth, text_tower(self.model), batch.lengths
+        )
+        self._add(workload.name + (", text stage" if rows is not None else ""), items, taken)
+        if workload.size is not None and workload.size in self._images:
+            image = self._images[workload.size]
+            both = Taken(
+                taken.engine + items * image.engine,
+                taken.products + items * image.products,
+                taken.attention + items * image.attention,
+            )
+            self._add(workload.name, items, both)
 
-    def run_latency(self) -> None:
+    def run_latency(self, sizes: Sequence[Size]) -> None:
         """Single requests, one after the other."""
-        for name, tokens, count in (("latency, text 32 tokens", 32, 0), ("latency, 1 tile + 8 tokens", 8, 1)):
-            workload = Workload(name=name, tokens=tokens, tiles=count, items=1)
-            rows = self._rows(count) if count else None
-            tiles = random_tiles(self.model, max(1, count), seed=0)
+        found = [Workload(name="latency, text 32 tokens", tokens=32)]
+        if self.vision is not None:
+            found += [
+                Workload(name=f"latency, image {size[0]}x{size[1]} + text", size=size) for size in sizes
+            ]
+        for workload in found:
+            images, rows = None, None
+            if workload.size is not None:
+                images = vision_batch(self.model, (workload.size,), seed=0)
+                rows = self._rows(images.plans[0].rows)
             batch = text_batch(self.model, workload, rows, seed=1)
             times = []
             for _ in range(30):
                 started = time.perf_counter()
-                if rows is not None:
-                    self.vision.launch([tiles], [rows]).result()
+                if images is not None and rows is not None and self.vision is not None:
+                    self.vision.launch(images, [rows]).result()
                 self.text.launch(batch).result()
                 times.append(time.perf_counter() - started)
-            self._add(name, 1, statistics.median(times[10:]), None)
+            self._add(workload.name, 1, Taken(statistics.median(times[10:]), 0.0, 0.0))
 
-    def _rows(self, tiles: int) -> torch.Tensor:
+    def _encoded(self, size: Size) -> torch.Tensor:
+        assert self.vision is not None
+        batch = vision_batch(self.model, (size,), seed=0)
+        rows = self._rows(batch.plans[0].rows)
+        self.vision.launch(batch, [rows]).result()
+        return rows
+
+    def _rows(self, count: int) -> torch.Tensor:
+        assert self.model.vision is not None
         return torch.empty(
-            tiles * self.model.tokens_per_tile,
-            self.model.hidden,
+            count,
+            self.model.vision.row_width,
             dtype=self.placement.torch_dtype,
             device=self.placement.device,
         )
+
+    def _turns(
+        self, launch: Callable[[], Launched[object]], depth: int, tower: Tower, sizes: Sequence[int]
+    ) -> Taken:
+        """The engine, the products and the attention of ``sizes`` in turns."""
+        device, dtype = self.placement.device, self.placement.torch_dtype
+        products = chain(tower.products(sum(sizes)), device, dtype)
+        kernels = attention(tower.scores(sizes), device, dtype)
+        turns = []
+        for _ in range(_TURNS):
+            engine = self._steady(launch, depth)
+            bare = sustained(products, device, self.duration / _TURNS)
+            each = self.duration / _TURNS / (4 * len(kernels))
+            fastest = min(sustained(kernel, device, each) for kernel in kernels)
+            turns.append((engine, bare, fastest))
+        return Taken(*(sum(column) / _TURNS for column in zip(*turns, strict=True)))
 
     def _steady(self, launch: Callable[[], Launched[object]], depth: int) -> float:
         """Seconds a batch takes while the next one is launched behind it, as a worker does."""
         flying: deque[Launched[object]] = deque(launch() for _ in range(depth))
         count, started = 0, time.perf_counter()
-        while count < 3 or time.perf_counter() - started < self.duration:
+        while count < 3 or time.perf_counter() - started < self.duration / _TURNS:
             flying.popleft().result()
             flying.append(launch())
             count += 1
@@ -116,23 +182,17 @@ class Benchmark:
             launched.result()
         return taken
 
-    def _bound(self, products: Iterable[Product]) -> float:
-        total = 0.0
-        for product in products:
-            if product not in self._products:
-                self._products[product] = seconds(product, self.placement.device, self.placement.torch_dtype)
-            total += self._products[product]
-        return total
-
-    def _add(self, name: str, items: int, taken: float, bound: float | None) -> None:
+    def _add(self, name: str, items: int, taken: Taken) -> None:
+        bound = taken.products or None
         self.rows.append(
             (
                 name,
                 str(items),
-                number(taken * 1e3),
-                number(items / taken),
+                number(taken.engine * 1e3),
+                number(items / taken.engine),
                 number(items / bound if bound else None),
-                number(100 * bound / taken if bound else None),
+                number(100 * bound / taken.engine if bound else None),
+                number(100 * (bound + taken.attention) / taken.engine if bound else None),
             )
         )
         print("  ".join(self.rows[-1]), flush=True)
@@ -147,52 +207,65 @@ def _timed(what: str, make: Callable[[], T]) -> T:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = usage.parser("benchmarks.engine", __doc__)
-    parser.add_argument("--model-path", type=Path, help="a checkpoint; a random one by default")
-    parser.add_argument("--size", choices=("tiny", "full"), default="full", help="of the random one")
+    add_model(parser)
     parser.add_argument("--config", type=Path, help="an engine config, for other engines and their budgets")
     parser.add_argument("--tokens", type=int, default=16384, help="the text engine's budget")
-    parser.add_argument("--tiles", type=int, default=32, help="the vision engine's budget")
-    parser.add_argument("--seconds", type=float, default=1.5, help="for each row")
+    parser.add_argument("--units", type=int, help="the vision engine's budget, in tiles or patches")
+    parser.add_argument("--seconds", type=float, default=1.5, help="for each row's engine, and its products")
+    parser.add_argument(
+        "--only", nargs="*", default=[], metavar="TEXT", help="rows whose name has one of these"
+    )
     parser.add_argument("--out", type=Path, help="a directory for engine.csv")
     parser.add_argument("--no-check", action="store_true", help="skip the comparison with float32")
     parser.add_argument("--no-rates", action="store_true", help="skip the timed rows")
     options = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
-        path = options.model_path
-        if path is None:
-            path = Path(folder) / "model"
-            make_checkpoint(["--out", str(path), "--size", options.size])
-        _run(LlamaNemotronVL.open(path), options)
+        _run(open_model(made_checkpoint(options, Path(folder))), options)
     return 0
 
 
-def _run(model: LlamaNemotronVL, options: argparse.Namespace) -> None:
+def _run(model: Model, options: argparse.Namespace) -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    print(f"torch {torch.__version__}, {device}")
-    if options.size == "tiny":
-        options.tokens, options.tiles = min(options.tokens, 256), min(options.tiles, 4)
+    print(f"torch {torch.__version__}, {device}, {model.family}")
+    small = options.size == "tiny"
+    options.units = options.units or usual_units(model)
+    if small:
+        options.tokens = min(options.tokens, 256)
+        if model.vision is not None:
+            options.units = min(options.units, 2 * model.plan(*SMALL_PAGE, param="image").units)
     text = EngineSettings(max_batch_cost=options.tokens, max_queue_cost=options.tokens)
-    vision = EngineSettings(max_batch_cost=options.tiles, max_queue_cost=options.tiles)
+    vision = EngineSettings(max_batch_cost=options.units, max_queue_cost=options.units)
     if options.config is not None:
         stages = load_stages(options.config, None)
         text, vision = stages.text, stages.vision
-        options.tokens, options.tiles = text.max_batch_cost, vision.max_batch_cost
+        options.tokens, options.units = text.max_batch_cost, vision.max_batch_cost
     benchmark = Benchmark(model, text=text, vision=vision, duration=options.seconds)
     if not options.no_rates:
-        _measure(benchmark, options)
+        _measure(benchmark, options, small)
     if not options.no_check:
-        worst = text_cosine(model, benchmark.text, benchmark.placement)
-        row = vision_cosine(model, benchmark.vision, benchmark.placement)
-        print(f"worst cosine against float32: text {worst:.6f}, vision rows {row:.6f}")
+        size, sizes = (SMALL, (SMALL_PAGE, SMALL)) if small else (IMAGE, MIXED[:5])
+        worst = text_cosine(model, benchmark.text, benchmark.placement, size)
+        line = f"worst cosine against float32: text {worst:.6f}"
+        if benchmark.vision is not None:
+            row = vision_cosine(model, benchmark.vision, benchmark.placement, sizes)
+            line += f", vision rows {row:.6f}"
+        print(line)
 
 
-def _measure(benchmark: Benchmark, options: argparse.Namespace) -> None:
-    tile_seconds = 0.0
-    for count in sorted({1, options.tiles // 4, options.tiles * 7 // 8, options.tiles} - {0}):
-        tile_seconds = benchmark.run_vision(count)
-    for workload in workloads(budget=options.tokens, small=options.size == "tiny"):
-        benchmark.run_text(workload, tile_seconds)
-    benchmark.run_latency()
+def _measure(benchmark: Benchmark, options: argparse.Namespace, small: bool) -> None:
+    model = benchmark.model
+
+    def asked(name: str) -> bool:
+        return not options.only or any(text in name for text in options.only)
+
+    if benchmark.vision is not None:
+        for images in image_sets(model, budget=options.units, small=small):
+            if asked(images.name):
+                benchmark.run_vision(images)
+    for workload in workloads(model, budget=options.tokens, small=small):
+        if asked(workload.name):
+            benchmark.run_text(workload)
+    benchmark.run_latency((SMALL,) if small else (IMAGE, PAGE))
     print("\n" + table(HEADER, benchmark.rows))
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)

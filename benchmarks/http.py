@@ -23,11 +23,12 @@ import numpy as np
 from benchmarks import usage
 from benchmarks.bodies import WORKLOADS, HttpWorkload
 from benchmarks.bound import bounds
+from benchmarks.checkpoint import add_model, made_checkpoint, usual_units
 from benchmarks.load import Outcome, Plan, run
 from benchmarks.plot import Point, plot
 from benchmarks.service import Deployment, service
 from benchmarks.table import number, table, write_csv
-from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
+from tessera.models import open_model
 
 HEADER = (
     "workload", "loop", "requests/s", "inputs/s", "p50 ms", "p90 ms", "p99 ms", "errors", "checked", "GPU %",
@@ -132,16 +133,15 @@ class GpuMeter:
 
 def add_shared(parser: argparse.ArgumentParser) -> None:
     """What every benchmark that starts a service and loads it asks for."""
-    parser.add_argument("--model-path", type=Path, help="its checkpoint; a random one by default")
+    add_model(parser)
     parser.add_argument("--model-name", default="benchmark", help="the name that requests use")
-    parser.add_argument("--size", choices=("tiny", "full"), default="full", help="of the random checkpoint")
     parser.add_argument("--frontends", type=int, default=1)
     parser.add_argument("--clients", type=int, default=2, help="client processes")
     parser.add_argument("--warm", type=float, default=2.0, help="seconds before the window")
     parser.add_argument("--seconds", type=float, default=10.0, help="the window")
     parser.add_argument("--threads", type=int, default=8, help="preprocessing threads of a worker")
     parser.add_argument("--tokens", type=int, default=16384, help="budget of a text batch")
-    parser.add_argument("--tiles", type=int, default=28, help="budget of a vision batch")
+    parser.add_argument("--units", type=int, help="budget of a vision batch, in tiles or patches")
     parser.add_argument("--cache-gb", type=float, default=4.0, help="cache of vision rows")
     parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV, plot and logs")
 
@@ -169,9 +169,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[tuple[str, ...]] = []
     points: list[Point] = []
     with ExitStack() as stack:
-        if options.model_path is None:
-            options.model_path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
-            make_checkpoint(["--out", str(options.model_path), "--size", options.size])
+        options.model_path = made_checkpoint(
+            options, Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        )
+        options.units = options.units or usual_units(open_model(options.model_path))
         chosen = _chosen(options)
         bound: dict[str, float] = {}
         if not options.url:
@@ -180,7 +181,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 options.model_path,
                 [workload for workload, _ in chosen],
                 tokens=options.tokens,
-                tiles=options.tiles,
+                units=options.units,
             )
         urls = tuple(options.url or ()) or stack.enter_context(
             service(deployment(options), options.out / "logs")
@@ -216,7 +217,7 @@ def deployment(options: argparse.Namespace) -> Deployment:
         mode=options.mode,
         frontends=options.frontends,
         engine={
-            "vision": {"max_batch_cost": options.tiles, "max_queue_cost": 4096},
+            "vision": {"max_batch_cost": options.units, "max_queue_cost": 128 * options.units},
             "text": {"max_batch_cost": options.tokens, "max_queue_cost": 4 << 20},
             "preprocess_threads": options.threads,
             # Of one torch operation on the CPU: on a GPU machine nothing there is worth a second one, and

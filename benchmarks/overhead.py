@@ -18,19 +18,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from benchmarks import http, usage
 from benchmarks.bodies import HttpWorkload
 from benchmarks.free_family import MODEL_TYPE, FreeModel
 from benchmarks.service import Deployment, service
 from benchmarks.table import number, table, write_csv
-from tessera.engine.batch import PackedInput, pack
+from tessera.engine.batch import PackedInput, pack, pack_images
 from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.text import TorchTextEngine
 from tessera.engine.torch.vision import TorchVisionEngine
-from tessera.models.base import Role, Truncate
+from tessera.models.base import Content, Int32Array, Part, Truncate
 
 HEADER = ("path", "input", "p50 ms alone", "ms per hop", "requests/s", "p50 ms under load")
 TEXT = HttpWorkload(name="text", tokens=32)
@@ -104,8 +102,7 @@ def _in_process(model: FreeModel, workload: HttpWorkload) -> float:
     config = EngineSettings(max_batch_cost=8192, max_queue_cost=8192, device="cpu", dtype="bfloat16")
     placement = place(config)
     text, vision = TorchTextEngine(model, config, placement), TorchVisionEngine(model, config, placement)
-    rows = np.empty((model.tokens_per_tile, model.hidden), np.float32)
-    run = _text_only(model, text) if workload.size is None else _with_image(model, text, vision, rows)
+    run = _text_only(model, text) if workload.size is None else _with_image(model, text, vision)
     times = []
     for _ in range(200):
         started = time.perf_counter()
@@ -114,28 +111,37 @@ def _in_process(model: FreeModel, workload: HttpWorkload) -> float:
     return statistics.median(times)
 
 
-def _prompt(model: FreeModel, text: str, tiles: tuple[int, ...]) -> PackedInput:
-    prompt = model.prompt(text, tiles, role=Role.NONE, max_tokens=8192, truncate=Truncate.NONE, param="input")
-    return PackedInput(tokens=prompt.tokens)
+def _prompt(model: FreeModel, *parts: Part) -> Int32Array:
+    content = Content(parts=parts)
+    return model.prompt(content, max_tokens=8192, truncate=Truncate.NONE, param="input").tokens
 
 
 def _text_only(model: FreeModel, engine: TorchTextEngine) -> Callable[[], object]:
-    return lambda: engine.launch(pack([_prompt(model, "word " * 32, ())])).result()
+    def run() -> object:
+        tokens = _prompt(model, "word " * 32)
+        return engine.launch(
+            pack([PackedInput(tokens=tokens, positions=model.positions(tokens, ()))])
+        ).result()
+
+    return run
 
 
-def _with_image(
-    model: FreeModel, text: TorchTextEngine, vision: TorchVisionEngine, rows: np.ndarray
-) -> Callable[[], object]:
+def _with_image(model: FreeModel, text: TorchTextEngine, vision: TorchVisionEngine) -> Callable[[], object]:
     import torch
 
-    out = torch.from_numpy(rows).to(torch.bfloat16)
+    out = torch.empty(model.vision.max_rows, model.vision.row_width, dtype=torch.bfloat16)
 
     def run() -> object:
-        vision.launch([model.preprocess(b"", param="input")], [out]).result()
-        plain = _prompt(model, "a page", (1,))
-        index = model.vision_index(plain.tokens)
-        packed = pack([PackedInput(tokens=plain.tokens, vision=(out,), vision_index=index)])
-        return text.launch(packed).result()
+        pixels = model.preprocess(b"", param="input")
+        vision.launch(pack_images([pixels], [model.unit_positions(pixels.plan)]), [out]).result()
+        tokens = _prompt(model, pixels.plan, "a page")
+        packed = PackedInput(
+            tokens=tokens,
+            positions=model.positions(tokens, (pixels.plan,)),
+            vision=(out,),
+            vision_index=model.vision_index(tokens),
+        )
+        return text.launch(pack([packed])).result()
 
     return run
 

@@ -27,11 +27,11 @@ import numpy.typing as npt
 
 from benchmarks import http, usage
 from benchmarks.bodies import WORKLOADS, Bodies, Body, HttpWorkload
+from benchmarks.checkpoint import made_checkpoint, usual_units
 from benchmarks.load import Outcome
 from benchmarks.service import service
 from benchmarks.table import number, table, write_csv
 from tessera.models import open_model
-from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 
 HEADER = ("workload", "at once", "service, inputs/s", "peer, inputs/s", "ratio", "worst cosine")
 _USUAL = ("text-1024", "text-128", "text-32x64", "tile", "page", "tile-again")
@@ -44,9 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise SystemExit("--peer vllm: vLLM is not installed here; name the URL of a server instead")
     workloads = [(WORKLOADS[name], loop) for name, loop in options.workloads]
     with tempfile.TemporaryDirectory() as folder:
-        if options.model_path is None:
-            options.model_path = Path(folder) / "model"
-            make_checkpoint(["--out", str(options.model_path), "--size", options.size])
+        options.model_path = made_checkpoint(options, Path(folder))
+        options.units = options.units or usual_units(open_model(options.model_path))
         options.out.mkdir(parents=True, exist_ok=True)
         own: list[Outcome] = []
         answers: list[npt.NDArray[np.float32]] = []

@@ -1,15 +1,19 @@
-"""The matrix products of one batch and how long they take alone: what no engine can undercut."""
+"""The matrix products and the attention of one batch, alone: what no engine can undercut."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from tessera.models.llama_nemotron_vl.config import ModelConfig
+from tessera.models import Model
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models.qwen3.model import Qwen3Model
+from tessera.models.qwen3_vl_embedding.model import Qwen3VLEmbedding
+from tessera.nn.forms.choice import form_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,41 +30,180 @@ class Product:
         return 2 * self.rows * self.inner * self.columns * self.times
 
 
-def vision_products(config: ModelConfig, tiles: int) -> Iterator[Product]:
-    vision, text = config.vision, config.text
-    rows, hidden, layers = tiles * vision.grid**2, vision.hidden, vision.layers_used
-    yield Product(rows, vision.patch_features, hidden, 1)
-    yield Product(rows, hidden, 3 * hidden, layers)
-    yield Product(rows, hidden, hidden, layers)
-    yield Product(rows, hidden, vision.intermediate, layers)
-    yield Product(rows, vision.intermediate, hidden, layers)
-    short = tiles * config.tokens_per_tile
-    yield Product(short, hidden * config.projector.factor**2, text.hidden, 1)
-    yield Product(short, text.hidden, text.hidden, 1)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """The attention of ``times`` layers within sequences of these lengths."""
+
+    lengths: tuple[int, ...]
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool
+    times: int
 
 
-def text_products(config: ModelConfig, tokens: int) -> Iterator[Product]:
-    text = config.text
-    heads = text.heads * text.head_dim
-    yield Product(tokens, text.hidden, heads + 2 * text.kv_heads * text.head_dim, text.layers)
-    yield Product(tokens, heads, text.hidden, text.layers)
-    yield Product(tokens, text.hidden, 2 * text.intermediate, text.layers)
-    yield Product(tokens, text.intermediate, text.hidden, text.layers)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """What layers consist of: products to queries, keys and values, back, to the MLP's inside, and back.
+
+    A unit of a batch is ``rows`` rows. ``sequence`` is how many of them see each other, None if those of
+    one input or image do. ``others`` are inner and columns of the products outside of the layers, and for how
+    many rows one of theirs stands.
+    """
+
+    layers: int
+    hidden: int
+    intermediate: int
+    gated: bool
+    heads: int
+    kv_heads: int
+    head_dim: int
+    causal: bool = False
+    rows: int = 1
+    sequence: int | None = None
+    others: tuple[tuple[int, int, int], ...] = ()
+
+    def products(self, units: int) -> Iterator[Product]:
+        rows, queries = units * self.rows, self.heads * self.head_dim
+        yield Product(rows, self.hidden, queries + 2 * self.kv_heads * self.head_dim, self.layers)
+        yield Product(rows, queries, self.hidden, self.layers)
+        yield Product(rows, self.hidden, (1 + self.gated) * self.intermediate, self.layers)
+        yield Product(rows, self.intermediate, self.hidden, self.layers)
+        for inner, columns, joined in self.others:
+            yield Product(rows // joined, inner, columns, 1)
+
+    def scores(self, sizes: Sequence[int]) -> Scores:
+        """Of inputs or images of so many units."""
+        lengths = [size * self.rows for size in sizes]
+        if self.sequence is not None:
+            lengths = [self.sequence] * (sum(lengths) // self.sequence)
+        return Scores(
+            lengths=tuple(lengths),
+            heads=self.heads,
+            kv_heads=self.kv_heads,
+            head_dim=self.head_dim,
+            causal=self.causal,
+            times=self.layers,
+        )
 
 
-def seconds(product: Product, device: str, dtype: torch.dtype, *, repeats: int = 10) -> float:
-    """Median of timed runs on random numbers; zeros would run faster than data do."""
-    left = torch.randn(product.rows, product.inner, device=device, dtype=dtype)
-    right = torch.randn(product.columns, product.inner, device=device, dtype=dtype).t()
-    # Several in a row: one alone would count the host's time to launch it.
-    row = 8 if device.startswith("cuda") else 1
+def text_tower(model: Model) -> Tower:
+    if isinstance(model, Qwen3Model):
+        layer = model.text.layer
+        return Tower(
+            layers=model.text.layers,
+            hidden=layer.hidden,
+            intermediate=layer.intermediate,
+            gated=layer.gated,
+            heads=layer.heads,
+            kv_heads=layer.kv_heads,
+            head_dim=layer.head_dim,
+            causal=layer.causal,
+        )
+    assert isinstance(model, LlamaNemotronVL), model.family
+    text = model.config.text
+    return Tower(
+        layers=text.layers,
+        hidden=text.hidden,
+        intermediate=text.intermediate,
+        gated=True,
+        heads=text.heads,
+        kv_heads=text.kv_heads,
+        head_dim=text.head_dim,
+    )
 
-    def several() -> None:
-        for _ in range(row):
-            torch.mm(left, right)
 
-    times = [timed(several, device) / row for _ in range(repeats + 3)]
-    return statistics.median(times[3:]) * product.times
+def vision_tower(model: Model) -> Tower:
+    if isinstance(model, Qwen3VLEmbedding):
+        config = model.config.vision
+        layer, join = config.layer, config.merge**2
+        wide = layer.hidden * join
+        # A still image's frames are equal, so their weights are added up before.
+        patch = (config.channels * config.patch_size**2, layer.hidden, 1)
+        merger = ((wide, wide, join), (wide, config.out_hidden, join))
+        return Tower(
+            layers=config.layers,
+            hidden=layer.hidden,
+            intermediate=layer.intermediate,
+            gated=layer.gated,
+            heads=layer.heads,
+            kv_heads=layer.kv_heads,
+            head_dim=layer.head_dim,
+            others=(patch, *merger * (1 + len(config.deepstack))),
+        )
+    assert isinstance(model, LlamaNemotronVL), model.family
+    vision, text, join = model.config.vision, model.config.text, model.config.projector.factor**2
+    return Tower(
+        layers=vision.layers_used,
+        hidden=vision.hidden,
+        intermediate=vision.intermediate,
+        gated=False,
+        heads=vision.heads,
+        kv_heads=vision.heads,
+        head_dim=vision.hidden // vision.heads,
+        rows=vision.grid**2,
+        sequence=vision.grid**2,
+        others=(
+            (vision.patch_features, vision.hidden, 1),
+            (vision.hidden * join, text.hidden, join),
+            (text.hidden, text.hidden, join),
+        ),
+    )
+
+
+def chain(products: Iterable[Product], device: str, dtype: torch.dtype) -> Callable[[], None]:
+    """What runs all of them in order, on random numbers; zeros would run faster than data do."""
+    operands = [
+        (
+            torch.randn(product.rows, product.inner, device=device, dtype=dtype),
+            torch.randn(product.columns, product.inner, device=device, dtype=dtype).t(),
+            product.times,
+        )
+        for product in products
+    ]
+
+    def run() -> None:
+        for left, right, times in operands:
+            for _ in range(times):
+                torch.mm(left, right)
+
+    return run
+
+
+def attention(scores: Scores, device: str, dtype: torch.dtype) -> list[Callable[[], None]]:
+    """What runs the attention alone, by each kernel that there is for these lengths."""
+    form, lengths = form_for(torch.device(device), dtype), scores.lengths
+    total, heads, shared = sum(lengths), scores.heads, scores.kv_heads
+    q, k, v = torch.split(
+        torch.randn(total, heads + 2 * shared, scores.head_dim, device=device, dtype=dtype),
+        [heads, shared, shared],
+        dim=1,
+    )
+    bounds = torch.tensor([0, *lengths]).cumsum(0).to(device, torch.int32)
+    kinds = [form.packed(bounds, lengths)]
+    if len(set(lengths)) == 1:
+        kinds.append(form.equal(lengths[0]))
+
+    def runner(number: int) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(scores.times):
+                kinds[number].attend(q, k, v, causal=scores.causal)
+
+        return run
+
+    return [runner(number) for number in range(len(kinds))]
+
+
+def sustained(run: Callable[[], object], device: str, duration: float) -> float:
+    """Seconds of one call, repeated for so long: at the clock that the card holds under this load."""
+    run()
+    count, taken = 0, 0.0
+    while taken < duration:
+        # Several in flight, so that the host is never waited for.
+        times = max(1, min(8, count))
+        taken += timed(lambda: [run() for _ in range(times)], device)  # noqa: B023
+        count += times
+    return taken / count
 
 
 def timed(run: Callable[[], object], device: str) -> float:
@@ -75,3 +218,8 @@ def timed(run: Callable[[], object], device: str) -> float:
     end.record()
     end.synchronize()
     return start.elapsed_time(end) / 1e3
+
+
+def median(run: Callable[[], object], device: str, *, repeats: int, warm: int) -> float:
+    """Median of timed calls."""
+    return statistics.median([timed(run, device) for _ in range(repeats + warm)][warm:])

@@ -7,7 +7,6 @@ errors do not cancel as they do in a trained network, so the cosines are a lower
 from __future__ import annotations
 
 import gc
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +16,17 @@ import numpy.typing as npt
 import torch
 
 from benchmarks import usage
-from benchmarks.accuracy import LENGTHS
-from benchmarks.batches import Workload, random_tiles, text_batch
-from benchmarks.products import timed
+from benchmarks.accuracy import texts
+from benchmarks.batches import IMAGE, Workload, text_batch, vision_batch
+from benchmarks.checkpoint import usual_units
+from benchmarks.products import median
 from benchmarks.table import number, table, write_csv
-from tessera.engine.batch import PackedInput, TextBatch, pack
+from tessera.engine.batch import pack
 from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.text import TorchTextEngine
 from tessera.engine.torch.vision import TorchVisionEngine
-from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models import Model, open_model
 
 HEADER = ("stage", "blocks kept at each end", "per s", "x bf16", "worst cosine", "median cosine")
 Rows = npt.NDArray[np.float32]
@@ -34,7 +34,7 @@ Rows = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Sequences or tiles a second, and the rows that were computed on the way."""
+    """Sequences or images a second, and the rows that were computed on the way."""
 
     rate: float
     rows: Rows
@@ -49,45 +49,47 @@ def _config(keep: int | None, budget: int) -> EngineSettings:
     )
 
 
-def text(model: LlamaNemotronVL, keep: int | None, tokens: int) -> Measured:
+def text(model: Model, keep: int | None, tokens: int) -> Measured:
     config = _config(keep, tokens)
     engine = TorchTextEngine(model, config, place(config))
     engine.warm()
-    random = np.random.default_rng(0)
-    words = model.vocab_size // 2
-    short: TextBatch = pack(
-        [PackedInput(tokens=random.integers(0, words, length, dtype=np.int32)) for length in LENGTHS]
-    )
     length = min(1024, tokens)
-    batch = text_batch(model, Workload(name="", tokens=length, tiles=0, items=tokens // length), None, seed=1)
-    rows = np.concatenate([engine.launch(one).result().vectors for one in (short, batch)])
-    rate = (tokens // length) / _seconds(lambda: engine.launch(batch).result())
+    items = tokens // length
+    batch = text_batch(model, Workload(name="", tokens=length, items=items), None, seed=1)
+    rows = np.concatenate([engine.launch(one).result().rows for one in (pack(texts(model)), batch)])
+    rate = items / _seconds(lambda: engine.launch(batch).result())
     engine.close()
     return Measured(rate, rows)
 
 
-def vision(model: LlamaNemotronVL, keep: int | None, tiles: int) -> Measured:
-    config = _config(keep, tiles)
+def vision(model: Model, keep: int | None, units: int) -> Measured:
+    config = _config(keep, units)
     placement = place(config)
     engine = TorchVisionEngine(model, config, placement)
     engine.warm()
-    images = random_tiles(model, tiles, seed=0)
-    # Half of them smooth, as pages are, and half noise.
-    images[::2] = np.linspace(0, 255, images.shape[-1]).astype(np.uint8)
+    assert model.vision is not None
+    count = max(1, units // model.plan(*IMAGE, param="image").units)
+    batch = vision_batch(model, [IMAGE] * count, seed=0)
+    for image in batch.pixels[::2]:
+        # Half of them smooth, as pages are, and half noise.
+        image[:] = np.linspace(0, 255, image.shape[-1]).astype(np.uint8)
     out = torch.empty(
-        tiles * model.tokens_per_tile, model.hidden, dtype=placement.torch_dtype, device=placement.device
+        sum(plan.rows for plan in batch.plans),
+        model.vision.row_width,
+        dtype=placement.torch_dtype,
+        device=placement.device,
     )
-    engine.launch([images], [out]).result()
+    slots = torch.split(out, [plan.rows for plan in batch.plans])
+    engine.launch(batch, slots).result()
     rows: Rows = out.float().cpu().numpy()
-    rate = tiles / _seconds(lambda: engine.launch([images], [out]).result())
+    rate = count / _seconds(lambda: engine.launch(batch, slots).result())
     engine.close()
     return Measured(rate, rows)
 
 
 def _seconds(run: Callable[[], object]) -> float:
     """Long enough for the card to reach the clock that it can hold."""
-    times = [timed(run, "cuda") for _ in range(60)]
-    return statistics.median(times[20:])
+    return median(run, "cuda", repeats=40, warm=20)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,16 +97,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--model-path", type=Path, required=True)
     parser.add_argument("--keep", type=int, nargs="+", default=[0, 1, 2, 4, 6])
     parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--tiles", type=int, default=28)
+    parser.add_argument("--units", type=int, help="of a vision batch, tiles or patches")
     parser.add_argument("--out", type=Path, help="a directory for quantization.csv")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         raise SystemExit("FP8 products need a CUDA device of capability 8.9 or above")
-    model = LlamaNemotronVL.open(options.model_path)
+    model = open_model(options.model_path)
     lines: list[tuple[str, ...]] = []
     for stage, measure, budget in (
         ("text, 1024 tokens", text, options.tokens),
-        ("vision", vision, options.tiles),
+        ("vision, images 512x512", vision, options.units or usual_units(model)),
     ):
         base = measure(model, None, budget)
         lines.append((stage, "all", number(base.rate), "1", "", ""))

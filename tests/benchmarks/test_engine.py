@@ -1,14 +1,25 @@
 from __future__ import annotations
 
 import csv
+from math import prod
 from pathlib import Path
 
 import pytest
-from benchmarks.products import text_products, vision_products
+from benchmarks.products import text_tower, vision_tower
+from safetensors import safe_open
 
 from benchmarks import engine
 from tessera.errors import ConfigError
-from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models import open_model
+from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera.tools.random_checkpoint.qwen3 import VL_TINY
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("qwen") / "model"
+    write_checkpoint(path, VL_TINY)
+    return path
 
 
 def test_one_table_with_every_workload(
@@ -28,7 +39,7 @@ def test_one_table_with_every_workload(
     with (tmp_path / "engine.csv").open() as file:
         rows = list(csv.reader(file))
     assert tuple(rows[0]) == engine.HEADER
-    assert {"text, 16 tokens", "1 tile + 4 tokens", "2 tiles"} <= {row[0] for row in rows}
+    assert {"vision, 1 x page 150x200", "text, 16 tokens", "image 64x48 + text"} <= {row[0] for row in rows}
     assert "worst cosine against float32: text 1.000000, vision rows 1.000000" in capsys.readouterr().out
 
 
@@ -39,18 +50,44 @@ def test_engines_of_an_engine_config(
     config.write_text("vision: {max_batch_cost: 2}\ntext: {max_batch_cost: 64, max_queue_cost: 64}\n")
     arguments = ["--size", "tiny", "--model-path", str(checkpoint), "--config", str(config)]
     assert engine.main([*arguments, "--seconds", "0.01", "--no-check"]) == 0
-    assert "vision, 2 tiles" in (shown := capsys.readouterr().out) and "vision, 4 tiles" not in shown
+    # Each image is more tiles than the budget has room for, and so a batch of its own.
+    shown = capsys.readouterr().out
+    assert "vision, 1 x image" in shown and "2 x image" not in shown
     config.write_text("vision: {engine: tensorrt, max_batch_cost: 2}\n")
     with pytest.raises(ConfigError, match="needs path"):
         engine.main([*arguments, "--seconds", "0.01"])
 
 
-def test_products_count_every_weight_once(checkpoint: Path) -> None:
-    """A row that goes through a stage meets each of its matrices once."""
-    config = LlamaNemotronVL.open(checkpoint).config
-    text = config.text
-    width = (text.heads + 2 * text.kv_heads) * text.head_dim
-    weights = text.layers * text.hidden * (width + text.heads * text.head_dim + 3 * text.intermediate)
-    assert sum(product.flops for product in text_products(config, 5)) == 2 * 5 * weights
-    per_tile = [sum(p.flops for p in vision_products(config, tiles)) / tiles for tiles in (1, 3)]
+def weights(path: Path, prefixes: tuple[str, ...], *, besides: tuple[str, ...]) -> int:
+    """Numbers in the stored matrices below the prefixes."""
+    found = 0
+    for file in path.glob("*.safetensors"):
+        with safe_open(file, "np") as tensors:
+            for name in tensors.keys():  # noqa: SIM118
+                shape = tensors.get_slice(name).get_shape()
+                if name.startswith(prefixes) and len(shape) > 1 and not name.endswith(besides):
+                    found += prod(shape)
+    return found
+
+
+def test_products_count_every_weight_once(checkpoint: Path, qwen: Path) -> None:
+    """A token meets each matrix of its stage once, and a tile each as often as it has rows there."""
+    for path, prefix in ((checkpoint, "language_model."), (qwen, "model.language_model.")):
+        tower = text_tower(open_model(path))
+        stored = weights(path, (prefix,), besides=("embed_tokens.weight",))
+        assert sum(product.flops for product in tower.products(5)) == 2 * 5 * stored
+    model = open_model(qwen)
+    stored = weights(qwen, ("model.visual.",), besides=("pos_embed.weight", "patch_embed.proj.weight"))
+    mergers = weights(qwen, ("model.visual.merger.", "model.visual.deepstack_merger_list."), besides=())
+    patch = model.config.vision.layer.hidden * prod(model.vision.unit_shape)
+    flops = sum(product.flops for product in vision_tower(model).products(8))
+    assert flops == 2 * (8 * (stored - mergers + patch) + 2 * mergers)
+    per_tile = [
+        sum(p.flops for p in vision_tower(open_model(checkpoint)).products(tiles)) / tiles for tiles in (1, 3)
+    ]
     assert per_tile[0] == per_tile[1]
+
+
+def test_every_row_of_another_family(qwen: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert engine.main(["--size", "tiny", "--model-path", str(qwen), "--seconds", "0.01"]) == 0
+    assert "worst cosine against float32: text 1.000000, vision rows 1.000000" in capsys.readouterr().out

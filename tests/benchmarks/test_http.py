@@ -13,7 +13,7 @@ from PIL import Image
 
 from benchmarks import http
 from tessera.frontend.media.loader import decode
-from tessera.models.base import Role, Truncate
+from tessera.models.base import Content, Truncate
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.service import MODEL
@@ -32,8 +32,8 @@ def test_texts_have_the_tokens_they_claim(model: LlamaNemotronVL) -> None:
         texts = json.loads(body.data)["input"]
         assert len(texts) == body.inputs == 3
         for text in texts:
-            options = {"role": Role.NONE, "max_tokens": 100, "truncate": Truncate.NONE, "param": "input"}
-            assert len(model.prompt(text, (), **options).tokens) == 40
+            options = {"max_tokens": 100, "truncate": Truncate.NONE, "param": "input"}
+            assert len(model.prompt(Content(parts=(text,)), **options).tokens) == 40
 
 
 @pytest.mark.parametrize("fresh", [True, False])
@@ -65,7 +65,7 @@ def drive(checkpoint: Path, out: Path, *flags: str) -> list[dict[str, str]]:
     """The rows of its table."""
     arguments = ["--size", "tiny", "--model-path", str(checkpoint), "--clients", "1", "--concurrency", "2"]
     arguments += ["--workloads", "text-32", "tile", "--warm", "0.2", "--seconds", "2", "--threads", "1"]
-    assert http.main([*arguments, "--tokens", "1024", "--tiles", "2", "--out", str(out), *flags]) == 0
+    assert http.main([*arguments, "--tokens", "1024", "--units", "2", "--out", str(out), *flags]) == 0
     with (out / "http.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [row["workload"] for row in rows] == ["text-32", "tile"]

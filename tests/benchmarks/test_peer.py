@@ -11,7 +11,7 @@ from benchmarks import peer
 @pytest.mark.service
 def test_stands_beside_transformers_on_the_same_inputs(checkpoint: Path, tmp_path: Path) -> None:
     arguments = ["--model-path", str(checkpoint), "--clients", "1", "--warm", "0.2", "--seconds", "1"]
-    arguments += ["--threads", "1", "--tokens", "1024", "--tiles", "2", "--batch", "2"]
+    arguments += ["--threads", "1", "--tokens", "1024", "--units", "2", "--batch", "2"]
     arguments += ["--workloads", "text-32@2", "tile@1", "page@1", "--out", str(tmp_path)]
     assert peer.main(arguments) == 0
     with (tmp_path / "peer.csv").open() as file:
