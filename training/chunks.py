@@ -15,9 +15,11 @@ import torch
 from PIL import Image
 from torch.utils.data import Dataset
 
-from tessera.models.base import Int32Array, Role, Truncate
+from tessera.image_plan import ImagePlan
+from tessera.models.base import Content, Int32Array, Part, Role, Truncate
+from tessera.models.images import decode
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.preprocess import cut, decode
+from tessera.models.llama_nemotron_vl.preprocess import cut
 from training.render.canvas import ANY, ONE_TILE, Canvases
 from training.render.picture import as_jpeg, draw, half_size, kept
 from training.world.compositions import Composition, Page, written
@@ -227,9 +229,14 @@ class _Packing:
         self._asked: list[Sequence[str]] = []
 
     def add(self, side: str, text: str, role: Role, span: np.ndarray | None = None) -> None:
-        counts = [] if span is None else [len(span)]
+        parts: list[Part] = []
+        if span is not None:
+            parts.append(ImagePlan(units=len(span), rows=len(span) * self._model.config.tokens_per_tile))
+        if text or span is None:
+            parts.append(text)
+        content = Content(parts=tuple(parts), role=role)
         prompt = self._model.prompt(
-            text, counts, role=role, max_tokens=self._model.max_tokens, truncate=Truncate.NONE, param=side
+            content, max_tokens=self._model.max_tokens, truncate=Truncate.NONE, param=side
         )
         self._ids.append(prompt.tokens)
         self._sizes[side] += 1

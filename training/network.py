@@ -10,16 +10,25 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tessera.models.llama_nemotron_vl import attention as served
+from tessera.checkpoint.loading import stored_names
 from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.rope import rotate, rotation
-from tessera.models.llama_nemotron_vl.text import Attention, Layer, Mlp, RmsNorm, TextTower
+from tessera.models.llama_nemotron_vl.layers import text_spec
+from tessera.models.llama_nemotron_vl.loading import SOURCES
+from tessera.models.llama_nemotron_vl.tensors import expected
 from tessera.models.llama_nemotron_vl.vision import VisionTower
+from tessera.nn import loading
+from tessera.nn.block import use
+from tessera.nn.forms.plain import Form, Rows
+from tessera.nn.linear import Linear
+from tessera.nn.norm import LayerNorm, RmsNorm
+from tessera.nn.residual import Residual
+from tessera.nn.rotary import Rotary
+from tessera.nn.sequences import Packed, grouped
+from tessera.nn.text import TextTower
 
-_FUSED = {"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")}
 _STORED_PREFIXES = (
-    ("vision.vision.", "vision_model.vision_model."),
-    ("vision.projector.", "mlp1."),
+    ("vision.", "vision_model.vision_model."),
+    ("projector.", "mlp1."),
     ("text.", "language_model."),
 )
 
@@ -51,7 +60,8 @@ class Network(nn.Module):
         super().__init__()
         self._config = config
         self.vision = VisionTower(config)
-        self.text = TextTower(config.text)
+        self.text = TextTower(text_spec(config.text))
+        use(self.text, _Learning())
         self.log_scale = nn.Parameter(torch.tensor(math.log(1 / temperature)))
         self._initialise()
 
@@ -62,32 +72,32 @@ class Network(nn.Module):
 
     def place(self, device: torch.device) -> Network:
         self.to(device)
-        self.vision.vision.embeddings.place_constants(self._config.image, device)
-        self.text.place_constants(device)
+        image, spec = self._config.image, self.text.spec
+        self.vision.vision.patches.place_constants(image.mean, image.std, device)
+        self.text.rotary = Rotary.of(spec.rope, spec.layer.head_dim, device)
         return self
 
     def forward(self, tiles: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """uint8 ``[n, 3, size, size]`` and prompts about them to unit vectors ``[sequences, hidden]``."""
-        rows: torch.Tensor = self.vision(tiles)
+        rows = self.vision.rows(tiles)
         embedded: torch.Tensor = self.text.embed_tokens(sequences.ids)
         placed = rows[sequences.tiles].flatten(0, 1).to(embedded.dtype)
         hidden = embedded.index_copy(0, sequences.placeholders, placed)
         if torch.is_autocast_enabled(hidden.device.type):
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
-        turns = rotation(sequences.positions, self.text.frequencies)
-        for layer in self.text.layers:
-            assert isinstance(layer, Layer)
-            hidden = hidden + _attend(layer.self_attn, _norm(layer.input_layernorm, hidden), sequences, turns)
-            hidden = hidden + _gated(layer.mlp, _norm(layer.post_attention_layernorm, hidden))
-        return functional.normalize(_mean(_norm(self.text.norm, hidden), sequences), dim=-1)
+        packed = _Differentiable(sequences.bounds, sequences.lengths)
+        return functional.normalize(
+            packed.mean(self.text.encode((hidden,), sequences.positions[None], packed)), dim=-1
+        )
 
     def stored(self) -> dict[str, torch.Tensor]:
         """Every weight under the name and in the shape in which checkpoints hold it."""
         found: dict[str, torch.Tensor] = {}
         for name, value in self.state_dict().items():
-            for own, prefix in _STORED_PREFIXES:
-                if name.startswith(own):
-                    found |= self._unfused(prefix + name.removeprefix(own), value)
+            if name.startswith("text."):
+                found |= self._parts(stored_names(name, loading.SOURCES), value)
+            elif name.startswith("vision."):
+                found |= self._parts(stored_names(name.removeprefix("vision."), SOURCES), value)
         return found
 
     @torch.no_grad()
@@ -96,30 +106,22 @@ class Network(nn.Module):
         for name, part in self.stored().items():
             part.copy_(tensors[name])
 
-    def _unfused(self, name: str, value: torch.Tensor) -> dict[str, torch.Tensor]:
-        if name.endswith("patch_embedding.weight"):
+    def _parts(self, names: Sequence[str], value: torch.Tensor) -> dict[str, torch.Tensor]:
+        """A parameter's rows under the names of what it is made of."""
+        if names[0].endswith("patch_embedding.weight"):
             vision = self._config.vision
-            return {name: value.view(-1, vision.channels, vision.patch_size, vision.patch_size)}
-        for fused, parts in _FUSED.items():
-            if f".{fused}." in name:
-                pieces = torch.split(value, self._rows(fused, name, value))
-                names = [name.replace(f".{fused}.", f".{part}.") for part in parts]
-                return dict(zip(names, pieces, strict=True))
-        return {name: value}
-
-    def _rows(self, fused: str, name: str, value: torch.Tensor) -> list[int]:
-        if fused == "qkv_proj" and name.startswith("language_model."):
-            text = self._config.text
-            return [text.heads * text.head_dim] + 2 * [text.kv_heads * text.head_dim]
-        return len(_FUSED[fused]) * [len(value) // len(_FUSED[fused])]
+            value = value.view(-1, vision.channels, vision.patch_size, vision.patch_size)
+        shapes = expected(self._config)
+        parts = torch.split(value, [shapes[name][0] for name in names])
+        return {_stored(name): part for name, part in zip(names, parts, strict=True)}
 
     def _initialise(self) -> None:
         """Unit variance through every product, and residual branches that begin small."""
         depth = {"vision.vision": self._config.vision.layers, "text": self._config.text.layers}
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                deviation = module.in_features**-0.5
-                if name.endswith(("out_proj", "fc2", "o_proj", "down_proj")):
+            if isinstance(module, Linear):
+                deviation = module.weight.shape[1] ** -0.5
+                if name.endswith(("o_proj", "down_proj")):
                     tower = "text" if name.startswith("text") else "vision.vision"
                     deviation /= math.sqrt(2 * depth[tower])
                 nn.init.normal_(module.weight, std=deviation)
@@ -127,51 +129,39 @@ class Network(nn.Module):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=0.5)
-            elif isinstance(module, RmsNorm):
+            elif isinstance(module, RmsNorm | LayerNorm):
                 nn.init.ones_(module.weight)
+                if isinstance(module, LayerNorm):
+                    nn.init.zeros_(module.bias)
 
 
-def _norm(norm: RmsNorm, hidden: torch.Tensor) -> torch.Tensor:
-    return functional.rms_norm(hidden, norm.weight.shape, norm.weight.to(hidden.dtype), norm.eps)
+def _stored(name: str) -> str:
+    for own, prefix in _STORED_PREFIXES:
+        if name.startswith(own):
+            return prefix + name.removeprefix(own)
+    raise AssertionError(name)
 
 
-def _attend(
-    attention: Attention,
-    normed: torch.Tensor,
-    sequences: Sequences,
-    turns: tuple[torch.Tensor, torch.Tensor],
-) -> torch.Tensor:
-    heads = attention.qkv_proj(normed).unflatten(-1, (-1, attention._head_dim))
-    turned = rotate(heads[:, : -attention._kv_heads], *turns)
-    q, k = turned[:, : attention._heads], turned[:, attention._heads :]
-    v = heads[:, -attention._kv_heads :]
-    if q.is_cuda:
+class _Learning(Form):
+    """Plain torch, in which autocast leaves the norms' rows in their type."""
+
+    def rms_norm(self, stream: Residual, norm: RmsNorm) -> Rows:
+        rows = stream.rows
+        return functional.rms_norm(rows, norm.weight.shape, norm.weight.to(rows.dtype), norm.eps)
+
+
+class _Differentiable(Packed):
+    """Attention with a backward pass, which the service's kernels have not."""
+
+    __slots__ = ()
+
+    def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
+        if not q.is_cuda:
+            return super().attend(q, k, v, causal=causal)
         from torch.nn.attention.varlen import varlen_attn
 
-        groups = attention._heads // attention._kv_heads
-        k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
-        longest = max(sequences.lengths)
-        bounds = sequences.bounds
-        # The service's kernels have no backward pass; this one has, and takes half precision only.
+        # Takes half precision only.
+        longest, bounds = max(self.lengths), self.cu_seqlens
+        k, v = grouped(q, k), grouped(q, v)
         found = varlen_attn(q.contiguous(), k, v, bounds, bounds, longest, longest)
-        attended = found if isinstance(found, torch.Tensor) else found[0]
-    else:
-        attended = served.varlen_attention(q, k, v, sequences.bounds, sequences.lengths)
-    projected: torch.Tensor = attention.o_proj(attended.flatten(1))
-    return projected
-
-
-def _gated(mlp: Mlp, normed: torch.Tensor) -> torch.Tensor:
-    gate, up = mlp.gate_up_proj(normed).chunk(2, dim=-1)
-    projected: torch.Tensor = mlp.down_proj(mlp._activation(gate) * up)
-    return projected
-
-
-def _mean(hidden: torch.Tensor, sequences: Sequences) -> torch.Tensor:
-    """The mean over each sequence in float32, ``[sequences, hidden]``."""
-    lengths = sequences.bounds.diff()
-    owner = torch.arange(len(lengths), device=hidden.device).repeat_interleave(
-        lengths, output_size=len(hidden)
-    )
-    sums = torch.zeros(len(lengths), hidden.shape[1], device=hidden.device)
-    return sums.index_add(0, owner, hidden.float()) / lengths[:, None]
+        return found if isinstance(found, torch.Tensor) else found[0]

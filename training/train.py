@@ -149,7 +149,7 @@ class Run:
             state=state["pool"] if state else None,
         )
         if options.compile:
-            for layer in self.network.vision.vision.layers:
+            for layer in self.network.vision.vision.layers.layers:
                 layer.compile(dynamic=True)
 
     def run(self) -> None:
@@ -256,13 +256,20 @@ class Run:
         return torch.autocast("cuda", torch.bfloat16) if self.device.type == "cuda" else nullcontext()
 
 
+_EMBEDDINGS = ("embed_tokens.weight", "positions.weight", "patches.projection.weight")
+
+
 def optimizers(network: Network, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers, AdamW for embeddings, norms and biases.
 
     Muon (Jordan et al. 2024) takes steps of equal size in all directions of a matrix; scaled as in Liu et
     al. 2025 (arXiv:2502.16982) it shares AdamW's learning rate.
     """
-    inner = [value for name, value in network.named_parameters() if value.ndim == 2 and "embed" not in name]
+    inner = [
+        value
+        for name, value in network.named_parameters()
+        if value.ndim == 2 and not name.endswith(_EMBEDDINGS)
+    ]
     chosen = {id(value) for value in inner}
     others = [value for value in network.parameters() if id(value) not in chosen]
     return [

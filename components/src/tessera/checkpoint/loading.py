@@ -48,7 +48,7 @@ def fill(
             value = torch.empty(placeholder.shape, dtype=dtype, device=device)
             flat = value.view(-1)
             offset = 0
-            for source in _sources(part + name, sources):
+            for source in stored_names(part + name, sources):
                 tensor = tensors[source]
                 count = tensor.nbytes // tensor.dtype.itemsize
                 reader.read(tensor, flat[offset : offset + count])
@@ -58,7 +58,8 @@ def fill(
             setattr(module.get_submodule(owner), attribute, nn.Parameter(value, requires_grad=False))
 
 
-def _sources(name: str, sources: Mapping[str, Sequence[str]]) -> list[str]:
+def stored_names(name: str, sources: Mapping[str, Sequence[str]]) -> list[str]:
+    """The canonical names of what a parameter is made of, as ``fill`` says."""
     found = [name]
     for own, stored in sources.items():
         found = [
