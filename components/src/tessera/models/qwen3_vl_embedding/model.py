@@ -184,10 +184,10 @@ class Qwen3VLEmbedding(Qwen3Model):
 
     def load_text(self, *, dtype: str, device: str) -> TextModule:
         """Read the decoder's tensors; raises ``CheckpointError``."""
-        from tessera.models.qwen3.loading import load_text
+        from tessera.nn.loading import load_text
 
         tensors = stored_tensors(self.path, self.config)
-        return load_text(tensors, self.text, dtype=dtype, device=device)
+        return load_text(self.text, tensors, part="text.", dtype=dtype, device=device)
 
     def vision_nbytes(self, dtype: str) -> int:
         return nbytes(vision_shapes(self.config.vision), dtype)

@@ -1,0 +1,36 @@
+"""Compares the vectors of a checkpoint with those of transformers, both in float32 on the CPU.
+
+    python -m tests.references.compare DIR
+
+For checkpoints of the Qwen families, whatever wrote them. It takes the memory of two copies in float32.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from tessera.models import open_model
+from tests.models.qwen3_embedding import cases as embedding
+from tests.models.qwen3_vl_embedding import cases as vl
+from tests.models.running import batch_of, cosines, vectors
+from tests.references.qwen3 import reference_of
+
+
+def main(directory: str) -> None:
+    model = open_model(directory)
+    inputs = list(vl.CASES.values()) if model.vision else embedding.CASES
+    vision = model.load_vision(dtype="float32", device="cpu") if model.vision else None
+    text = model.load_text(dtype="float32", device="cpu")
+    found = np.concatenate([vectors(model, text, batch_of(model, vision, [each])) for each in inputs])
+    reference = reference_of(Path(directory))
+    for each, vector in zip(inputs, found, strict=True):
+        shown = " ".join(part if isinstance(part, str) else "(image)" for part in each.parts)
+        cosine = cosines(vector[None], reference.answer(each)[None])[0]
+        print(f"{cosine:.7f}  {each.role.value:8}{shown[:80]}", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
