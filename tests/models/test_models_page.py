@@ -1,0 +1,35 @@
+"""``docs/models.md`` names every family, and its options with their defaults."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tessera.models import families
+from tessera.models.qwen3_embedding.model import Options as EmbeddingOptions
+from tessera.models.qwen3_vl_embedding.model import Options as VLOptions
+
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+
+
+def section(family: str) -> str:
+    return PAGE.partition(f"\n## {family}\n")[2].partition("\n## ")[0]
+
+
+def test_every_family_is_described() -> None:
+    for family in families():
+        types = ", ".join(f"`{name}`" for name in family.model_types)
+        assert f"| `{family.name}` | {types} |" in PAGE
+        assert section(family.name)
+
+
+@pytest.mark.parametrize(
+    ("family", "options"), [("qwen3_embedding", EmbeddingOptions), ("qwen3_vl_embedding", VLOptions)]
+)
+def test_options_and_their_defaults(family: str, options: type[msgspec.Struct]) -> None:
+    table = section(family).partition("| option | default | |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", table, re.M)
+    assert dict(rows) == {field.name: str(field.default) for field in msgspec.structs.fields(options)}
