@@ -139,8 +139,9 @@ class Padded:
 
     def mean(self, rows: torch.Tensor) -> torch.Tensor:
         # Chosen, not multiplied by zero: what padding holds must not matter even if it is no number.
-        sums = torch.where(self.mask[..., None], self._each(rows).float(), 0.0).sum(1)
-        return sums / self.mask.sum(1, dtype=torch.float32)[:, None]
+        # In the flat rows: of a choice in a view of theirs torch.export cannot tell the strides.
+        kept = rows.float().masked_fill(~self.mask.flatten()[:, None], 0.0)
+        return self._each(kept).sum(1) / self.mask.sum(1, dtype=torch.float32)[:, None]
 
     def first(self, rows: torch.Tensor) -> torch.Tensor:
         return self._each(rows)[:, 0]
