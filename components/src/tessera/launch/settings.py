@@ -156,8 +156,8 @@ TABLE: Final = (
     ),
     Row(
         "AGG_, ENCODE_, EMBED_ENGINE_ARGS",
-        "YAML: engine, dtype, device, batch and queue sizes, transport",
-        "`engine_configs/…`",
+        "YAML: engine, dtype, device, batch and queue sizes, transport; or a folder of them by family and role",
+        "`engine_configs`",
     ),
     Row(
         "FRONTENDS",

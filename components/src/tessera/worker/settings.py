@@ -61,7 +61,10 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     preprocess_mb: Annotated[int, Setting(help="MiB that a process may use for one image")] = 2048
     model_options: Annotated[
         dict[str, Any],
-        Setting(help="options of the model's family; `--model-options` goes over them, key by key"),
+        Setting(
+            help="options of the model's family; `--model-options` goes over them, key by key, and is all that "
+            "frontends know of"
+        ),
     ] = {}
     threads: Annotated[
         int,
