@@ -156,7 +156,7 @@ TABLE: Final = (
     ),
     Row(
         "AGG_, ENCODE_, EMBED_ENGINE_ARGS",
-        "YAML: engine, dtype, device, batch and queue sizes, transport; or a folder of them by family and role",
+        "YAML: engine, dtype, device, batch and queue sizes, transport; or a folder of such files",
         "`engine_configs`",
     ),
     Row(

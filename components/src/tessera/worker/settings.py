@@ -62,8 +62,8 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     model_options: Annotated[
         dict[str, Any],
         Setting(
-            help="options of the model's family; `--model-options` goes over them, key by key, and is all that "
-            "frontends know of"
+            help="options of the model's family; `--model-options` goes over them, key by key, and is "
+            "all that frontends know of"
         ),
     ] = {}
     threads: Annotated[
