@@ -11,8 +11,8 @@ import torch
 
 from tessera.models import Model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.qwen3.model import Qwen3Model
 from tessera.models.qwen3_vl_embedding.model import Qwen3VLEmbedding
+from tessera.models.tower import TowerModel
 from tessera.nn.forms.choice import form_for
 
 
@@ -88,28 +88,17 @@ class Tower:
 
 
 def text_tower(model: Model) -> Tower:
-    if isinstance(model, Qwen3Model):
-        layer = model.text.layer
-        return Tower(
-            layers=model.text.layers,
-            hidden=layer.hidden,
-            intermediate=layer.intermediate,
-            gated=layer.gated,
-            heads=layer.heads,
-            kv_heads=layer.kv_heads,
-            head_dim=layer.head_dim,
-            causal=layer.causal,
-        )
-    assert isinstance(model, LlamaNemotronVL), model.family
-    text = model.config.text
+    assert isinstance(model, TowerModel), model.family
+    layer = model.text.layer
     return Tower(
-        layers=text.layers,
-        hidden=text.hidden,
-        intermediate=text.intermediate,
-        gated=True,
-        heads=text.heads,
-        kv_heads=text.kv_heads,
-        head_dim=text.head_dim,
+        layers=model.text.layers,
+        hidden=layer.hidden,
+        intermediate=layer.intermediate,
+        gated=layer.gated,
+        heads=layer.heads,
+        kv_heads=layer.kv_heads,
+        head_dim=layer.head_dim,
+        causal=layer.causal,
     )
 
 
@@ -132,7 +121,7 @@ def vision_tower(model: Model) -> Tower:
             others=(patch, *merger * (1 + len(config.deepstack))),
         )
     assert isinstance(model, LlamaNemotronVL), model.family
-    vision, text, join = model.config.vision, model.config.text, model.config.projector.factor**2
+    vision, width, join = model.config.vision, model.text.layer.hidden, model.config.projector.factor**2
     return Tower(
         layers=vision.layers_used,
         hidden=vision.hidden,
@@ -145,8 +134,8 @@ def vision_tower(model: Model) -> Tower:
         sequence=vision.grid**2,
         others=(
             (vision.patch_features, vision.hidden, 1),
-            (vision.hidden * join, text.hidden, join),
-            (text.hidden, text.hidden, join),
+            (vision.hidden * join, width, join),
+            (width, width, join),
         ),
     )
 

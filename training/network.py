@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from tessera.checkpoint.loading import stored_names
 from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.layers import text_spec
 from tessera.models.llama_nemotron_vl.loading import SOURCES
 from tessera.models.llama_nemotron_vl.tensors import expected
 from tessera.models.llama_nemotron_vl.vision import VisionTower
@@ -60,7 +59,7 @@ class Network(nn.Module):
         super().__init__()
         self._config = config
         self.vision = VisionTower(config)
-        self.text = TextTower(text_spec(config.text))
+        self.text = TextTower(config.text)
         use(self.text, _Learning())
         self.log_scale = nn.Parameter(torch.tensor(math.log(1 / temperature)))
         self._initialise()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tessera.errors import CheckpointError
+from tessera.models.base import Role
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import read_config
 from tessera.tools.random_checkpoint.llama_nemotron_vl import FULL, config_json, processor_json
@@ -50,14 +51,15 @@ def test_the_published_model(full: Path) -> None:
     assert config.max_tiles == 7
     assert config.max_tokens == 10240
     assert config.prompt.image_token_id == 128258
-    assert config.prompt.query_prefix == "query: "
-    assert config.prompt.passage_prefix == "passage: "
+    assert config.prompt.prefixes[Role.QUERY] == "query: "
+    assert config.prompt.prefixes[Role.PASSAGE] == "passage: "
     assert config.text.vocab_size == 128266
-    assert (config.text.heads, config.text.kv_heads, config.text.head_dim) == (32, 8, 64)
+    layer = config.text.layer
+    assert (layer.heads, layer.kv_heads, layer.head_dim) == (32, 8, 64)
     assert config.text.rope.rope_type == "llama3"
     assert config.text.rope.theta == 500000.0
     assert config.text.rope.original_max_positions == 8192
-    assert config.text.pooling == "avg"
+    assert config.text.pooling == "mean"
     assert config.vision.layers_used == 27
     assert config.vision.final_norm
     assert config.projector.factor == 2
@@ -73,7 +75,7 @@ def test_the_processor_file_wins(full: Path) -> None:
     )
     assert config.image.max_tiles == config.max_tiles == 4
     assert not config.image.thumbnail
-    assert config.prompt.query_prefix == "q: "
+    assert config.prompt.prefixes[Role.QUERY] == "q: "
     assert config.max_tokens == 3000
 
 
@@ -139,9 +141,9 @@ def test_defaults_of_the_reference_classes(full: Path) -> None:
         },
     )
     assert config.vision.activation == "gelu_pytorch_tanh"
-    assert config.text.head_dim == 64
+    assert config.text.layer.head_dim == 64
     assert config.text.rope.rope_type == "default"
-    assert config.text.pooling == "avg"
+    assert config.text.pooling == "mean"
     assert config.max_tokens == 10240
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Pooling = Literal["avg", "last", "cls"]
+from tessera.models.base import Role
+from tessera.nn.spec import TextSpec
+
 PixelShuffle = Literal["v1", "v2"]
-RopeType = Literal["default", "linear", "llama3"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,36 +59,6 @@ class ProjectorConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RopeConfig:
-    """Rotary position embedding; the last four fields are used by the scaled types only."""
-
-    rope_type: RopeType
-    theta: float
-    factor: float = 1.0
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 1.0
-    original_max_positions: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextConfig:
-    """The bidirectional Llama backbone."""
-
-    vocab_size: int
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    eps: float
-    activation: str
-    max_positions: int
-    rope: RopeConfig
-    pooling: Pooling
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageConfig:
     """How an image becomes tiles, and how their bytes become numbers."""
 
@@ -105,18 +77,17 @@ class ImageConfig:
 class PromptConfig:
     """Prefixes include their trailing space."""
 
-    query_prefix: str
-    passage_prefix: str
+    prefixes: Mapping[Role, str]
     image_token_id: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """All of it. ``max_tokens`` bounds one input; ``dimensions`` are output widths beside ``text.hidden``."""
+    """All of it. ``max_tokens`` bounds one input; ``dimensions`` are output widths beside the backbone's."""
 
     vision: VisionConfig
     projector: ProjectorConfig
-    text: TextConfig
+    text: TextSpec
     image: ImageConfig
     prompt: PromptConfig
     max_tokens: int

@@ -13,23 +13,20 @@ from pathlib import Path
 from typing import cast
 
 from tessera.checkpoint.section import Section
+from tessera.models.llama.config import ACTIVATIONS, POOLINGS, max_positions, read_backbone, read_dimensions
+from tessera.models.llama.prompt import read_prefixes
 from tessera.models.llama_nemotron_vl.config import (
     ImageConfig,
     ModelConfig,
     PixelShuffle,
-    Pooling,
     ProjectorConfig,
     PromptConfig,
-    RopeConfig,
-    RopeType,
-    TextConfig,
     VisionConfig,
 )
+from tessera.nn.spec import TextSpec
 
 CONFIG_FILE = "config.json"
 PROCESSOR_FILE = "processor_config.json"
-
-ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu")
 
 _NORMALISATION: dict[str, tuple[tuple[float, float, float], tuple[float, float, float]]] = {
     "siglip": ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
@@ -51,8 +48,8 @@ def read_config(directory: Path) -> ModelConfig:
         text=text,
         image=_image(config, processor, vision),
         prompt=_prompt(config, processor, text),
-        max_tokens=_max_tokens(config, processor, text),
-        dimensions=_dimensions(config, text),
+        max_tokens=_max_tokens(config, processor),
+        dimensions=read_dimensions(config, text.layer.hidden),
     )
     if processor.has("num_image_token"):
         declared = processor.integer("num_image_token")
@@ -105,73 +102,13 @@ def _projector(config: Section, vision: VisionConfig) -> ProjectorConfig:
     )
 
 
-def _text(config: Section) -> TextConfig:
-    section = config.section("llm_config")
-    names = section.values.get("architectures") or ["LlamaBidirectionalModel"]
-    if names != ["LlamaBidirectionalModel"]:
-        raise section.error("architectures", f"must be ['LlamaBidirectionalModel'], not {names!r}")
+def _text(config: Section) -> TextSpec:
     if not config.flag("bidirectional_attention", True):
         raise config.error("bidirectional_attention", "is false; causal backbones are not supported")
-    for key in ("attention_bias", "mlp_bias"):
-        if section.flag(key, False):
-            raise section.error(key, "is true; biases in the backbone are not supported")
-    heads = section.integer("num_attention_heads", 32)
-    kv_heads = section.integer("num_key_value_heads", heads)
-    hidden = section.integer("hidden_size")
-    if heads % kv_heads:
-        raise section.error("num_attention_heads", f"must be a multiple of num_key_value_heads {kv_heads}")
-    if not section.has("head_dim") and hidden % heads:
-        raise section.error("hidden_size", f"must be a multiple of num_attention_heads {heads}")
-    head_dim = section.integer("head_dim", max(hidden // heads, 1))
-    if head_dim % 2:
-        raise section.error("head_dim", f"must be even for rotary positions, not {head_dim}")
+    section = config.section("llm_config")
     # the composite class hands the backbone's value on where the top level has none
     pooling = config if config.has("pooling") or not section.has("pooling") else section
-    return TextConfig(
-        vocab_size=section.integer("vocab_size"),
-        hidden=hidden,
-        intermediate=section.integer("intermediate_size"),
-        layers=section.integer("num_hidden_layers"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        eps=section.number("rms_norm_eps", 1e-6),
-        activation=section.string("hidden_act", "silu", among=ACTIVATIONS),
-        max_positions=section.integer("max_position_embeddings"),
-        rope=_rope(section),
-        pooling=cast(Pooling, pooling.string("pooling", among=("avg", "last", "cls"))),
-    )
-
-
-def _rope(section: Section) -> RopeConfig:
-    keys = [key for key in ("rope_parameters", "rope_scaling") if section.has(key)]
-    if len(keys) == 2 and section.values[keys[0]] != section.values[keys[1]]:
-        raise section.error("rope_scaling", "and rope_parameters are both there and differ")
-    rope = section.section(keys[0]) if keys else Section(path=section.path, prefix=section.prefix, values={})
-    kind = cast(
-        RopeType,
-        rope.string(
-            "type" if rope.has("type") and not rope.has("rope_type") else "rope_type",
-            "default",
-            among=("default", "linear", "llama3"),
-        ),
-    )
-    if rope.number("partial_rotary_factor", section.number("partial_rotary_factor", 1.0)) != 1.0:
-        raise rope.error("partial_rotary_factor", "is not supported unless it is 1")
-    theta = rope.number("rope_theta", section.number("rope_theta", 10000.0))
-    if kind == "default":
-        return RopeConfig(rope_type=kind, theta=theta)
-    factor = rope.number("factor")
-    if kind == "linear":
-        return RopeConfig(rope_type=kind, theta=theta, factor=factor)
-    return RopeConfig(
-        rope_type=kind,
-        theta=theta,
-        factor=factor,
-        low_freq_factor=rope.number("low_freq_factor"),
-        high_freq_factor=rope.number("high_freq_factor"),
-        original_max_positions=rope.integer("original_max_position_embeddings"),
-    )
+    return read_backbone(section, pooling=pooling.string("pooling", among=tuple(POOLINGS)))
 
 
 def _image(config: Section, processor: Section, vision: VisionConfig) -> ImageConfig:
@@ -197,19 +134,14 @@ def _image(config: Section, processor: Section, vision: VisionConfig) -> ImageCo
     )
 
 
-def _prompt(config: Section, processor: Section, text: TextConfig) -> PromptConfig:
+def _prompt(config: Section, processor: Section, text: TextSpec) -> PromptConfig:
     image_token_id = config.integer("img_context_token_id", 128258, at_least=0)
     if image_token_id >= text.vocab_size:
         raise config.error("img_context_token_id", f"is {image_token_id}, vocab_size is {text.vocab_size}")
-    prefixes = [
-        processor.string(key, config.string(key, default))
-        for key, default in (("query_prefix", "query:"), ("passage_prefix", "passage:"))
-    ]
-    query, passage = (f"{prefix} " if prefix else "" for prefix in prefixes)
-    return PromptConfig(query_prefix=query, passage_prefix=passage, image_token_id=image_token_id)
+    return PromptConfig(prefixes=read_prefixes(processor, config), image_token_id=image_token_id)
 
 
-def _max_tokens(config: Section, processor: Section, text: TextConfig) -> int:
+def _max_tokens(config: Section, processor: Section) -> int:
     """The passage limit, at which the reference processor truncates.
 
     The backbone's own 131,072 positions are no guide, since it was tuned on far shorter inputs. Absent
@@ -217,14 +149,4 @@ def _max_tokens(config: Section, processor: Section, text: TextConfig) -> int:
     image and text together; the shorter query limit is a matter of truncation, not of what fits.
     """
     limit = processor.integer("p_max_length", config.integer("p_max_length", _DEFAULT_MAX_TOKENS))
-    return min(limit, text.max_positions)
-
-
-def _dimensions(config: Section, text: TextConfig) -> frozenset[int]:
-    """Configured widths; ``is_matryoshka`` without a list allows every width."""
-    widths = config.integers("matryoshka_dimensions")
-    if not all(1 <= width <= text.hidden for width in widths):
-        raise config.error("matryoshka_dimensions", f"must lie in 1..{text.hidden}: {list(widths)}")
-    if not widths and config.flag("is_matryoshka", False):
-        return frozenset(range(1, text.hidden))
-    return frozenset(widths) - {text.hidden}
+    return min(limit, max_positions(config.section("llm_config")))

@@ -1,34 +1,9 @@
-"""The two towers of this family as ``nn`` has them; torch-free."""
+"""The vision tower of this family as ``nn`` has it; torch-free."""
 
 from __future__ import annotations
 
-from typing import Final
-
-from tessera.models.llama_nemotron_vl.config import ModelConfig, RopeConfig, TextConfig, VisionConfig
-from tessera.nn.spec import LayerSpec, Pooling, RopeSpec, TextSpec
-
-_POOLING: Final[dict[str, Pooling]] = {"avg": "mean", "last": "last", "cls": "first"}
-
-
-def text_spec(config: TextConfig) -> TextSpec:
-    """The bidirectional Llama backbone."""
-    return TextSpec(
-        vocab_size=config.vocab_size,
-        layers=config.layers,
-        layer=LayerSpec(
-            hidden=config.hidden,
-            heads=config.heads,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            intermediate=config.intermediate,
-            activation=config.activation,
-            norm="rms",
-            eps=config.eps,
-            gated=True,
-        ),
-        rope=_rope(config.rope),
-        pooling=_POOLING[config.pooling],
-    )
+from tessera.models.llama_nemotron_vl.config import ModelConfig, VisionConfig
+from tessera.nn.spec import LayerSpec
 
 
 def vision_layer(config: VisionConfig) -> LayerSpec:
@@ -57,16 +32,5 @@ def vision_activations(config: ModelConfig, tiles: int) -> int:
     pixels = 3 * vision.patch_features
     encoder = patches * max(vision_layer(vision).activations(), vision.hidden + pixels)
     rows = tiles * config.tokens_per_tile
-    projector = 3 * patches * vision.hidden + 3 * rows * config.text.hidden
+    projector = 3 * patches * vision.hidden + 3 * rows * config.text.layer.hidden
     return max(encoder, projector)
-
-
-def _rope(config: RopeConfig) -> RopeSpec:
-    return RopeSpec(
-        theta=config.theta,
-        rope_type=config.rope_type,
-        factor=config.factor,
-        low_freq_factor=config.low_freq_factor,
-        high_freq_factor=config.high_freq_factor,
-        original_max_positions=config.original_max_positions,
-    )

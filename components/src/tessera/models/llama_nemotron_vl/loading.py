@@ -9,7 +9,6 @@ import torch
 
 from tessera.checkpoint.loading import fill, torch_dtype
 from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.layers import text_spec
 from tessera.models.llama_nemotron_vl.tensors import stored_tensors
 from tessera.models.llama_nemotron_vl.vision import VisionTower
 from tessera.nn import loading
@@ -48,4 +47,4 @@ def load_vision(
 def load_text(path: Path, config: ModelConfig, *, dtype: str, device: str) -> TextTower:
     """The backbone on ``device``; raises ``CheckpointError``."""
     tensors = stored_tensors(path, config)
-    return loading.load_text(text_spec(config.text), tensors, part="text.", dtype=dtype, device=device)
+    return loading.load_text(config.text, tensors, part="text.", dtype=dtype, device=device)

@@ -10,7 +10,6 @@ from torch import nn
 
 from tessera.checkpoint.loading import torch_dtype
 from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.layers import text_spec
 from tessera.models.llama_nemotron_vl.loading import load_vision
 from tessera.models.llama_nemotron_vl.tensors import stored_tensors
 from tessera.models.llama_nemotron_vl.vision import VisionTower
@@ -67,7 +66,7 @@ def load_stage(
     check_stage(stage, layout, ("vision", "text", "fused", "embed", "lm", "post"))
     text = TextStages(
         family="llama_nemotron_vl",
-        spec=text_spec(config.text),
+        spec=config.text,
         tensors=partial(stored_tensors, path, config),
         part="text.",
         dtype=dtype,
@@ -82,7 +81,7 @@ def load_stage(
     tower = load_vision(path, config, dtype=dtype, device=device, form=form)
     vision = VisionStage(tower).eval()
     if stage == "vision":
-        rows = ("units", config.tokens_per_tile, config.text.hidden)
+        rows = ("units", config.tokens_per_tile, config.text.layer.hidden)
         return StageModule(
             module=vision,
             inputs=(StageTensor(name="tiles", dtype="uint8", axes=("units", channels, size, size)),),

@@ -7,14 +7,14 @@ spell the parts' prefixes in several ways, depending on which tool wrote them.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.weights import Shapes
 from tessera.checkpoint.weights import stored_tensors as find_tensors
-from tessera.models.llama_nemotron_vl.config import ModelConfig, ProjectorConfig, TextConfig, VisionConfig
-from tessera.models.llama_nemotron_vl.layers import text_spec
+from tessera.models.llama.tensors import is_unused
+from tessera.models.llama_nemotron_vl.config import ModelConfig, ProjectorConfig, VisionConfig
+from tessera.nn.spec import TextSpec
 
 # longest first, because the shorter ones are beginnings or endings of the longer
 _PREFIXES = (
@@ -25,13 +25,6 @@ _PREFIXES = (
     ("language_model.", "text."),
 )
 _OUTER = "model."
-
-_UNUSED = (
-    re.compile(r"vision\.head\."),
-    re.compile(r".*\brotary_emb\.inv_freq$"),
-    re.compile(r".*\bposition_ids$"),
-    re.compile(r"(.*\.)?lm_head\."),
-)
 
 
 def canonical(name: str) -> str | None:
@@ -45,7 +38,7 @@ def canonical(name: str) -> str | None:
         if bare.startswith(prefix):
             found = part + bare.removeprefix(prefix)
             break
-    return None if any(pattern.match(found) for pattern in _UNUSED) else found
+    return None if found.startswith("vision.head.") or is_unused(found) else found
 
 
 def expected(config: ModelConfig) -> Shapes:
@@ -53,7 +46,7 @@ def expected(config: ModelConfig) -> Shapes:
     return (
         vision_shapes(config.vision, layers=config.vision.layers, final_norm=True)
         | projector_shapes(config.projector, config.vision, config.text)
-        | text_shapes(config.text)
+        | config.text.shapes("text.")
     )
 
 
@@ -92,19 +85,14 @@ def vision_shapes(config: VisionConfig, *, layers: int, final_norm: bool) -> Sha
     return {f"vision.{name}": shape for name, shape in shapes.items()}
 
 
-def projector_shapes(config: ProjectorConfig, vision: VisionConfig, text: TextConfig) -> Shapes:
+def projector_shapes(config: ProjectorConfig, vision: VisionConfig, text: TextSpec) -> Shapes:
     """The projector's tensors by canonical name."""
-    features = vision.hidden * config.factor**2
+    features, hidden = vision.hidden * config.factor**2, text.layer.hidden
     return {
         "projector.0.weight": (features,),
         "projector.0.bias": (features,),
-        "projector.1.weight": (text.hidden, features),
-        "projector.1.bias": (text.hidden,),
-        "projector.3.weight": (text.hidden, text.hidden),
-        "projector.3.bias": (text.hidden,),
+        "projector.1.weight": (hidden, features),
+        "projector.1.bias": (hidden,),
+        "projector.3.weight": (hidden, hidden),
+        "projector.3.bias": (hidden,),
     }
-
-
-def text_shapes(config: TextConfig) -> Shapes:
-    """The backbone's tensors by canonical name."""
-    return text_spec(config).shapes("text.")

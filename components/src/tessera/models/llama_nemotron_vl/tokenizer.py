@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
+from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.errors import CheckpointError
+from tessera.models.llama.prompt import bos_of
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 
 IMAGE_START: Final = "<img>"
 IMAGE_END: Final = "</img>"
 IMAGE_CONTEXT: Final = "<IMG_CONTEXT>"
-_BOS: Final = "<|begin_of_text|>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,10 +36,7 @@ class TextTokenizer:
         ids that disagree with the model's configuration.
         """
         plain = PlainTokenizer.read(directory, vocab_size=config.text.vocab_size)
-        bos, start, end, context = (
-            plain.id_of(name)
-            for name in (token_name(directory, "bos_token", _BOS), IMAGE_START, IMAGE_END, IMAGE_CONTEXT)
-        )
+        start, end, context = map(plain.id_of, (IMAGE_START, IMAGE_END, IMAGE_CONTEXT))
         if context != config.prompt.image_token_id:
             raise CheckpointError(
                 f"{plain.path}: {IMAGE_CONTEXT} has id {context},"
@@ -47,7 +44,7 @@ class TextTokenizer:
             )
         return cls(
             plain=plain,
-            bos=bos,
+            bos=bos_of(plain),
             image_start=start,
             image_end=end,
             image_context=context,

@@ -54,7 +54,7 @@ class VisionTower(nn.Module):
         super().__init__()
         self._config = config.projector
         self.vision = Encoder(config.vision)
-        features, hidden = config.vision.hidden * config.projector.factor**2, config.text.hidden
+        features, hidden = config.vision.hidden * config.projector.factor**2, config.text.layer.hidden
         self.projector = Merger(width=features, join=1, inner=hidden, out=hidden, eps=config.projector.eps)
 
     def prepare(self, image: ImageConfig, device: torch.device, form: Form | None = None) -> VisionTower:

@@ -12,12 +12,12 @@ from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.checkpoint.weights import stored_tensors
 from tessera.errors import InvalidInput
 from tessera.models.assembly import Run, Segment
-from tessera.models.base import Content, Feature, Role, TextModule
+from tessera.models.base import Content, Role, TextModule
 from tessera.models.prompts import texts_of
 from tessera.models.qwen3.config import max_positions, read_text
-from tessera.models.qwen3.model import CONFIG_FILE, Qwen3Model
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
 from tessera.models.text_only import TextOnly
+from tessera.models.tower import CONFIG_FILE, TowerModel
 from tessera.nn.spec import TextSpec
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ FAMILY_NAME: Final = "qwen3_embedding"
 
 _ARCHITECTURES: Final = (["Qwen3ForCausalLM"], ["Qwen3Model"])
 _DEFAULT_THETA: Final = 1_000_000.0
+_SMALLEST: Final = 32  # the narrowest vector that it was trained to be cut to
 _DEFAULT_TASK: Final = "Given a web search query, retrieve relevant passages that answer the query"
 
 
@@ -37,13 +38,12 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_tokens: Annotated[int, msgspec.Meta(ge=16)] = 32_768
 
 
-class Qwen3Embedding(TextOnly, Qwen3Model):
+class Qwen3Embedding(TextOnly, TowerModel):
     """Implements ``tessera.models.base.Model``."""
 
     family = FAMILY_NAME
     revision = "qwen3_embedding 1"
-    smallest = 32
-    features = frozenset(Feature)
+    takes_instructions = True
 
     @classmethod
     def open(cls, path: Path, options: Options) -> Qwen3Embedding:
@@ -52,7 +52,8 @@ class Qwen3Embedding(TextOnly, Qwen3Model):
         text = read_config(config)
         tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size)
         max_tokens = min(options.max_tokens, max_positions(config))
-        model = cls(path, text, tokenizer, options, max_tokens=max_tokens)
+        widths = frozenset(range(_SMALLEST, text.layer.hidden))
+        model = cls(path, text, tokenizer, options, max_tokens=max_tokens, dimensions=widths)
         model._query_instruction = options.query_instruction
         model._end = tokenizer.id_of(END_OF_TEXT)
         return model
@@ -64,9 +65,6 @@ class Qwen3Embedding(TextOnly, Qwen3Model):
         """``Instruct: task``, a line break and ``Query:`` before a query; documents stand as they are."""
         if content.images:
             self._refuse(param)
-        text = "".join(texts_of(content))
-        if not text:
-            raise InvalidInput(f"{param} is empty: it has no text", param=param)
         task = content.instruction
         if content.role is Role.PASSAGE and task is not None:
             raise InvalidInput(
@@ -74,7 +72,7 @@ class Qwen3Embedding(TextOnly, Qwen3Model):
             )
         if content.role is Role.QUERY and task is None:
             task = self._query_instruction
-        return [Run(f"Instruct: {task}\nQuery:" if task else "", text), self._end]
+        return [Run(f"Instruct: {task}\nQuery:" if task else "", "".join(texts_of(content))), self._end]
 
     def load_text(self, *, dtype: str, device: str) -> TextModule:
         """Read the decoder's tensors; raises ``CheckpointError``."""

@@ -13,7 +13,7 @@ from typing import Final
 
 from tessera.checkpoint.section import Section
 from tessera.models.qwen3.config import max_positions, read_text
-from tessera.models.qwen3.model import CONFIG_FILE
+from tessera.models.tower import CONFIG_FILE
 from tessera.nn.spec import LayerSpec, TextSpec
 
 PROCESSOR_FILE: Final = "preprocessor_config.json"

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
-import numpy as np
 
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.dtypes import FLOATS
@@ -19,7 +18,6 @@ from tessera.image_plan import ImagePlan
 from tessera.models.assembly import Fixed, Run, Segment
 from tessera.models.base import (
     Content,
-    Feature,
     Int32Array,
     Pixels,
     TextModule,
@@ -27,17 +25,18 @@ from tessera.models.base import (
     VisionSpec,
 )
 from tessera.models.images import decode
-from tessera.models.qwen3.model import Qwen3Model, nbytes
 from tessera.models.qwen3.tokenizer import END_OF_TEXT, IMAGE, TURN_END, TURN_START, VISION_END, VISION_START
 from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig, read_config
 from tessera.models.qwen3_vl_embedding.patches import cut, places, positions
 from tessera.models.qwen3_vl_embedding.resize import Limits
 from tessera.models.qwen3_vl_embedding.tensors import stored_tensors, vision_shapes
+from tessera.models.tower import TowerModel, nbytes
 
 if TYPE_CHECKING:
     from tessera.models.base import Model
 
 FAMILY_NAME: Final = "qwen3_vl_embedding"
+_SMALLEST: Final = 64  # the narrowest vector that it was trained to be cut to
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -49,18 +48,18 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instruction: Annotated[str, msgspec.Meta(min_length=1)] = "Represent the user's input."
 
 
-class Qwen3VLEmbedding(Qwen3Model):
+class Qwen3VLEmbedding(TowerModel):
     """Implements ``tessera.models.base.Model``."""
 
     family = FAMILY_NAME
     revision = "qwen3_vl_embedding 1"
-    files = (*Qwen3Model.files, PROCESSOR_FILE)
-    smallest = 64
-    features = frozenset(Feature)
+    files = (*TowerModel.files, PROCESSOR_FILE)
+    takes_instructions = True
 
     def __init__(self, path: Path, config: ModelConfig, tokenizer: PlainTokenizer, options: Options) -> None:
         max_tokens = min(options.max_tokens, config.max_positions)
-        super().__init__(path, config.text, tokenizer, options, max_tokens=max_tokens)
+        widths = frozenset(range(_SMALLEST, config.text.layer.hidden))
+        super().__init__(path, config.text, tokenizer, options, max_tokens=max_tokens, dimensions=widths)
         self.config = config
         self.placeholder = config.image_token
         self.limits = Limits(
@@ -134,8 +133,6 @@ class Qwen3VLEmbedding(Qwen3Model):
                     user[-1] = Run(last.prefix, last.text + part)
                 else:
                     user.append(Run("", part))
-        if user == [Run("user\n", "")]:
-            raise InvalidInput(f"{param} is empty: it has neither text nor an image", param=param)
         instruction = punctuated(content.instruction or "") or self._instruction
         return [
             *(self._turn_start, Fixed(f"system\n{instruction}"), self._turn_end, Fixed("\n")),
@@ -156,9 +153,6 @@ class Qwen3VLEmbedding(Qwen3Model):
                 f"{param}: a grid of {list(image.grid)} patches does not make {image.rows} vision rows",
                 param=param,
             )
-
-    def vision_index(self, tokens: Int32Array) -> Int32Array:
-        return np.flatnonzero(tokens == self.placeholder).astype(np.int32)
 
     def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
         merge = self.config.vision.merge

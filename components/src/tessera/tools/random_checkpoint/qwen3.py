@@ -13,12 +13,12 @@ from tokenizers import normalizers
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
-from tessera.models.qwen3.model import CONFIG_FILE
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
 from tessera.models.qwen3_embedding.model import read_config
 from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE
 from tessera.models.qwen3_vl_embedding.config import read_config as read_vl_config
 from tessera.models.qwen3_vl_embedding.tensors import vision_shapes
+from tessera.models.tower import CONFIG_FILE
 from tessera.tools.random_checkpoint.tokenizer import byte_level_bpe
 from tessera.tools.random_checkpoint.weights import RandomTensor
 

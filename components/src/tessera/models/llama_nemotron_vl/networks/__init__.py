@@ -35,18 +35,18 @@ def describe_network(path: Path, config: ModelConfig, graph: Graph, request: Net
     if request.dtype == "float8" and request.stage not in ("embed", "post"):
         scales = text_scales(backbone, request.samples)
     layout = (Packed if request.packed else Padded)(graph)
-    text = TextNetwork(graph, Arithmetic(products, scales), config.text, backbone, layout)
+    text = TextNetwork(graph, Arithmetic(products, scales), backbone, layout)
     if request.stage == "post":
-        hidden = layout.hidden("hidden", products, config.text.hidden)
+        hidden = layout.hidden("hidden", products, config.text.layer.hidden)
         text.finish(hidden)
         return
     if request.stage == "lm":
-        hidden = layout.hidden("embedded", products, config.text.hidden)
+        hidden = layout.hidden("embedded", products, config.text.layer.hidden)
         graph.output("hidden", text.encoded(hidden, request.max_length))
         return
     rows = None
     if vision is not None:
-        rows = graph.reshape(vision.rows(vision.tiles()), (-1, config.text.hidden))
+        rows = graph.reshape(vision.rows(vision.tiles()), (-1, config.text.layer.hidden))
     with graph.within("text.embed"):
         embedded = text.embedded(rows)
     if request.stage == "embed":

@@ -7,7 +7,6 @@ from typing import cast
 import torch
 
 from tessera.models.graph import Graph, Node
-from tessera.models.llama_nemotron_vl.config import TextConfig
 from tessera.models.llama_nemotron_vl.networks.arithmetic import Arithmetic
 from tessera.models.llama_nemotron_vl.networks.layout import Layout, row_input
 from tessera.nn.layer import Layer
@@ -18,12 +17,10 @@ from tessera.nn.text import TextTower
 class TextNetwork:
     """Writes the weights of ``tower`` and what is done with them into ``graph``."""
 
-    def __init__(
-        self, graph: Graph, arithmetic: Arithmetic, config: TextConfig, tower: TextTower, layout: Layout
-    ) -> None:
+    def __init__(self, graph: Graph, arithmetic: Arithmetic, tower: TextTower, layout: Layout) -> None:
         self._graph = graph
         self._arithmetic = arithmetic
-        self._config = config
+        self._spec = tower.spec.layer
         self._tower = tower
         self._layout = layout
 
@@ -33,7 +30,7 @@ class TextNetwork:
         ``vision_row`` names the row for each token, -1 for none.
         """
         graph = self._graph
-        products, width = self._arithmetic.products, self._config.hidden
+        products, width = self._arithmetic.products, self._spec.hidden
         tokens = self._layout.ids("input_ids")
         row = self._layout.ids("vision_row")
         if rows is None:
@@ -54,7 +51,7 @@ class TextNetwork:
                 hidden = self._layer(hidden, layer, turns)
         assert self._tower.norm is not None
         with graph.within("text.norm"):
-            return arithmetic.rms_norm(graph, hidden, self._tower.norm.weight, self._config.eps)
+            return arithmetic.rms_norm(graph, hidden, self._tower.norm.weight, self._spec.eps)
 
     def finish(self, hidden: Node) -> None:
         """Output unit ``vectors`` ``[sequences, hidden]`` and ``norms`` ``[sequences]``, both float32."""
@@ -68,9 +65,9 @@ class TextNetwork:
     def _pooled(self, hidden: Node) -> Node:
         """float32 ``[sequences, hidden]``."""
         exact = self._graph.cast(hidden, "float32")
-        if self._config.pooling == "avg":
+        if self._tower.spec.pooling == "mean":
             return self._layout.mean(exact)
-        return self._layout.edge(exact, last=self._config.pooling == "last")
+        return self._layout.edge(exact, last=self._tower.spec.pooling == "last")
 
     def _turns(self, hidden: Node, max_length: int) -> tuple[Node, Node]:
         """float32 cosines and sines, ``[*lead, 1, head_dim / 2]`` or what broadcasts to it.
@@ -89,7 +86,7 @@ class TextNetwork:
 
     def _layer(self, hidden: Node, layer: Layer, turns: tuple[Node, Node]) -> Node:
         graph, arithmetic = self._graph, self._arithmetic
-        eps, wide = self._config.eps, self._config.intermediate
+        eps, wide = self._spec.eps, self._spec.intermediate
         mlp = cast(GatedMlp, layer.mlp)
         normed = arithmetic.rms_norm(graph, hidden, layer.input_layernorm.weight, eps)
         attended = self._attended(arithmetic.linear(graph, normed, layer.self_attn.qkv_proj), turns)
@@ -97,27 +94,27 @@ class TextNetwork:
         hidden = arithmetic.add(graph, hidden, projected)
         normed = arithmetic.rms_norm(graph, hidden, layer.post_attention_layernorm.weight, eps)
         both = arithmetic.linear(graph, normed, mlp.gate_up_proj)
-        gate = arithmetic.activation(graph, graph.part(both, -1, 0, wide), self._config.activation)
+        gate = arithmetic.activation(graph, graph.part(both, -1, 0, wide), self._spec.activation)
         up = graph.cast(graph.part(both, -1, wide, wide), "float32")
         gated = arithmetic.narrowed(graph, graph.multiply(gate, up))
         return arithmetic.add(graph, hidden, arithmetic.linear(graph, gated, mlp.down_proj))
 
     def _attended(self, qkv: Node, turns: tuple[Node, Node]) -> Node:
-        graph, config, width = self._graph, self._config, self._config.head_dim
+        graph, spec, width = self._graph, self._spec, self._spec.head_dim
         keep = [0] * self._layout.lead
-        heads = graph.reshape(qkv, (*keep, config.heads + 2 * config.kv_heads, width))
+        heads = graph.reshape(qkv, (*keep, spec.heads + 2 * spec.kv_heads, width))
         axis = self._layout.lead
-        turned = self._turned(graph.part(heads, axis, 0, config.heads + config.kv_heads), turns)
-        q = graph.multiply(graph.part(turned, axis, 0, config.heads), width**-0.5)
-        k = graph.part(turned, axis, config.heads, config.kv_heads)
-        v = graph.part(heads, axis, config.heads + config.kv_heads, config.kv_heads)
+        turned = self._turned(graph.part(heads, axis, 0, spec.heads + spec.kv_heads), turns)
+        q = graph.multiply(graph.part(turned, axis, 0, spec.heads), width**-0.5)
+        k = graph.part(turned, axis, spec.heads, spec.kv_heads)
+        v = graph.part(heads, axis, spec.heads + spec.kv_heads, spec.kv_heads)
         q, k = graph.cast(q, v.dtype), graph.cast(k, v.dtype)
         attended = self._layout.attention(q, k, v, qkv)
-        return graph.reshape(attended, (*keep, config.heads * width))
+        return graph.reshape(attended, (*keep, spec.heads * width))
 
     def _turned(self, heads: Node, turns: tuple[Node, Node]) -> Node:
         """Rotated in float32, and left there."""
-        graph, half = self._graph, self._config.head_dim // 2
+        graph, half = self._graph, self._spec.head_dim // 2
         cosines, sines = turns
         exact = graph.cast(heads, "float32")
         first, second = graph.part(exact, -1, 0, half), graph.part(exact, -1, half, half)

@@ -1,4 +1,4 @@
-"""What checkpoints with a Qwen3 decoder have in common as models; importing and opening need no torch."""
+"""What models with a text tower and prompts of segments have in common; opening needs no torch."""
 
 from __future__ import annotations
 
@@ -9,31 +9,47 @@ from pathlib import Path
 from typing import ClassVar, Final
 
 import msgspec
+import numpy as np
 
 from tessera.checkpoint.fingerprint import fingerprint
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, PlainTokenizer
 from tessera.checkpoint.weights import Shapes
 from tessera.dtypes import FLOATS
+from tessera.errors import InvalidInput
 from tessera.models.assembly import Assembler, Segment
-from tessera.models.base import Content, Output, OutputKind, Piece, Prompt, Role, Truncate
-from tessera.models.prompts import prompt_of_ids, token_ids
+from tessera.models.base import (
+    Content,
+    Feature,
+    ImagePlan,
+    Int32Array,
+    Output,
+    OutputKind,
+    Piece,
+    Prompt,
+    Role,
+    Truncate,
+    sequential,
+)
+from tessera.models.prompts import prompt_of_ids, refuse_instruction, token_ids
 from tessera.nn.spec import TextSpec
 
 CONFIG_FILE: Final = "config.json"
 
 
-class Qwen3Model:
-    """Base of the families; thread-safe once opened.
+class TowerModel:
+    """Base of families that run ``nn.text.TextTower`` to one vector for each input; thread-safe once opened.
 
-    ``smallest`` is the narrowest vector that the checkpoint was trained to be cut to: every width from there
-    on is one. ``revision`` names the family and is raised by hand whenever preprocessing, prompts or the
-    forward pass change what they compute; ``files`` are fingerprinted beside the weights.
+    ``revision`` names the family and is raised by hand whenever preprocessing, prompts or the forward pass
+    change what they compute; ``files`` are fingerprinted beside the weights. ``takes_instructions`` says
+    whether an input may have one. ``placeholder`` is the token that stands for a vision row, None for a
+    family without images.
     """
 
     family: ClassVar[str]
     revision: ClassVar[str]
     files: ClassVar[tuple[str, ...]] = (CONFIG_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
-    smallest: ClassVar[int]
+    features: ClassVar[frozenset[Feature]] = frozenset(Feature)
+    takes_instructions: ClassVar[bool] = False
     placeholder: int | None = None
 
     def __init__(
@@ -41,21 +57,23 @@ class Qwen3Model:
         path: Path,
         text: TextSpec,
         tokenizer: PlainTokenizer,
-        options: msgspec.Struct,
+        options: msgspec.Struct | None = None,
         *,
         max_tokens: int,
+        dimensions: frozenset[int],
     ) -> None:
         self.path = path
         self.text = text
         self.max_tokens = max_tokens
+        self.dimensions = dimensions
         self._tokenizer = tokenizer
         self._options = options
 
     @cached_property
     def fingerprint(self) -> str:
         """Computed at the first use, from files and options; raises ``CheckpointError`` without weights."""
-        options = msgspec.json.encode(self._options).decode()
-        return fingerprint(self.path, revision=f"{self.revision} {options}".encode(), files=self.files)
+        options = "" if self._options is None else f" {msgspec.json.encode(self._options).decode()}"
+        return fingerprint(self.path, revision=f"{self.revision}{options}".encode(), files=self.files)
 
     @property
     def output(self) -> Output:
@@ -66,10 +84,6 @@ class Qwen3Model:
         return self.text.vocab_size
 
     @cached_property
-    def dimensions(self) -> frozenset[int]:
-        return frozenset(range(self.smallest, self.text.layer.hidden))
-
-    @cached_property
     def _assembler(self) -> Assembler:
         return Assembler(self._tokenizer, self.placeholder)
 
@@ -78,8 +92,13 @@ class Qwen3Model:
         raise NotImplementedError
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
+        if not self.takes_instructions:
+            refuse_instruction(content, param=param)
         ids = token_ids(content, param=param)
         if ids is None:
+            if not any(content.parts):
+                lacks = "no text" if self.placeholder is None else "neither text nor an image"
+                raise InvalidInput(f"{param} is empty: it has {lacks}", param=param)
             segments = self.segments(content, param=param)
             return self._assembler.prompt(segments, max_tokens=max_tokens, truncate=truncate, param=param)
         return prompt_of_ids(
@@ -93,10 +112,18 @@ class Qwen3Model:
 
     def pieces(self, text: str, *, role: Role, instruction: str | None = None, param: str) -> Sequence[Piece]:
         content = Content(parts=(text,), role=role, instruction=instruction)
+        if not self.takes_instructions:
+            refuse_instruction(content, param=param)
         return self._assembler.pieces(self.segments(content, param=param), param=param)
 
     def token_text(self, token: int) -> str:
         return self._tokenizer.text_of(token)
+
+    def vision_index(self, tokens: Int32Array) -> Int32Array:
+        return np.flatnonzero(tokens == self.placeholder).astype(np.int32)
+
+    def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
+        return sequential(len(tokens))
 
     def text_nbytes(self, dtype: str) -> int:
         return nbytes(self.text.shapes(), dtype)

@@ -1,0 +1,1 @@
+"""What families with a bidirectional Llama backbone share: its configuration, its tensors, roles and BOS."""

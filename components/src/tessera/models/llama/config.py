@@ -1,0 +1,109 @@
+"""The bidirectional Llama backbone as a section of ``config.json`` describes it; torch-free.
+
+A key that may be absent takes the default of the class that would have read it in ``transformers``, because
+saving drops values that equal those defaults.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Final, cast, get_args
+
+from tessera.checkpoint.section import Section
+from tessera.nn.spec import Activation, LayerSpec, Pooling, RopeSpec, RopeType, TextSpec
+
+ACTIVATIONS: Final[tuple[str, ...]] = get_args(Activation)
+POOLINGS: Final[dict[str, Pooling]] = {"avg": "mean", "last": "last", "cls": "first"}
+"""What configurations call the ways of pooling."""
+
+_ARCHITECTURES: Final = ["LlamaBidirectionalModel"]
+
+
+def read_backbone(section: Section, *, pooling: str) -> TextSpec:
+    """Read the backbone; ``pooling`` is a key of ``POOLINGS``.
+
+    Raises ``CheckpointError`` for what no such backbone has: another architecture, biases.
+    """
+    names = section.values.get("architectures") or _ARCHITECTURES
+    if names != _ARCHITECTURES:
+        raise section.error("architectures", f"must be {_ARCHITECTURES}, not {names!r}")
+    for key in ("attention_bias", "mlp_bias"):
+        if section.flag(key, False):
+            raise section.error(key, "is true; biases in the backbone are not supported")
+    heads = section.integer("num_attention_heads", 32)
+    kv_heads = section.integer("num_key_value_heads", heads)
+    hidden = section.integer("hidden_size")
+    if heads % kv_heads:
+        raise section.error("num_attention_heads", f"must be a multiple of num_key_value_heads {kv_heads}")
+    if not section.has("head_dim") and hidden % heads:
+        raise section.error("hidden_size", f"must be a multiple of num_attention_heads {heads}")
+    head_dim = section.integer("head_dim", max(hidden // heads, 1))
+    if head_dim % 2:
+        raise section.error("head_dim", f"must be even for rotary positions, not {head_dim}")
+    layer = LayerSpec(
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate=section.integer("intermediate_size"),
+        activation=section.string("hidden_act", "silu", among=ACTIVATIONS),
+        norm="rms",
+        eps=section.number("rms_norm_eps", 1e-6),
+        gated=True,
+    )
+    return TextSpec(
+        vocab_size=section.integer("vocab_size"),
+        layers=section.integer("num_hidden_layers"),
+        layer=layer,
+        rope=_rope(section),
+        pooling=POOLINGS[pooling],
+    )
+
+
+def max_positions(section: Section) -> int:
+    """How many positions the backbone was pretrained for, far more than it was tuned on."""
+    return section.integer("max_position_embeddings")
+
+
+def read_dimensions(config: Section, hidden: int, *, default: Collection[int] = ()) -> frozenset[int]:
+    """Configured widths beside ``hidden``, else those of ``default`` that are narrower.
+
+    ``is_matryoshka`` without a list allows every width.
+    """
+    widths = config.integers("matryoshka_dimensions")
+    if not all(1 <= width <= hidden for width in widths):
+        raise config.error("matryoshka_dimensions", f"must lie in 1..{hidden}: {list(widths)}")
+    if not widths and config.flag("is_matryoshka", False):
+        return frozenset(range(1, hidden))
+    return frozenset(width for width in widths or default if width < hidden)
+
+
+def _rope(section: Section) -> RopeSpec:
+    keys = [key for key in ("rope_parameters", "rope_scaling") if section.has(key)]
+    if len(keys) == 2 and section.values[keys[0]] != section.values[keys[1]]:
+        raise section.error("rope_scaling", "and rope_parameters are both there and differ")
+    rope = section.section(keys[0]) if keys else Section(path=section.path, prefix=section.prefix, values={})
+    kind = cast(
+        RopeType,
+        rope.string(
+            "type" if rope.has("type") and not rope.has("rope_type") else "rope_type",
+            "default",
+            among=("default", "linear", "llama3"),
+        ),
+    )
+    if rope.number("partial_rotary_factor", section.number("partial_rotary_factor", 1.0)) != 1.0:
+        raise rope.error("partial_rotary_factor", "is not supported unless it is 1")
+    theta = rope.number("rope_theta", section.number("rope_theta", 10000.0))
+    if kind == "default":
+        return RopeSpec(rope_type=kind, theta=theta)
+    factor = rope.number("factor")
+    if kind == "linear":
+        return RopeSpec(rope_type=kind, theta=theta, factor=factor)
+    return RopeSpec(
+        rope_type=kind,
+        theta=theta,
+        factor=factor,
+        low_freq_factor=rope.number("low_freq_factor"),
+        high_freq_factor=rope.number("high_freq_factor"),
+        original_max_positions=rope.integer("original_max_position_embeddings"),
+    )
