@@ -29,7 +29,7 @@ PANELS = (
     "Inputs",
     "Waiting for an engine",
     "Tokens in a batch",
-    "Tiles in a batch",
+    "Units of images in a batch",
     "Cache hit ratio",
     "Hand-offs",
     "Hand-off of an image's rows",
