@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from tessera import wire
 from tessera.errors import ProtocolError
+from tessera.image_plan import ImagePlan
 
-IMAGE = wire.Image(digest=b"d" * 32, data=b"\x89PNG", tiles=3, param="input[0]")
-ITEM = wire.Item(tokens=b"\1\0\0\0", images=(IMAGE,), param="input[0]")
+IMAGE = wire.Image(digest=b"d" * 32, data=b"\x89PNG", units=3, rows=768, param="input[0]")
+GRID = wire.Image(digest=b"e" * 32, data=b"\xff\xd8", units=24, rows=6, grid=(1, 4, 6), param="input[1]")
+ITEM = wire.Item(tokens=b"\1\0\0\0", images=(IMAGE, GRID), param="input[0]")
 HANDLE = wire.Handle(
     kind="shm", producer="1f", slab="ab", offset=4096, shape=(256, 64), dtype="float32", lease=7
 )
@@ -22,7 +24,8 @@ INFO = wire.WorkerInfo(
     model="m",
     fingerprint="f",
     dtype="float32",
-    hidden=64,
+    width=64,
+    row_width=256,
     images=True,
     slabs=(wire.SlabInfo(kind="shm", producer="1f", slab="ab", nbytes=1, address=b"a"),),
 )
@@ -36,9 +39,10 @@ REQUESTS: list[wire.Request] = [
 ]
 REPLIES: list[wire.Reply] = [
     wire.EmbedReply(
-        vectors=b"\0" * 16,
-        norms=b"\0" * 8,
-        hidden=2,
+        rows=b"\0" * 24,
+        norms=b"\0" * 12,
+        width=2,
+        counts=(3, 0),
         failures={1: wire.Failure(code="overloaded", message="full", retry_after=2.0)},
         cached_tokens=(0, 256),
         timings=wire.Timings(queue_ms=1.5),
@@ -70,6 +74,13 @@ def test_another_version_is_refused_naming_both() -> None:
         ProtocolError, match=rf"version {wire.VERSION}, its peer sent version {wire.VERSION + 1}"
     ):
         wire.decode_request(payload)
+
+
+def test_an_image_says_its_plan() -> None:
+    assert GRID.plan == ImagePlan(units=24, rows=6, grid=(1, 4, 6))
+    rows = wire.Embeddings(digest=b"d" * 32, handle=HANDLE, grid=(1, 32, 32), param="input[0]")
+    assert rows.plan == ImagePlan(units=0, rows=256, grid=(1, 32, 32))
+    assert ITEM.token_count == 1
 
 
 @pytest.mark.parametrize("payload", [b"", "text", None, 5, {"type": "Describe"}], ids=repr)
