@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ import pytest
 
 from tessera.tools.random_checkpoint.checkpoint import main as write_checkpoint
 from tests.e2e.inputs import parts
-from tests.e2e.service import MODEL, Service, launch
+from tests.e2e.service import MODEL, ROOT, Service, launch
 
 pytestmark = pytest.mark.service
 
@@ -84,3 +85,17 @@ def test_an_encode_worker_for_it_does_not_start(text_model: Path, tmp_path: Path
     errors = [line for line in done.stderr.splitlines() if " ERROR " in line]
     assert len(errors) == 1 and "reads text alone and needs no encode worker" in errors[0]
     assert "Traceback" not in done.stderr
+
+
+def test_a_host_of_encode_workers_alone_has_nothing_to_start(text_model: Path, tmp_path: Path) -> None:
+    numbers = {"FRONTENDS": "0", "ENCODE_WORKERS": "2", "EMBED_WORKERS": "0"}
+    done = subprocess.run(
+        [str(ROOT / "launch" / "e_p.sh")],
+        capture_output=True,
+        text=True,
+        env=os.environ | numbers | {"MODEL_PATH": str(text_model), "TMPDIR": str(tmp_path)},
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert "reads text alone: there is nothing to start here" in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -73,7 +73,7 @@ def test_vectors_are_the_same_by_every_way(
     for role in ("encode", "embed"):
         config = tmp_path / f"{role}.yaml"
         config.write_text(
-            f"transport: {{kind: {kind}, staging_mb: 32}}\nvision: {{max_batch_cost: 0, max_queue_cost: 0}}\n"
+            f"transport: {{kind: {kind}, staging_mb: 1}}\nvision: {{max_batch_cost: 0, max_queue_cost: 0}}\n"
         )
         environment[f"{role.upper()}_ENGINE_ARGS"] = str(config)
     with launch("e_p.sh", model, tmp_path / "log", workers=2, environment=environment) as service:

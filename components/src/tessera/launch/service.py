@@ -204,7 +204,10 @@ class Service:
         said = self._ask_what_the_model_is()
         if "images=no" in said.split():
             self._workers = [kind for kind in self._workers if kind.role != "encode"]
-            self._report.say(f"{self._settings.model_name} reads text alone: no encode workers are started")
+            said = f"{self._settings.model_name} reads text alone"
+            if not (self._worker_count or self._settings.frontends):
+                raise SettingError(f"{said}: there is nothing to start here")
+            self._report.say(f"{said}: no encode workers are started")
 
     def _ask_what_the_model_is(self) -> str:
         # A process of its own: models need libraries that are not there before the environment is made.

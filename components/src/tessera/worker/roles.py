@@ -21,9 +21,11 @@ from tessera.errors import ConfigError, EngineDead
 from tessera.models import Model, open_model
 from tessera.models.base import VisionSpec
 from tessera.rpc import Client, Runtime
+from tessera.settings import MIB
 from tessera.transport.host import host_id
 from tessera.transport.inbox import Inbox, InboxConfig
 from tessera.transport.outbox import Outbox, OutboxConfig
+from tessera.transport.settings import TransportSettings
 from tessera.worker.decoding import Decoder, ProcessDecoder, ThreadDecoder
 from tessera.worker.decoding.messages import Limits
 from tessera.worker.embed import EmbedService
@@ -128,7 +130,7 @@ class Builder:
             if vision is not None:
                 account.add("cache of vision rows", "cpu", settings.cache_bytes)
         if settings.mode is Mode.EMBED and settings.images and vision is not None:
-            account.add("staging for NIXL", "cpu", settings.stages.transport.staging_mb << 20)
+            account.add("staging for NIXL", "cpu", self._reading(vision, at).staging_mb << 20)
         return account
 
     def _vision_settings(self, vision: VisionSpec) -> EngineSettings:
@@ -143,6 +145,12 @@ class Builder:
         # However small it is set, the largest image must fit.
         rows = max((self.settings.stages.transport.slab_mb << 20) // row_bytes, vision.max_rows)
         return -(-rows // _BLOCK_ROWS) * _BLOCK_ROWS
+
+    def _reading(self, vision: VisionSpec, placement: Placement) -> TransportSettings:
+        """The hand-off's settings of a reader, whose staging memory holds the largest image at least."""
+        settings = self.settings.stages.transport
+        nbytes = vision.max_rows * vision.row_width * placement.torch_dtype.itemsize
+        return msgspec.structs.replace(settings, staging_mb=max(settings.staging_mb, -(-nbytes // MIB)))
 
     async def _encode(self, model: Model, vision: VisionSpec) -> EncodeService:
         settings = self._vision_settings(vision)
@@ -194,7 +202,7 @@ class Builder:
             theirs, ours = (info.fingerprint, info.dtype), (own.fingerprint, own.dtype)
             return None if theirs == ours else f"it serves {theirs}, this worker {ours}"
 
-        inbox = Inbox(InboxConfig(reader=self.name, settings=self.settings.stages.transport))
+        inbox = Inbox(InboxConfig(reader=self.name, settings=self._reading(vision, placement)))
         self.metrics.watch_registrations(lambda: inbox.nixl_registrations)
         self.metrics.watch_peers(lambda: inbox.peers)
         return RemoteVision(
