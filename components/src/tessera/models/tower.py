@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from tessera.checkpoint.fingerprint import fingerprint
+from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, PlainTokenizer
 from tessera.checkpoint.weights import Shapes
 from tessera.dtypes import FLOATS
@@ -27,10 +28,12 @@ from tessera.models.base import (
     Piece,
     Prompt,
     Role,
+    TextModule,
     Truncate,
     sequential,
 )
 from tessera.models.prompts import prompt_of_ids, refuse_instruction, token_ids
+from tessera.models.stages import StageModule, check_stage
 from tessera.nn.spec import TextSpec
 
 CONFIG_FILE: Final = "config.json"
@@ -124,6 +127,39 @@ class TowerModel:
 
     def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
         return sequential(len(tokens))
+
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        """The text tower's tensors by name, ``text.`` before each; raises ``CheckpointError``."""
+        raise NotImplementedError
+
+    def load_text(self, *, dtype: str, device: str) -> TextModule:
+        """Read the text tower's tensors; raises ``CheckpointError``."""
+        from tessera.nn.loading import load_text
+
+        return load_text(self.text, self.tensors(), part="text.", dtype=dtype, device=device)
+
+    @property
+    def image_token_id(self) -> int:
+        """The placeholder of a vision row, -1 for a family without images."""
+        return -1 if self.placeholder is None else self.placeholder
+
+    def load_stage(
+        self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024
+    ) -> StageModule:
+        """A part of the text stage for compilers; raises ``CheckpointError`` or ``ConfigError``."""
+        from tessera.models.text_stages import TEXT_STAGES, TextStages
+
+        check_stage(stage, layout, TEXT_STAGES)
+        stages = TextStages(
+            family=self.family,
+            spec=self.text,
+            tensors=self.tensors,
+            part="text.",
+            dtype=dtype,
+            device=device,
+            max_sequences=max_sequences,
+        )
+        return stages.load(stage, layout)
 
     def text_nbytes(self, dtype: str) -> int:
         return nbytes(self.text.shapes(), dtype)

@@ -147,9 +147,10 @@ class Padded:
         return self._each(rows)[:, 0]
 
     def last(self, rows: torch.Tensor) -> torch.Tensor:
-        at = torch.arange(self.mask.shape[1], device=rows.device)
+        sequences, tokens = self.mask.shape
+        at = torch.arange(tokens, device=rows.device)
         last = torch.where(self.mask, at, 0).amax(1)
-        return self._each(rows).gather(1, last[:, None, None].expand(-1, 1, rows.shape[1])).squeeze(1)
+        return rows.index_select(0, torch.arange(sequences, device=rows.device) * tokens + last)
 
     def _each(self, rows: torch.Tensor) -> torch.Tensor:
         return rows.view(*self.mask.shape, rows.shape[1])

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.dtypes import FLOATS
 from tessera.models.assembly import Segment
@@ -16,7 +18,6 @@ from tessera.models.base import (
     ImagePlan,
     Int32Array,
     Pixels,
-    TextModule,
     VisionModule,
     VisionSpec,
 )
@@ -25,7 +26,7 @@ from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_
 from tessera.models.llama_nemotron_vl.layers import vision_activations
 from tessera.models.llama_nemotron_vl.preprocess import preprocess
 from tessera.models.llama_nemotron_vl.prompt import segments
-from tessera.models.llama_nemotron_vl.tensors import used_for_vision
+from tessera.models.llama_nemotron_vl.tensors import stored_tensors, used_for_vision
 from tessera.models.llama_nemotron_vl.tiling import count_tiles
 from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
 from tessera.models.tower import CONFIG_FILE, TowerModel, nbytes
@@ -92,15 +93,8 @@ class LlamaNemotronVL(TowerModel):
 
         return load_vision(self.path, self.config, dtype=dtype, device=device)
 
-    def load_text(self, *, dtype: str, device: str) -> TextModule:
-        """Read the language tensors; raises ``CheckpointError``."""
-        from tessera.models.llama_nemotron_vl.loading import load_text
-
-        return load_text(self.path, self.config, dtype=dtype, device=device)
-
-    @property
-    def image_token_id(self) -> int:
-        return self.config.prompt.image_token_id
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        return stored_tensors(self.path, self.config)
 
     def load_stage(
         self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
+from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.checkpoint.weights import stored_tensors
 from tessera.errors import InvalidInput
 from tessera.models.assembly import Run, Segment
-from tessera.models.base import Content, Role, TextModule
+from tessera.models.base import Content, Role
 from tessera.models.prompts import texts_of
 from tessera.models.qwen3.config import max_positions, read_text
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
@@ -22,6 +24,7 @@ from tessera.nn.spec import TextSpec
 
 if TYPE_CHECKING:
     from tessera.models.base import Model
+    from tessera.models.stages import StageFamily
 
 FAMILY_NAME: Final = "qwen3_embedding"
 
@@ -74,12 +77,8 @@ class Qwen3Embedding(TextOnly, TowerModel):
             task = self._query_instruction
         return [Run(f"Instruct: {task}\nQuery:" if task else "", "".join(texts_of(content))), self._end]
 
-    def load_text(self, *, dtype: str, device: str) -> TextModule:
-        """Read the decoder's tensors; raises ``CheckpointError``."""
-        from tessera.nn.loading import load_text
-
-        tensors = stored_tensors(self.path, self.text.shapes("text."), canonical)
-        return load_text(self.text, tensors, part="text.", dtype=dtype, device=device)
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        return stored_tensors(self.path, self.text.shapes("text."), canonical)
 
 
 def read_config(config: Section) -> TextSpec:
@@ -97,3 +96,4 @@ def canonical(name: str) -> str | None:
 
 if TYPE_CHECKING:
     _conforms: type[Model] = Qwen3Embedding
+    _offers_stages: type[StageFamily] = Qwen3Embedding

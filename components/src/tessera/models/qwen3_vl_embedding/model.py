@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import isqrt
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
+from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError, ConfigError, InvalidInput
@@ -20,7 +21,6 @@ from tessera.models.base import (
     Content,
     Int32Array,
     Pixels,
-    TextModule,
     VisionModule,
     VisionSpec,
 )
@@ -34,6 +34,7 @@ from tessera.models.tower import TowerModel, nbytes
 
 if TYPE_CHECKING:
     from tessera.models.base import Model
+    from tessera.models.stages import StageFamily
 
 FAMILY_NAME: Final = "qwen3_vl_embedding"
 _SMALLEST: Final = 64  # the narrowest vector that it was trained to be cut to
@@ -176,12 +177,8 @@ class Qwen3VLEmbedding(TowerModel):
 
         return load_vision(self.path, self.config, dtype=dtype, device=device)
 
-    def load_text(self, *, dtype: str, device: str) -> TextModule:
-        """Read the decoder's tensors; raises ``CheckpointError``."""
-        from tessera.nn.loading import load_text
-
-        tensors = stored_tensors(self.path, self.config)
-        return load_text(self.text, tensors, part="text.", dtype=dtype, device=device)
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        return stored_tensors(self.path, self.config)
 
     def vision_nbytes(self, dtype: str) -> int:
         return nbytes(vision_shapes(self.config.vision), dtype)
@@ -208,3 +205,4 @@ def punctuated(instruction: str) -> str:
 
 if TYPE_CHECKING:
     _conforms: type[Model] = Qwen3VLEmbedding
+    _offers_stages: type[StageFamily] = Qwen3VLEmbedding
