@@ -14,9 +14,13 @@ import torch
 from google.protobuf.json_format import MessageToJson
 
 from tessera.cli.engine import main
+from tessera.engine.compiled.spec import Profile, axis_ranges
+from tessera.errors import ConfigError
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
+from tessera.tools.triton_export.repository import TritonRepository
+from tests.families.grid import Grid
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 from tests.tools.triton_stand_in import InferenceResponse, Repository, Request, Tensor
 
@@ -127,7 +131,7 @@ def test_a_malformed_request_fails_alone(model: LlamaNemotronVL, router: Any, fa
     bad = {
         "count": Request(input_ids=tokens),
         "tiles": Request(
-            input_ids=np.full((1, 5 * model.tokens_per_tile), model.image_token_id, np.int32),
+            input_ids=np.full((1, 5 * model.vision.rows(1)), model.image_token_id, np.int32),
             tiles=np.repeat(tile, 5, axis=1),
         ),
         "mask": Request(input_ids=tokens, tiles=tile, attention_mask=np.zeros_like(tokens)),
@@ -208,3 +212,9 @@ def test_more_tokens_than_the_model_takes_are_refused(
     with pytest.raises(SystemExit):
         main(["export", "--model-path", str(model.path), *words])
     assert f"at most {model.max_tokens}" in capsys.readouterr().err
+
+
+def test_images_that_the_router_cannot_join_are_refused_by_name(tmp_path: Path) -> None:
+    given: Any = Grid(tmp_path, 0)
+    with pytest.raises(ConfigError, match=r"family grid: .* independent units"):
+        TritonRepository(given, given, tmp_path, axis_ranges([Profile()]), dtype="float32")

@@ -82,11 +82,19 @@ class TritonRepository:
     def __init__(
         self, model: Model, stages: StageFamily, directory: Path, ranges: AxisRanges, *, dtype: str
     ) -> None:
-        """``ranges`` are the largest sizes; raises ``ConfigError`` if the router cannot handle ``dtype``."""
+        """``ranges`` are the largest sizes.
+
+        Raises ``ConfigError`` if the router cannot handle ``dtype``, or naming a family whose images are not
+        made of independent units, since it joins those of all rows.
+        """
+        if model.vision is None or not model.vision.independent_units:
+            raise ConfigError(
+                f"family {model.family}: a Triton repository takes images of independent units alone"
+            )
         if dtype not in ("float32", "float16"):
             raise ConfigError(f"a Triton repository has dtype float32 or float16, not {dtype}")
         require_exporter()
-        self._model = model
+        self._vision = model.vision
         self._stages = stages
         self._directory = directory
         self._ranges = ranges
@@ -98,22 +106,22 @@ class TritonRepository:
 
     def write_split(self, progress: Progress, *, image_token_id: int) -> None:
         """Write the stages and the router; ``image_token_id`` is the placeholder of a vision row."""
-        sequences, tiles = (self._ranges[axis].max for axis in ("sequences", "units"))
+        sequences, units = (self._ranges[axis].max for axis in ("sequences", "units"))
         stages = {}
         for name, stage in SPLIT.items():
             progress(f"exporting {name}")
             loaded = stages[name] = self._load(stage)
             # The router makes the batches; Triton could not join the inputs of embed, which differ in length.
-            self._write(name, loaded, {"vit": tiles, "embed": 0}.get(name, sequences), batched=False)
+            self._write(name, loaded, {"vit": units, "embed": 0}.get(name, sequences), batched=False)
         progress(f"writing {ROUTER}")
         self._write_router(
             stages["vit"],
             stages["post"],
             {
                 "image_token_id": str(image_token_id),
-                "tokens_per_tile": str(self._model.tokens_per_tile),
-                "hidden": str(self._model.hidden),
-                "max_tiles": str(tiles),
+                "rows_per_unit": str(self._vision.rows(1)),
+                "row_width": str(self._vision.row_width),
+                "max_units": str(units),
                 "dtype": self._dtype,
                 # Tensors stay on the GPU between the models.
                 "FORCE_CPU_ONLY_INPUT_TENSORS": "no",

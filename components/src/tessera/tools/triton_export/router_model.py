@@ -24,10 +24,10 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         values = {name: entry["string_value"] for name, entry in config["parameters"].items()}
         self._image_token = int(values["image_token_id"])
-        self._tokens_per_tile = int(values["tokens_per_tile"])
-        self._max_tiles = int(values["max_tiles"])
+        self._rows_per_unit = int(values["rows_per_unit"])
+        self._max_units = int(values["max_units"])
         self._max_rows = int(config["max_batch_size"])
-        shape = (1, self._tokens_per_tile, int(values["hidden"]))
+        shape = (1, self._rows_per_unit, int(values["row_width"]))
         # Stands for the vision rows of a batch without images, and is never read.
         self._no_rows = np.zeros(shape, np.dtype(values["dtype"]))
 
@@ -75,25 +75,25 @@ class TritonPythonModel:
         if rows.mask.shape != ids.shape or not (rows.mask[:, :1] == 1).all():
             raise ValueError("attention_mask must have the shape of input_ids and begin with 1 in every row")
         wanted = ((ids == self._image_token) & (rows.mask != 0)).sum(1)
-        there = rows.tiles_each * self._tokens_per_tile
+        there = rows.units_each * self._rows_per_unit
         if not np.isin(wanted, (0, there)).all():
             raise ValueError(
-                f"found {wanted.tolist()} image tokens, but {rows.tiles_each} tiles a row give {there}"
+                f"found {wanted.tolist()} image tokens, but {rows.units_each} tiles a row give {there}"
             )
         rows.with_images = np.flatnonzero(wanted)
-        if rows.count_tiles() > self._max_tiles:
-            raise ValueError(f"{rows.count_tiles()} tiles are more than the {self._max_tiles} of one call")
+        if rows.count_units() > self._max_units:
+            raise ValueError(f"{rows.count_units()} tiles are more than the {self._max_units} of one call")
         return rows
 
     def _groups(self, pending: list[tuple[int, _Rows]]) -> list[list[tuple[int, _Rows]]]:
         """What fits into one call of each model."""
         groups: list[list[tuple[int, _Rows]]] = []
-        count = tiles = 0
+        count = units = 0
         for number, rows in pending:
-            count, tiles = count + len(rows.ids), tiles + rows.count_tiles()
-            if not groups or count > self._max_rows or tiles > self._max_tiles:
+            count, units = count + len(rows.ids), units + rows.count_units()
+            if not groups or count > self._max_rows or units > self._max_units:
                 groups.append([])
-                count, tiles = len(rows.ids), rows.count_tiles()
+                count, units = len(rows.ids), rows.count_units()
             groups[-1].append((number, rows))
         return groups
 
@@ -107,10 +107,10 @@ class TritonPythonModel:
             ids[part, : rows.ids.shape[1]] = rows.ids
             mask[part, : rows.ids.shape[1]] = rows.mask
         is_image = (ids == self._image_token) & (mask != 0)
-        # Tiles follow one another in the order of the rows, and so do the placeholders.
+        # Units follow one another in the order of the rows, and so do the placeholders.
         vision_map = np.where(is_image, np.cumsum(is_image).reshape(shape) - 1, -1).astype(np.int32)
         tiles = [
-            rows.tiles[rows.with_images] for rows in group if rows.tiles is not None and rows.count_tiles()
+            rows.tiles[rows.with_images] for rows in group if rows.tiles is not None and rows.count_units()
         ]
         if tiles:
             flat = np.concatenate([one.reshape(-1, *one.shape[2:]) for one in tiles])
@@ -133,17 +133,17 @@ class TritonPythonModel:
 
 
 class _Rows:
-    """One request's rows of one length; each brings ``tiles_each`` tiles, used only with placeholders."""
+    """One request's rows of one length; each brings ``units_each`` tiles, used only with placeholders."""
 
     def __init__(self, ids: Any, mask: Any, tiles: Any | None) -> None:
         self.ids = ids
         self.mask = mask
         self.tiles = tiles
-        self.tiles_each = 0 if tiles is None else int(tiles.shape[1])
+        self.units_each = 0 if tiles is None else int(tiles.shape[1])
         self.with_images: Any = np.empty(0, np.int64)
 
-    def count_tiles(self) -> int:
-        return self.tiles_each * len(self.with_images)
+    def count_units(self) -> int:
+        return self.units_each * len(self.with_images)
 
 
 def _call(model: str, output: str, *inputs: Any) -> Any:
