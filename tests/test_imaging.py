@@ -15,8 +15,7 @@ from PIL import Image
 
 from tessera import imaging
 from tessera.errors import InvalidInput, PayloadTooLarge, RequestError, UnsupportedMedia
-from tessera.imaging import FORMATS, MAX_PIXELS, ImageHeader, probe
-from tessera.models.images import decode
+from tessera.imaging import FORMATS, MAX_PIXELS, ImageHeader, decode, probe
 
 WIDTH, HEIGHT = 37, 22
 ORIENTATION = 0x0112

@@ -16,10 +16,10 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from tessera.image_plan import ImagePlan
+from tessera.imaging import decode
 from tessera.models.base import Content, Int32Array, Part, Role, Truncate
-from tessera.models.images import decode
+from tessera.models.llama_nemotron_vl.images import cut
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.models.llama_nemotron_vl.preprocess import cut
 from training.render.canvas import ANY, ONE_TILE, Canvases
 from training.render.picture import as_jpeg, draw, half_size, kept
 from training.world.compositions import Composition, Page, written

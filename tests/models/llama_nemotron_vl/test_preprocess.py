@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tessera.errors import InvalidInput, PayloadTooLarge, UnsupportedMedia
-from tessera.models.images import decode
+from tessera.imaging import decode
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 from tests.references.llama_nemotron_vl import Reference

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from tessera.models.llama_nemotron_vl.config import ImageConfig
-from tessera.models.llama_nemotron_vl.tiling import candidates, choose_grid, count_tiles
+from tessera.models.llama_nemotron_vl.images import candidates, choose_grid, count_tiles
 from tests.references.llama_nemotron_vl import GRIDS
 from tests.references.llama_nemotron_vl import grid as reference_grid
 

@@ -17,7 +17,6 @@ from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, 
 from tessera.checkpoint.weights import Shapes
 from tessera.dtypes import FLOATS
 from tessera.errors import InvalidInput
-from tessera.models.assembly import Assembler, Segment
 from tessera.models.base import (
     Content,
     Feature,
@@ -32,7 +31,7 @@ from tessera.models.base import (
     Truncate,
     sequential,
 )
-from tessera.models.prompts import prompt_of_ids, refuse_instruction, token_ids
+from tessera.models.prompts import Assembler, Segment, prompt_of_ids, refuse_instruction, token_ids
 from tessera.models.stages import StageModule, check_stage
 from tessera.nn.spec import TextSpec
 

@@ -76,13 +76,20 @@ class TorchTextEngine:
     def launch(self, batch: TextBatch) -> Launched[TextOutput]:
         if self._cuda is not None:
             return self._cuda.launch(batch)
-        pieces = [] if self._lanes is None else split(batch, self._pieces(batch))
-        sizes = [len(piece.input_ids) for piece in pieces]
-        if self._lanes is None or not self._lanes.suit(sizes):
+        computed = self._in_lanes(batch)
+        if computed is None:
             computed = self._computed(batch)
-        else:
-            computed = np.concatenate(self._lanes.map(self._computed, pieces, sizes))
         return Launched.of(TextOutput.of(computed, batch, self._model.output))
+
+    def _in_lanes(self, batch: TextBatch) -> npt.NDArray[np.float32] | None:
+        """Run the batch in pieces, side by side; None where pieces would not keep the lanes busy."""
+        if self._lanes is None or (count := self._pieces(batch)) < 2:
+            return None
+        pieces = split(batch, count)
+        sizes = [len(piece.input_ids) for piece in pieces]
+        if not self._lanes.suit(sizes):
+            return None
+        return np.concatenate(self._lanes.map(self._computed, pieces, sizes))
 
     def _zeros(self, total: int, length: int) -> TextBatch:
         return zeros(self._model, total, length)

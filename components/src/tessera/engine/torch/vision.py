@@ -106,7 +106,7 @@ class TorchVisionEngine:
             pieces = split_images(batch, _PIECES * self._lanes.count)
         units = batch.units
         sizes = [sum(units[number] for number in piece) for piece in pieces]
-        if not self._lanes.suit(sizes):
+        if len(pieces) < 2 or not self._lanes.suit(sizes):
             return False
         self._lanes.map(
             lambda piece: self._encode(batch.pick(piece), [out[number] for number in piece]), pieces, sizes

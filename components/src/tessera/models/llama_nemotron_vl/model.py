@@ -12,7 +12,6 @@ import numpy as np
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.dtypes import FLOATS
-from tessera.models.assembly import Segment
 from tessera.models.base import (
     Content,
     ImagePlan,
@@ -23,12 +22,12 @@ from tessera.models.base import (
 )
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_config
+from tessera.models.llama_nemotron_vl.images import count_tiles, preprocess
 from tessera.models.llama_nemotron_vl.layers import vision_activations
-from tessera.models.llama_nemotron_vl.preprocess import preprocess
 from tessera.models.llama_nemotron_vl.prompt import segments
 from tessera.models.llama_nemotron_vl.tensors import stored_tensors, used_for_vision
-from tessera.models.llama_nemotron_vl.tiling import count_tiles
 from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
+from tessera.models.prompts import Segment
 from tessera.models.tower import CONFIG_FILE, TowerModel, nbytes
 
 if TYPE_CHECKING:

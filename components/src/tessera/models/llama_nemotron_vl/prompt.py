@@ -12,10 +12,9 @@ There is no end token.
 
 from __future__ import annotations
 
-from tessera.models.assembly import Fixed, Run, Segment
 from tessera.models.base import Content
 from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
-from tessera.models.prompts import texts_of
+from tessera.models.prompts import Fixed, Run, Segment, texts_of
 
 
 def segments(content: Content, prefix: str, tokenizer: TextTokenizer) -> list[Segment]:

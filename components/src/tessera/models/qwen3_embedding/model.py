@@ -13,9 +13,8 @@ from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.checkpoint.weights import stored_tensors
 from tessera.errors import InvalidInput
-from tessera.models.assembly import Run, Segment
 from tessera.models.base import Content, Role
-from tessera.models.prompts import texts_of
+from tessera.models.prompts import Run, Segment, texts_of
 from tessera.models.qwen3.config import max_positions, read_text
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
 from tessera.models.text_only import TextOnly

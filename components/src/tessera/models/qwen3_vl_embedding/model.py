@@ -16,7 +16,7 @@ from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError, ConfigError, InvalidInput
 from tessera.image_plan import ImagePlan
-from tessera.models.assembly import Fixed, Run, Segment
+from tessera.imaging import decode
 from tessera.models.base import (
     Content,
     Int32Array,
@@ -24,7 +24,7 @@ from tessera.models.base import (
     VisionModule,
     VisionSpec,
 )
-from tessera.models.images import decode
+from tessera.models.prompts import Fixed, Run, Segment
 from tessera.models.qwen3.tokenizer import END_OF_TEXT, IMAGE, TURN_END, TURN_START, VISION_END, VISION_START
 from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig, read_config
 from tessera.models.qwen3_vl_embedding.patches import cut, places, positions
