@@ -151,6 +151,7 @@ def test_the_arguments_are_understood(name: str, tmp_path: Path) -> None:
         "printf '%s\\n' \"$@\"\n"
     )
     python.chmod(0o755)
+    (tmp_path / "config.json").write_text('{"model_type": "llama_nemotron_vl"}')
     for role, template in templates(name).items():
         (container,) = template["spec"]["containers"]
         environment = settings(name, container) | {
