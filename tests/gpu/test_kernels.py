@@ -144,6 +144,17 @@ def test_weighted_rows_of_a_table(width: int) -> None:
     torch.testing.assert_close(onto.float(), expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize("features", [768, 48])
+def test_normalised_patches(features: int) -> None:
+    from tessera.nn.kernels.patches import normalised_rows
+
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(0, 256, (33, features), generator=generator, dtype=torch.uint8).to(DEVICE)
+    mean, std = (torch.rand(features, generator=generator).to(DEVICE) + 0.2 for _ in range(2))
+    found = normalised_rows(pixels, mean, std, dtype=DTYPE)
+    torch.testing.assert_close(found.float(), (pixels.float() / 255 - mean) / std, rtol=1e-2, atol=1e-2)
+
+
 def test_rows_are_added_where_the_index_says() -> None:
     from tessera.nn.kernels.rows import add_rows
 

@@ -110,15 +110,16 @@ def split_images(batch: VisionBatch, count: int) -> list[list[int]]:
     return [list(range(first, last)) for first, last in pairwise(_cuts(batch.cu_units, count))]
 
 
-def blank(model: Model, units: int) -> VisionBatch:
+def blank(model: Model, units: int, *, each: int | None = None) -> VisionBatch:
     """A batch to warm up with: black images of ``units`` units, or the few more that make whole rows.
 
-    All but the last one are as large as an image can be.
+    All but the last one are as large as an image can be, or of ``each`` units, which make whole rows.
     """
     spec = model.vision
     assert spec is not None
-    full, rest = divmod(-(-units // spec.least_units) * spec.least_units, spec.max_units)
-    sizes = [spec.max_units] * full + [rest] * (rest > 0)
+    largest = min(each or spec.max_units, spec.max_units)
+    full, rest = divmod(-(-units // spec.least_units) * spec.least_units, largest)
+    sizes = [largest] * full + [rest] * (rest > 0)
     positions = model.unit_positions(spec.largest)
     return pack_images(
         [

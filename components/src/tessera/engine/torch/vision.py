@@ -24,6 +24,9 @@ _PIECES = 4
 # Units up to which images are replayed from graphs that pad them, by default. Not measured: wider batches
 # compute for longer than their launches take.
 _GRAPH_UNITS = 4096
+# Rows of images that warm up beside the largest: attention has kernels of its own for small and middling
+# ones, and no request should wait for their compiler.
+_IMAGES = (64, 256)
 
 
 class TorchVisionEngine:
@@ -70,6 +73,8 @@ class TorchVisionEngine:
         for launched in [self._run(self._max_units), self._run(self._max_units)]:
             launched.result()
         self._cuda.record()
+        for each in _IMAGES if not self._spec.independent_units else ():
+            self._run(self._max_units, each=each * self._spec.least_units).result()
         if self._spec.independent_units:
             # cuDNN plans its attention for each batch size anew, 0.05 s each: no request should wait for
             # that.
@@ -127,8 +132,8 @@ class TorchVisionEngine:
                 target.copy_(rows[start : start + len(target)])
                 start += len(target)
 
-    def _run(self, units: int) -> Launched[object]:
-        batch = blank(self._model, units)
+    def _run(self, units: int, *, each: int | None = None) -> Launched[object]:
+        batch = blank(self._model, units, each=each)
         out = [
             torch.empty(
                 plan.rows,

@@ -120,9 +120,12 @@ class Fused(Form):
         return FusedEqual(length)
 
     def patches(self, pixels: torch.Tensor, embedding: PatchEmbedding) -> torch.Tensor:
-        if pixels.dim() != 4 or pixels.dtype != torch.uint8:
+        if pixels.dtype != torch.uint8:
             return super().patches(pixels, embedding)
         dtype = embedding.projection.weight.dtype
+        whole = pixels.flatten(1)
+        if whole.shape[1] == len(embedding.mean):
+            return patches.normalised_rows(whole.contiguous(), embedding.mean, embedding.std, dtype=dtype)
         return patches.normalised_patches(
             pixels, embedding.mean, embedding.std, patch=embedding.patch, dtype=dtype
         )

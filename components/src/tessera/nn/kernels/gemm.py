@@ -28,8 +28,9 @@ LEAST_ROWS = 4096
 ADDED_ROWS = 8192
 """From this many rows on, an added product of a short inner width is faster here."""
 
-# An inner width from which on an added product is faster by cuBLAS at every number of rows.
-_LONG = 2048
+# An inner width from which on an added product is faster by cuBLAS at every number of rows. So is one of a
+# multiple of 256: 28,416 rows on an H200, 1024 x 1024, take 0.105 ms here and 0.098 by cuBLAS.
+_LONG, _EVEN = 2048, 256
 
 # From this many rows on, tiles of 192 columns beat tiles of 128.
 _WIDE_ROWS = 2048
@@ -48,7 +49,8 @@ def serves(weight: torch.Tensor) -> bool:
 
 def adds(weight: torch.Tensor) -> bool:
     """Whether ``add_product`` of this weight is faster here from ``ADDED_ROWS`` on."""
-    return weight.shape[0] == weight.shape[1] < _LONG and serves(weight)
+    columns, inner = weight.shape
+    return columns == inner < _LONG and bool(inner % _EVEN) and serves(weight)
 
 
 def gated(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

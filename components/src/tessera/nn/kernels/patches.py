@@ -1,4 +1,4 @@
-"""A Triton kernel that cuts tiles into normalised patches in one pass."""
+"""Triton kernels that make normalised patches in one pass: of patches, or of tiles that they cut."""
 
 # Triton is not installed beside the CPU builds of torch, and its kernels are not ordinary Python.
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,no-untyped-call,untyped-decorator"
@@ -37,6 +37,29 @@ def _patches(
     row = (tile * GRID + down) * GRID + right
     where = out + row * (CHANNELS * PATCH * PATCH) + feature
     tl.store(where, ((value / 255.0 - m) / s).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _rows(pixels, mean, std, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.arange(0, BLOCK)
+    inside = at < WIDTH
+    value = tl.load(pixels + row * WIDTH + at, mask=inside, other=0).to(tl.float32)
+    m = tl.load(mean + at, mask=inside, other=0.0)
+    s = tl.load(std + at, mask=inside, other=1.0)
+    tl.store(out + row * WIDTH + at, ((value / 255.0 - m) / s).to(out.dtype.element_ty), mask=inside)
+
+
+def normalised_rows(
+    pixels: torch.Tensor, mean: torch.Tensor, std: torch.Tensor, *, dtype: torch.dtype
+) -> torch.Tensor:
+    """Contiguous uint8 ``[patches, features]`` to the same shape; float32 constants for each feature."""
+    out = torch.empty(pixels.shape, dtype=dtype, device=pixels.device)
+    width = pixels.shape[1]
+    _rows[(len(pixels),)](
+        pixels, mean, std, out, WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=2
+    )
+    return out
 
 
 def normalised_patches(
