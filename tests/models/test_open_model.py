@@ -14,7 +14,7 @@ from tessera.tools.random_checkpoint.checkpoint import main
 
 def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
     assert open_model(checkpoint).family == "llama_nemotron_vl"
-    built_in = ["llama_nemotron_vl", "qwen3_embedding", "qwen3_vl_embedding"]
+    built_in = ["llama_nemotron_embed", "llama_nemotron_vl", "qwen3_embedding", "qwen3_vl_embedding"]
     assert [family.name for family in families()] == built_in
 
 

@@ -1,4 +1,4 @@
-"""The text stages of the Qwen families for compilers: exported, they compute what the module does."""
+"""The text stages of the families for compilers: exported, they compute what the module does."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from tessera.engine.compiled.spec import Profile, Range, axis_ranges
 from tessera.errors import ConfigError
 from tessera.models import open_model
 from tessera.models.base import Model
+from tessera.tools.random_checkpoint.checkpoint import Spec
+from tessera.tools.random_checkpoint.llama import TINY as LLAMA
 from tessera.tools.random_checkpoint.qwen3 import TINY, VL_TINY
 from tests.models.conftest import WriteCheckpoint
+from tests.models.llama_nemotron_embed import cases as llama
 from tests.models.qwen3_embedding import cases as embedding
 from tests.models.qwen3_vl_embedding import cases as vl
 from tests.models.running import batch_of, cosines, vectors
@@ -54,8 +57,9 @@ def compared(model: Model, inputs: list, layout: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
-def test_text_alone(written: WriteCheckpoint, layout: str) -> None:
-    assert compared(open_model(written(TINY)), embedding.CASES[:6], layout).min() >= 0.999999
+@pytest.mark.parametrize(("spec", "cases"), [(TINY, embedding.CASES[:6]), (LLAMA, llama.CASES[:6])])
+def test_text_alone(written: WriteCheckpoint, spec: Spec, cases: list, layout: str) -> None:
+    assert compared(open_model(written(spec)), cases, layout).min() >= 0.999999
 
 
 def test_images_with_levels_and_three_axes(written: WriteCheckpoint) -> None:

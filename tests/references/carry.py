@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tessera.tools.random_checkpoint.checkpoint import Spec, write_checkpoint
+from tessera.tools.random_checkpoint.llama import TINY as LLAMA
 from tessera.tools.random_checkpoint.qwen3 import FULL, TINY, VL_FULL, VL_TINY
+from tests.models.llama_nemotron_embed import cases as llama
 from tests.models.qwen3_embedding import cases as embedding
 from tests.models.qwen3_vl_embedding import cases as vl
 
@@ -52,7 +54,7 @@ class Carried:
         return path
 
     def compute(self, folder: Path) -> np.ndarray:
-        from tests.references.qwen3 import reference_of
+        from tests.references.families import reference_of
 
         path = self.checkpoint(folder)
         reference = reference_of(path)
@@ -62,6 +64,7 @@ class Carried:
 ALL = {
     each.name: each
     for each in (
+        Carried(name="llama_nemotron_embed", spec=replace(LLAMA, hidden=256), inputs=tuple(llama.CASES)),
         # Heads as wide as the published models', which is what kernels are chosen by.
         Carried(
             name="qwen3_embedding",

@@ -2,7 +2,8 @@
 
     python -m tests.references.compare DIR
 
-For checkpoints of the Qwen families, whatever wrote them. It takes the memory of two copies in float32.
+For checkpoints of each family but llama_nemotron_vl, whatever wrote them.
+It takes the memory of two copies in float32.
 """
 
 from __future__ import annotations
@@ -13,15 +14,22 @@ from pathlib import Path
 import numpy as np
 
 from tessera.models import open_model
+from tests.models.llama_nemotron_embed import cases as llama
 from tests.models.qwen3_embedding import cases as embedding
 from tests.models.qwen3_vl_embedding import cases as vl
 from tests.models.running import batch_of, cosines, vectors
-from tests.references.qwen3 import reference_of
+from tests.references.families import reference_of
+
+_INPUTS = {
+    "llama_nemotron_embed": llama.CASES,
+    "qwen3_embedding": embedding.CASES,
+    "qwen3_vl_embedding": list(vl.CASES.values()),
+}
 
 
 def main(directory: str) -> None:
     model = open_model(directory)
-    inputs = list(vl.CASES.values()) if model.vision else embedding.CASES
+    inputs = _INPUTS[model.family]
     vision = model.load_vision(dtype="float32", device="cpu") if model.vision else None
     text = model.load_text(dtype="float32", device="cpu")
     found = np.concatenate([vectors(model, text, batch_of(model, vision, [each])) for each in inputs])

@@ -181,12 +181,6 @@ class Qwen3VLReference:
         return functional.normalize(output.last_hidden_state[0, -1], dim=0, eps=1e-12).numpy()
 
 
-def reference_of(path: Path) -> Qwen3Reference | Qwen3VLReference:
-    """The reference for the checkpoint at ``path``."""
-    kind = json.loads((path / "config.json").read_text())["model_type"]
-    return {"qwen3": Qwen3Reference, "qwen3_vl": Qwen3VLReference}[kind](path)
-
-
 def full_stop(instruction: str | None) -> str | None:
     """For instructions that end in a letter or a full stop."""
     return instruction if instruction is None or instruction.endswith(".") else f"{instruction}."

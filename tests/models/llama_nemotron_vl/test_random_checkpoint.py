@@ -16,13 +16,13 @@ from tessera.errors import ConfigError
 from tessera.models.llama_nemotron_vl.config_reader import read_config
 from tessera.tools.random_checkpoint import checkpoint
 from tessera.tools.random_checkpoint.checkpoint import main, write_checkpoint
+from tessera.tools.random_checkpoint.llama import tokenizer_json
 from tessera.tools.random_checkpoint.llama_nemotron_vl import (
     FULL,
     TINY,
     all_shapes,
     config_json,
     processor_json,
-    tokenizer_json,
 )
 from tessera.tools.random_checkpoint.weights import _encoded
 from tests.models.llama_nemotron_vl.conftest import SMALL

@@ -15,6 +15,7 @@ from tessera.models.base import Family, Model, Prompt, Role, Truncate
 __all__ = ["Family", "Model", "Prompt", "Role", "Truncate", "families", "family_of", "open_model"]
 
 _BUILT_IN = (
+    "tessera.models.llama_nemotron_embed",
     "tessera.models.llama_nemotron_vl",
     "tessera.models.qwen3_embedding",
     "tessera.models.qwen3_vl_embedding",

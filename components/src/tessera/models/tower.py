@@ -14,7 +14,7 @@ import numpy as np
 from tessera.checkpoint.fingerprint import fingerprint
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, PlainTokenizer
-from tessera.checkpoint.weights import Shapes
+from tessera.checkpoint.weights import Shapes, stored_tensors
 from tessera.dtypes import FLOATS
 from tessera.errors import InvalidInput
 from tessera.models.base import (
@@ -33,6 +33,7 @@ from tessera.models.base import (
 )
 from tessera.models.prompts import Assembler, Segment, prompt_of_ids, refuse_instruction, token_ids
 from tessera.models.stages import StageModule, check_stage
+from tessera.models.stored_names import text_name
 from tessera.nn.spec import TextSpec
 
 CONFIG_FILE: Final = "config.json"
@@ -128,11 +129,14 @@ class TowerModel:
         return sequential(len(tokens))
 
     def tensors(self) -> Mapping[str, StoredTensor]:
-        """The text tower's tensors by name, ``text.`` before each; raises ``CheckpointError``."""
-        raise NotImplementedError
+        """The place of every tensor that the model uses, the tower's by ``text.`` and its name there.
+
+        Raises ``CheckpointError``. Families whose files hold more than the tower say how these are named.
+        """
+        return stored_tensors(self.path, self.text.shapes("text."), text_name)
 
     def load_text(self, *, dtype: str, device: str) -> TextModule:
-        """Read the text tower's tensors; raises ``CheckpointError``."""
+        """Read the tower's tensors; raises ``CheckpointError``."""
         from tessera.nn.loading import load_text
 
         return load_text(self.text, self.tensors(), part="text.", dtype=dtype, device=device)

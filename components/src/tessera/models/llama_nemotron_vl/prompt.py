@@ -13,6 +13,7 @@ There is no end token.
 from __future__ import annotations
 
 from tessera.models.base import Content
+from tessera.models.llama.prompt import text_segments
 from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
 from tessera.models.prompts import Fixed, Run, Segment, texts_of
 
@@ -22,14 +23,13 @@ def segments(content: Content, prefix: str, tokenizer: TextTokenizer) -> list[Se
 
     A marker that strips takes the space beside it.
     """
-    text = "".join(texts_of(content))
     if not content.images:
-        return [tokenizer.bos, Run(prefix, text)]
+        return text_segments(tokenizer.bos, prefix, content)
     before, after = tokenizer.strips_before_image, tokenizer.strips_after_image
     made: list[Segment] = [tokenizer.bos, Fixed(prefix.rstrip() if before else prefix)]
     for position, image in enumerate(content.images):
         if position and not before and not after:
             made.append(Fixed(" "))
         made += (tokenizer.image_start, image, tokenizer.image_end)
-    spaced = f" {text}"
+    spaced = " " + "".join(texts_of(content))
     return [*made, Run("", spaced.lstrip() if after else spaced)]

@@ -12,8 +12,8 @@ from pathlib import Path
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.weights import Shapes
 from tessera.checkpoint.weights import stored_tensors as find_tensors
-from tessera.models.llama.tensors import is_unused
 from tessera.models.llama_nemotron_vl.config import ModelConfig, ProjectorConfig, VisionConfig
+from tessera.models.stored_names import is_unused
 from tessera.nn.spec import TextSpec
 
 # longest first, because the shorter ones are beginnings or endings of the longer

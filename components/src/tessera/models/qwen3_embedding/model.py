@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
 
-from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
-from tessera.checkpoint.weights import stored_tensors
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, Role
 from tessera.models.prompts import Run, Segment, texts_of
@@ -76,21 +73,12 @@ class Qwen3Embedding(TextOnly, TowerModel):
             task = self._query_instruction
         return [Run(f"Instruct: {task}\nQuery:" if task else "", "".join(texts_of(content))), self._end]
 
-    def tensors(self) -> Mapping[str, StoredTensor]:
-        return stored_tensors(self.path, self.text.shapes("text."), canonical)
-
 
 def read_config(config: Section) -> TextSpec:
     """The decoder that ``config.json`` describes; raises ``CheckpointError``."""
     if config.values.get("architectures", _ARCHITECTURES[0]) not in _ARCHITECTURES:
         raise config.error("architectures", f"must be one of {list(_ARCHITECTURES)}")
     return read_text(config, theta=_DEFAULT_THETA, sections=False)
-
-
-def canonical(name: str) -> str | None:
-    """``text.`` and the name inside the decoder; files have it with ``model.`` before it, or bare."""
-    bare = name.removeprefix("model.")
-    return None if bare.startswith("lm_head.") else f"text.{bare}"
 
 
 if TYPE_CHECKING:

@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar
 
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
 from tessera.models.llama_nemotron_vl.config import ModelConfig
-from tessera.models.llama_nemotron_vl.config_reader import CONFIG_FILE, PROCESSOR_FILE, read_config
+from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_config
 from tessera.models.llama_nemotron_vl.tensors import expected
-from tessera.tools.random_checkpoint.tokenizer import byte_level_bpe
+from tessera.models.tower import CONFIG_FILE
+from tessera.tools.random_checkpoint.llama import (
+    SENTENCE_TRANSFORMERS_FILE,
+    LlamaSpec,
+    backbone_json,
+    distribution,
+    sentence_transformers_json,
+    tokenizer_config_json,
+    tokenizer_json,
+)
 from tessera.tools.random_checkpoint.weights import RandomTensor
 
-SENTENCE_TRANSFORMERS_FILE: Final = "config_sentence_transformers.json"
-
-_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_CONTROL = (
-    "<|begin_of_text|>",
-    "<|end_of_text|>",
-    "<|reserved_special_token_0|>",
-    "<|reserved_special_token_1|>",
-    "<|finetune_right_pad_id|>",
-    "<|reserved_special_token_2|>",
-    "<|start_header_id|>",
-    "<|end_header_id|>",
-    "<|eom_id|>",
-    "<|eot_id|>",
-    "<|python_tag|>",
-)
 _IMAGE = (
     "<img>",
     "</img>",
@@ -48,22 +37,16 @@ _IMAGE = (
     "</box>",
 )
 
-LLAMA3_SCALING: Mapping[str, Any] = {
-    "rope_type": "llama3",
-    "factor": 32.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 8192,
-}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointSpec:
+class CheckpointSpec(LlamaSpec):
     """What to write; the defaults make a checkpoint that runs on any machine.
 
     The vocabulary is ``base_vocab`` byte-pair tokens, ``control_tokens`` tokens that begin with
     ``<|begin_of_text|>``, and ten tokens that begin with ``<img>``, in that order of ids.
     """
+
+    marks: ClassVar[tuple[str, ...]] = _IMAGE
 
     image_size: int = 512
     patch_size: int = 16
@@ -76,25 +59,10 @@ class CheckpointSpec:
     select_layer: int = -1
     downsample_factor: int = 2
     pixel_shuffle: str = "v2"
-    hidden: int = 128
-    layers: int = 2
-    heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 32
-    intermediate: int = 256
-    base_vocab: int = 2000
-    control_tokens: int = 16
-    max_positions: int = 131072
-    rope_theta: float = 500000.0
-    rope_key: str = "rope_scaling"
-    rope: Mapping[str, Any] | None = field(default_factory=lambda: LLAMA3_SCALING)
-    pooling: str = "avg"
     max_input_tiles: int = 6
     dynamic_image_size: bool = True
     use_thumbnail: bool = True
     p_max_length: int | None = 10240
-    dimensions: tuple[int, ...] = ()
-    shards: int = 1
     vision_prefix: str = "vision_model.vision_model."
     projector_prefix: str = "mlp1."
     text_prefix: str = "language_model."
@@ -102,10 +70,6 @@ class CheckpointSpec:
     @property
     def image_start_id(self) -> int:
         return self.base_vocab + self.control_tokens
-
-    @property
-    def vocab_size(self) -> int:
-        return self.image_start_id + 10
 
     @property
     def tokens_per_tile(self) -> int:
@@ -130,7 +94,7 @@ class CheckpointSpec:
         }
         for name, shape in all_shapes(read_config(directory)).items():
             part, _, rest = name.partition(".")
-            mean, deviation = _distribution(name, shape)
+            mean, deviation = distribution(name, shape)
             yield RandomTensor(name=prefixes[part] + rest, shape=shape, mean=mean, deviation=deviation)
 
 
@@ -154,13 +118,6 @@ FULL = CheckpointSpec(
 
 def config_json(spec: CheckpointSpec, dtype: str) -> dict[str, Any]:
     """``config.json``, its stale tile limit included."""
-    rope = dict(spec.rope) if spec.rope is not None else None
-    if spec.rope_key == "rope_parameters":
-        positions: dict[str, Any] = {
-            "rope_parameters": {"rope_theta": spec.rope_theta, "rope_type": "default", **(rope or {})}
-        }
-    else:
-        positions = {"rope_theta": spec.rope_theta, "rope_scaling": rope}
     optional: dict[str, Any] = {}
     if spec.dimensions:
         optional["matryoshka_dimensions"] = list(spec.dimensions)
@@ -186,25 +143,7 @@ def config_json(spec: CheckpointSpec, dtype: str) -> dict[str, Any]:
         "passage_prefix": "passage:",
         "vocab_size": spec.vocab_size,
         **optional,
-        "llm_config": {
-            "architectures": ["LlamaBidirectionalModel"],
-            "model_type": "llama_bidirec",
-            "hidden_size": spec.hidden,
-            "num_hidden_layers": spec.layers,
-            "intermediate_size": spec.intermediate,
-            "num_attention_heads": spec.heads,
-            "num_key_value_heads": spec.kv_heads,
-            "head_dim": spec.head_dim,
-            "rms_norm_eps": 1e-5,
-            "hidden_act": "silu",
-            "max_position_embeddings": spec.max_positions,
-            "vocab_size": spec.vocab_size,
-            "tie_word_embeddings": True,
-            "attention_bias": False,
-            "mlp_bias": False,
-            "pooling": spec.pooling,
-            **positions,
-        },
+        "llm_config": backbone_json(spec),
         "vision_config": {
             "model_type": "siglip_vision_model",
             "hidden_size": spec.vision_hidden,
@@ -237,61 +176,6 @@ def processor_json(spec: CheckpointSpec) -> dict[str, Any]:
     }
 
 
-def sentence_transformers_json() -> dict[str, Any]:
-    """``config_sentence_transformers.json``."""
-    return {
-        "prompts": {"query": "query: ", "document": "passage: "},
-        "default_prompt_name": None,
-        "similarity_fn_name": "cosine",
-    }
-
-
-def tokenizer_json(spec: CheckpointSpec, seed: int, sentences: Iterable[str] | None = None) -> dict[str, Any]:
-    """``tokenizer.json``; ``sentences`` replace those that ``seed`` stands for."""
-    if spec.control_tokens < len(_CONTROL):
-        raise ValueError("the vocabulary has no room for the control tokens")
-    written = byte_level_bpe(
-        size=spec.base_vocab,
-        split=_SPLIT,
-        control=(*_control_names(spec.control_tokens), *_IMAGE),
-        seed=seed,
-        sentences=sentences,
-        whole_words=True,
-    )
-    written["post_processor"] = _begin_with(_CONTROL[0], spec.base_vocab)
-    return written
-
-
-def tokenizer_config_json(spec: CheckpointSpec) -> dict[str, Any]:
-    """``tokenizer_config.json``."""
-    return {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "bos_token": "<|begin_of_text|>",
-        "eos_token": "<|end_of_text|>",
-        "pad_token": "<|end_of_text|>",
-        "padding_side": "left",
-        "clean_up_tokenization_spaces": False,
-        "model_input_names": ["input_ids", "attention_mask"],
-        "model_max_length": spec.max_positions,
-    }
-
-
-def _control_names(count: int) -> list[str]:
-    reserved = count - len(_CONTROL)
-    return [*_CONTROL, *(f"<|reserved_special_token_{3 + index}|>" for index in range(reserved))]
-
-
-def _begin_with(name: str, token_id: int) -> dict[str, Any]:
-    start = {"SpecialToken": {"id": name, "type_id": 0}}
-    first, second = ({"Sequence": {"id": which, "type_id": 0}} for which in ("A", "B"))
-    return {
-        "type": "TemplateProcessing",
-        "single": [start, first],
-        "pair": [start, first, start, second],
-        "special_tokens": {name: {"id": name, "ids": [token_id], "tokens": [name]}},
-    }
-
-
 def all_shapes(config: ModelConfig) -> Shapes:
     """Every tensor of a checkpoint by canonical name, the encoder's unused pooling head included."""
     hidden, wide = config.vision.hidden, config.vision.intermediate
@@ -309,19 +193,3 @@ def all_shapes(config: ModelConfig) -> Shapes:
         "mlp.fc2.bias": (hidden,),
     }
     return expected(config) | {f"vision.head.{name}": shape for name, shape in head.items()}
-
-
-def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
-    """Mean and deviation that keep activations near unit size and different inputs apart."""
-    if name.endswith("bias"):
-        return 0.0, 0.05
-    if "norm" in name or name == "projector.0.weight":
-        return 1.0, 0.1
-    if name.endswith(("embed_tokens.weight", "position_embedding.weight", "probe")):
-        return 0.0, 0.5
-    gain = 1.0
-    if "patch_embedding" in name:
-        gain = 4.0
-    elif "q_proj" in name or "k_proj" in name:
-        gain = 1.5
-    return 0.0, gain / math.sqrt(math.prod(shape[1:]))

@@ -1,0 +1,167 @@
+"""Prompts, limits and files of the family that reads text alone, both ways."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessera.checkpoint.section import Section
+from tessera.errors import CheckpointError, ConfigError, InvalidInput
+from tessera.image_plan import ImagePlan
+from tessera.models import open_model
+from tessera.models.base import Content, Prompt, Role, Truncate
+from tessera.models.llama_nemotron_embed.model import LlamaNemotronEmbed, Options, read_config
+from tessera.tools.random_checkpoint.llama import FULL, TINY
+from tests.models.conftest import WriteCheckpoint
+from tests.references.llama_nemotron_embed import LlamaReference
+
+
+@pytest.fixture(scope="module")
+def path(written: WriteCheckpoint) -> Path:
+    return written(TINY)
+
+
+@pytest.fixture(scope="module")
+def model(path: Path) -> LlamaNemotronEmbed:
+    return LlamaNemotronEmbed(path, Options())
+
+
+def prompt(
+    model: LlamaNemotronEmbed, *parts: Any, limit: int = 8192, truncate: Truncate = Truncate.NONE, **more: Any
+) -> Prompt:
+    return model.prompt(Content(parts=parts, **more), max_tokens=limit, truncate=truncate, param="input[3]")
+
+
+def changed(path: Path, tmp_path: Path, **changes: Any) -> Path:
+    """A copy of the configuration with other values; None takes a key out."""
+    copy = tmp_path / "changed"
+    shutil.copytree(path, copy)
+    config = json.loads((path / "config.json").read_text()) | changes
+    (copy / "config.json").write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
+    return copy
+
+
+def test_what_it_is(model: LlamaNemotronEmbed) -> None:
+    assert model.family == "llama_nemotron_embed"
+    assert model.vision is None
+    assert model.output.width == 512
+    assert model.max_tokens == 8192
+    assert model.dimensions == {384}
+    assert not model.text.layer.causal and model.text.pooling == "mean"
+
+
+@pytest.mark.parametrize("role", list(Role))
+def test_prompts(model: LlamaNemotronEmbed, path: Path, role: Role) -> None:
+    expected = LlamaReference(path).tokens("what is this?", role.value)
+    assert prompt(model, "what is", " this?", role=role).tokens.tolist() == expected
+    pieces = model.pieces("what is this?", role=role, param="x")
+    assert [piece.token for piece in pieces] == expected
+    assert "".join(piece.text for piece in pieces[1:]).endswith("what is this?")
+
+
+def test_truncation_keeps_the_beginning(model: LlamaNemotronEmbed) -> None:
+    text = "one two three four five six seven eight"
+    whole = prompt(model, text, role=Role.QUERY).tokens.tolist()
+    fixed = len(prompt(model, "1", role=Role.QUERY).tokens) - 2  # but for the space before the digit
+    for limit in range(fixed + 2, len(whole)):
+        end = prompt(model, text, role=Role.QUERY, limit=limit, truncate=Truncate.END)
+        start = prompt(model, text, role=Role.QUERY, limit=limit, truncate=Truncate.START)
+        assert end.truncated and start.truncated
+        assert end.tokens.tolist() == whole[:limit]
+        assert start.tokens.tolist() == whole[:fixed] + whole[len(whole) - (limit - fixed) :]
+
+
+@pytest.mark.parametrize(
+    ("parts", "more", "words"),
+    [
+        ((), {}, "is empty: it has no text"),
+        (("", ""), {"role": Role.QUERY}, "is empty: it has no text"),
+        (("a", ImagePlan(units=4, rows=1)), {}, "llama_nemotron_embed reads text alone"),
+        (("a",), {"instruction": "Find"}, "has an instruction"),
+        (((5, 6),), {"instruction": "Find"}, "has an instruction"),
+        (((5, 6), "a"), {}, "combines token ids"),
+        (((5, 4000),), {}, "outside the vocabulary"),
+        (("a" * 50_000,), {}, "over the limit of 8192"),
+    ],
+)
+def test_what_is_refused(model: LlamaNemotronEmbed, parts: Any, more: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words) as caught:
+        prompt(model, *parts, **more)
+    assert caught.value.param == "input[3]"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"architectures": ["LlamaBidirectionalForSequenceClassification"]}, "architectures"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"pooling": "colbert"}, "pooling must be one of"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"vocab_size": 100}, "2000 tokens, but vocab_size is 100"),
+        ({"matryoshka_dimensions": [384, 1024]}, "must lie in 1..512"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type"),
+    ],
+)
+def test_configurations_that_are_not_served(path: Path, tmp_path: Path, changes: Any, words: str) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        open_model(changed(path, tmp_path, **changes))
+
+
+def test_pooling_that_no_file_names(path: Path, tmp_path: Path) -> None:
+    unnamed = changed(path, tmp_path, pooling=None)
+    mean, last = (LlamaNemotronEmbed(unnamed, Options(pooling=kind)) for kind in ("avg", "last"))
+    assert (mean.text.pooling, last.text.pooling) == ("mean", "last")
+    assert mean.fingerprint != last.fingerprint
+    assert LlamaNemotronEmbed(path, Options(pooling="last")).text.pooling == "mean"
+
+
+def test_what_a_file_says_beside(path: Path, tmp_path: Path) -> None:
+    model = open_model(
+        changed(path, tmp_path, matryoshka_dimensions=[64, 512], query_prefix="q:", passage_prefix="")
+    )
+    assert model.dimensions == {64}
+    plain = LlamaReference(path).tokens
+    assert prompt(model, "a", role=Role.QUERY).tokens.tolist() == plain("q: a", "none")
+    assert prompt(model, "a", role=Role.PASSAGE).tokens.tolist() == plain("a", "none")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_pixels": 1}, "unknown to llama_nemotron_embed"),
+        ({"max_tokens": 3}, "max_tokens"),
+        ({"pooling": "mean"}, "pooling"),
+    ],
+)
+def test_options_that_there_are_not(path: Path, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        open_model(path, options)
+
+
+def test_the_published_size(tmp_path: Path) -> None:
+    spec = dataclasses.replace(FULL, base_vocab=2000, control_tokens=126_256)
+    (tmp_path / "config.json").write_text(json.dumps(spec.files("bfloat16", 0)["config.json"]))
+    text = read_config(Section.read(tmp_path / "config.json"), Options())
+    assert text.vocab_size == 128_256
+    assert sum(map(math.prod, text.shapes().values())) == 1_235_814_400
+
+
+def test_tensors_that_are_left_alone(path: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    copy = changed(path, tmp_path)
+    tensors = load_file(copy / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["embed_tokens.weight"].clone()
+    tensors["layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(32)
+    save_file(tensors, copy / "model.safetensors")
+    open_model(copy).load_text(dtype="float32", device="cpu")
+    save_file(tensors | {"score.weight": torch.ones(1, 512)}, copy / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"unexpected tensor 'score\.weight'"):
+        open_model(copy).load_text(dtype="float32", device="cpu")
