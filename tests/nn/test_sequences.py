@@ -1,14 +1,35 @@
+"""Attention and pooling in every layout beside one sequence and one head at a time."""
+
 from __future__ import annotations
 
 import math
 
 import pytest
 import torch
-from tessera.models.llama_nemotron_vl.attention import varlen_attention
+from torch.nn.functional import pad
+
+from tessera.nn.pooling import pool
+from tessera.nn.sequences import Equal, Masked, Packed, Padded, Sequences
+from tessera.nn.spec import Pooling
+from tests.nn.copying import noise
+
+BATCHES = [[1], [5], [3, 3, 3], [1, 7, 2], [4, 1, 4, 9, 1, 1], [300, 2, 300]]
+LAYOUTS = ["packed", "masked", "padded"]
 
 
-def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int]) -> torch.Tensor:
-    """One sequence and one head at a time."""
+def cases(batches: list[list[int]]) -> list[tuple[list[int], str]]:
+    """Every layout of each batch."""
+    alike = [(lengths, "equal") for lengths in batches if len(set(lengths)) == 1]
+    return [(lengths, layout) for lengths in batches for layout in LAYOUTS] + alike
+
+
+def bounds_of(lengths: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+
+
+def reference(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[int], *, causal: bool
+) -> torch.Tensor:
     groups = q.shape[1] // k.shape[1]
     out = torch.empty_like(q)
     start = 0
@@ -16,35 +37,88 @@ def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: list[i
         where = slice(start, start + length)
         for head in range(q.shape[1]):
             scores = q[where, head] @ k[where, head // groups].T / math.sqrt(q.shape[-1])
+            if causal:
+                scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), -math.inf)
             out[where, head] = scores.softmax(-1) @ v[where, head // groups]
         start += length
     return out
 
 
-@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
-@pytest.mark.parametrize(
-    "lengths", [[1], [5], [3, 3, 3], [1, 7, 2], [4, 1, 4, 9, 1, 1], [300, 2, 300]], ids=str
-)
-def test_attends_within_each_sequence(lengths: list[int], heads: tuple[int, int]) -> None:
-    generator = torch.Generator().manual_seed(sum(lengths))
+def laid_out(layout: str, lengths: list[int]) -> tuple[Sequences, torch.Tensor]:
+    """The sequences, and where each packed row lies among the layout's rows."""
     total = sum(lengths)
-    # views into one product, as the backbone passes them
-    fused = torch.randn(total, heads[0] + 2 * heads[1], 16, generator=generator)
-    q, k, v = fused.split((heads[0], heads[1], heads[1]), dim=1)
-    bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-    found = varlen_attention(q, k, v, bounds, lengths)
-    torch.testing.assert_close(found, reference(q, k, v, lengths), rtol=1e-4, atol=1e-5)
+    if layout == "packed":
+        return Packed(bounds_of(lengths), lengths), torch.arange(total)
+    if layout == "masked":
+        return Masked(bounds_of(lengths)), torch.arange(total)
+    if layout == "equal":
+        return Equal(lengths[0]), torch.arange(total)
+    mask = torch.arange(max(lengths) + 2)[None] < torch.tensor(lengths)[:, None]
+    return Padded(mask), mask.flatten().nonzero()[:, 0]
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("lengths", [[64], [1, 700, 3, 64, 64]], ids=str)
-def test_packed_kernel_agrees(lengths: list[int]) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("needs a CUDA device")
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(sum(lengths), 48, 64, generator=generator).split((32, 8, 8), dim=1)
-    bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
-    half = [x.to("cuda", torch.bfloat16) for x in (q, k, v)]
-    found = varlen_attention(*half, bounds.cuda(), lengths).float().cpu()
-    expected = reference(*(x.float().cpu() for x in half), lengths)
-    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)], ids=str)
+@pytest.mark.parametrize(("lengths", "layout"), cases(BATCHES), ids=str)
+def test_attends_within_each_sequence(
+    lengths: list[int], heads: tuple[int, int], causal: bool, layout: str
+) -> None:
+    sequences, rows = laid_out(layout, lengths)
+    # views into one product, as the attention block passes them
+    product = noise(sum(lengths), heads[0] + 2 * heads[1], 16)
+    spread = torch.full((max(int(rows.max()) + 1, len(rows)), *product.shape[1:]), 7.0)
+    if isinstance(sequences, Padded):
+        spread = torch.full((sequences.mask.numel(), *product.shape[1:]), 7.0)
+    spread[rows] = product
+    parts = [heads[0], heads[1], heads[1]]
+    q, k, v = torch.split(spread, parts, dim=1)
+    found = sequences.attend(q, k, v, causal=causal)[rows]
+    expected = reference(*torch.split(product, parts, dim=1), lengths, causal=causal)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last", "first", "none"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("lengths", "layout"), cases([[1, 4, 2, 9], [5, 5]]), ids=str)
+def test_each_sequence_is_pooled_in_float32(
+    lengths: list[int], dtype: torch.dtype, pooling: Pooling, layout: str
+) -> None:
+    sequences, rows = laid_out(layout, lengths)
+    hidden = noise(sum(lengths), 6).to(dtype)
+    spread = hidden
+    if isinstance(sequences, Padded):
+        spread = torch.full((sequences.mask.numel(), 6), torch.nan, dtype=dtype)
+        spread[rows] = hidden
+    parts = [part.float() for part in hidden.split(lengths)]
+    reduce = {
+        "mean": lambda part: part.mean(0),
+        "last": lambda part: part[-1],
+        "first": lambda part: part[0],
+    }
+    found = pool(spread, sequences, pooling)
+    assert found.dtype == torch.float32
+    if pooling == "none":
+        assert torch.equal(found[rows], hidden.float())
+        return
+    torch.testing.assert_close(found, torch.stack([reduce[pooling](part) for part in parts]))
+
+
+def test_long_sequences_keep_their_precision() -> None:
+    hidden = torch.full((8192, 2), 0.1, dtype=torch.bfloat16)
+    found = pool(hidden, Packed(bounds_of([8192]), [8192]), "mean")
+    torch.testing.assert_close(found, hidden[:1].float(), rtol=1e-5, atol=0)
+
+
+def test_a_sequence_that_is_no_number_spoils_its_own_mean_alone() -> None:
+    hidden = noise(6, 3)
+    hidden[2:4] = torch.nan
+    found = pool(hidden, Packed(bounds_of([2, 2, 2]), [2, 2, 2]), "mean")
+    assert found.isnan().any(1).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "last", "first"])
+def test_rows_behind_the_last_sequence_change_nothing(pooling: Pooling) -> None:
+    hidden = noise(7, 3)
+    sequences = Packed(bounds_of([4, 3]), [4, 3])
+    more = pad(hidden, (0, 0, 0, 5), value=torch.nan)
+    torch.testing.assert_close(pool(more, sequences, pooling), pool(hidden, sequences, pooling))

@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import layer_norm, scaled_dot_product_attention
 
 from tessera.cli.engine import main
 from tessera.engine.aoti.build import AotiFlavour, calls_gemms, require_shared_library
@@ -28,7 +27,6 @@ from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError, EngineBuildFailed, EngineMismatch
 from tessera.models import open_model
-from tessera.models.llama_nemotron_vl import stage_vision
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.nn.kernels import exported_products
 from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
@@ -248,33 +246,6 @@ def test_a_program_with_a_library_of_its_own_is_refused(engines: Path, tmp_path:
         archive.writestr("model/program.so", b"\x7fELF\0libc.so.6\0")
     with pytest.raises(EngineBuildFailed, match=r"libstdc\+\+\.so\.6"):
         require_shared_library(tmp_path / "engine.pt2")
-
-
-@torch.inference_mode()
-def test_sums_inside_products_change_nothing(model: LlamaNemotronVL, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The layers as Hopper runs them, with torch's products and norms."""
-
-    def attended(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
-
-    def normed(
-        rows: torch.Tensor, offset: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float
-    ) -> torch.Tensor:
-        return layer_norm(rows + offset, rows.shape[1:], weight, bias, eps)
-
-    stage = model.load_stage(Stage.VISION, layout=Layout.PADDED, dtype="float32", device="cpu").module
-    tiles = torch.randint(0, 256, (2, *model.tile_shape), dtype=torch.uint8)
-    expected = stage(tiles)
-    monkeypatch.setattr(stage_vision, "uses_fused", lambda *_: True)
-    monkeypatch.setattr(stage_vision.gemm, "serves", lambda _: True)
-    monkeypatch.setattr(stage_vision, "_attended", attended)
-    monkeypatch.setattr(exported_products, "offset_layer_norm", normed)
-    called = []
-    added = exported_products.add_product
-    monkeypatch.setattr(exported_products, "add_product", lambda *given: called.append(added(*given)))
-    found = stage(tiles)
-    assert called
-    assert worst_cosine(found.flatten(0, 1).numpy(), expected.flatten(0, 1).numpy()) > 0.99999
 
 
 def test_a_family_without_stages_says_so(tmp_path: Path) -> None:
