@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +61,26 @@ def aggregated(
     """What one process gives that keeps its rows."""
     with launch("agg.sh", model, tmp_path_factory.mktemp("log") / "agg", workers=1) as service:
         yield embed(service, inputs)
+
+
+def as_read(given: Any) -> list[str | bytes]:
+    """An input as the family's reference takes it: texts and files in their order."""
+    if isinstance(given, str):
+        return [given]
+    return [
+        part["text"]
+        if part["type"] == "text"
+        else base64.b64decode(part["image_url"]["url"].partition("base64,")[2])
+        for part in given
+    ]
+
+
+def test_vectors_are_those_of_transformers(model: Path, inputs: list[Any], aggregated: np.ndarray) -> None:
+    from tests.references.qwen3 import Qwen3VLReference
+
+    reference = Qwen3VLReference(model)
+    for given, found in zip(inputs, aggregated, strict=True):
+        assert found @ reference.vector(as_read(given)) >= 0.99999
 
 
 _no_nixl = pytest.mark.skipif(nixl_missing() is not None, reason="needs nixl")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from itertools import groupby
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -122,18 +123,20 @@ class Qwen3VLEmbedding(TowerModel):
 
         Neighbouring texts become one; nothing stands between parts.
         """
-        user: list[Segment] = [Run("user\n", "")]
-        for part in content.parts:
-            if isinstance(part, ImagePlan):
-                self._check_grid(part, param)
-                user += (self.config.vision_start, part, self.config.vision_end)
-            elif part:
-                assert isinstance(part, str)
-                last = user[-1]
-                if isinstance(last, Run):
-                    user[-1] = Run(last.prefix, last.text + part)
-                else:
-                    user.append(Run("", part))
+        user: list[Segment] = []
+        before = "user\n"
+        for are_images, parts in groupby(content.parts, lambda part: isinstance(part, ImagePlan)):
+            if not are_images:
+                user.append(Run(before, "".join(map(str, parts))))
+                before = ""
+                continue
+            if before:
+                user.append(Fixed(before))
+                before = ""
+            for image in parts:
+                assert isinstance(image, ImagePlan)
+                self._check_grid(image, param)
+                user += (self.config.vision_start, image, self.config.vision_end)
         instruction = punctuated(content.instruction or "") or self._instruction
         return [
             *(self._turn_start, Fixed(f"system\n{instruction}"), self._turn_end, Fixed("\n")),
