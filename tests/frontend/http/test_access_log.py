@@ -40,7 +40,8 @@ async def test_every_refusal_is_answered_and_counted_and_few_are_written(
     async def app(scope: Scope, receive: object, send: object) -> None:
         raise AssertionError("an unknown key got in")
 
-    admission = Admission(Capacity(lambda: 1000, lambda: 10, unknown=1000), max_requests=1000)
+    capacity = Capacity(lambda: 1000, lambda: 10, unknown=1000)
+    admission = Admission(capacity, max_requests=1000, max_response_bytes=1 << 30)
     shapes = {"/v1/embeddings": openai_error}
     gate = RequestMiddleware(
         app, keys=keys, limiter=limiter, admission=admission, metrics=metrics, error_shapes=shapes
