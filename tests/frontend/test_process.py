@@ -96,6 +96,9 @@ def test_what_an_answer_takes_follows_its_form(vectors: httpx.Client) -> None:
         {"embed_dtype": "ubinary"},
     ):
         assert vectors.post("/v1/embeddings", json=many | form).status_code == 503, form
+    # Rows come as 512 bytes of float32, whatever they are written as.
+    packed = {"input": ["a"] * 140, "embed_dtype": "ubinary", "encoding_format": "bytes"}
+    assert vectors.post("/v1/embeddings", json=packed).status_code == 413
     three = {"texts": ["a"] * 20, "embedding_types": ["float", "int8", "base64"]}
     assert vectors.post("/v2/embed", json=three).status_code == 413
     # Nothing was fetched for it.

@@ -168,6 +168,20 @@ async def test_large_images_travel_in_several_calls(frontend: Frontend) -> None:
     assert sorted(len(request.items) for request in frontend.requests[instance]) == [1, 2, 2]
 
 
+async def test_large_outputs_come_in_several_replies(frontend: Frontend) -> None:
+    output = Output(kind=OutputKind.TOKENS, width=4096)
+
+    async def rows(request: wire.EmbedRequest) -> wire.Reply:
+        return answer(request, output)
+
+    instance = await frontend.worker(rows)
+    await frontend.start(output=output)
+    # Rows of 16 KiB: 20 MiB for each item.
+    got = await frontend.embed(*(text(number, size=1280) for number in range(5)))
+    assert got.errors == {} and got.rows[got.bounds[:-1], 0].tolist() == list(range(5))
+    assert sorted(len(request.items) for request in frontend.requests[instance]) == [1, 2, 2]
+
+
 async def test_a_worker_that_is_gone_costs_one_retry_elsewhere(frontend: Frontend) -> None:
     good = await frontend.worker()
     await frontend.worker(lambda _: fails(Unavailable("closing")))

@@ -47,7 +47,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             check=POSITIVE,
             help="of its answer, as counted before any work, then 413",
             more=f"The answers under way may take {RESPONSES_IN_FLIGHT} times as much together, then 429. "
-            "A number in JSON counts 16 bytes, base64 and `bytes` what they take",
+            "A number in JSON counts 16 bytes, base64 and `bytes` count what they take, and a row counts at "
+            "least the float32 that it comes as",
         ),
     ] = 256 << 20
     request: RequestLimits = RequestLimits()

@@ -214,10 +214,11 @@ class Endpoint:
             )
 
     def _check_size(self, translated: Translated, rows: int) -> int:
-        """The bytes that the answer's rows take at most; raises ``ResponseTooLarge``."""
+        """The bytes that rows take at most, in the answer or as they come; raises ``ResponseTooLarge``."""
         own, asked = self.pipeline.output.width, translated.request.dimensions
         width = own if asked is None else min(own, asked)
-        nbytes = rows * sum(row_bytes(width, *form) for form in translated.forms)
+        # From a worker they come as float32, whatever they are written as.
+        nbytes = rows * max(4 * own, sum(row_bytes(width, *form) for form in translated.forms))
         limit = self._limits.max_response_bytes
         if nbytes > limit:
             raise ResponseTooLarge(

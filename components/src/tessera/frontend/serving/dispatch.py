@@ -30,8 +30,9 @@ log = logging.getLogger(__name__)
 # The worker that takes over may go away, too.
 _RETRIES = 2
 
-# One call carries at most this much image data, so that a request with many large images is spread over
-# several calls that workers can begin one by one.
+# One call carries at most this much image data and brings at most this many bytes of rows, so that a request
+# with many large images is spread over several calls that workers can begin one by one, and no reply is
+# longer than a message may be.
 _MAX_CALL_BYTES = 48 << 20
 
 
@@ -256,6 +257,7 @@ class Dispatcher:
             # Counted at once, so that the items of one large request spread over the workers too.
             self._router.started(instance, count)
             nbytes = sum(_nbytes(image) for image in item.images)
+            nbytes += 4 * self._output.width * self._output.rows(count)
             if grouped[instance] and size[instance] + nbytes > _MAX_CALL_BYTES:
                 calls.append(_Call(instance, grouped.pop(instance), tokens.pop(instance)))
                 size[instance] = 0
