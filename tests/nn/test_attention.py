@@ -30,7 +30,7 @@ POSITIONS = torch.cat([torch.arange(length, dtype=torch.int32) for length in LEN
 
 
 def spec(**changes: Any) -> LayerSpec:
-    values = {
+    values: dict[str, Any] = {
         "hidden": 48,
         "heads": 4,
         "kv_heads": 2,

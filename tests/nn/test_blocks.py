@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -47,9 +49,10 @@ def test_norms() -> None:
 )
 @torch.no_grad()
 def test_gated_mlp(family: str, activation: str) -> None:
-    sizes = {"hidden_size": 48, "intermediate_size": 96}
+    sizes: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 96}
+    module: Any
     if family == "gemma":
-        module = GemmaMLP(GemmaConfig(**sizes, hidden_act=activation, hidden_activation=activation))
+        module = GemmaMLP(GemmaConfig(**sizes, hidden_act=activation))
     else:
         module = Qwen2MLP(Qwen2Config(**sizes, hidden_act=activation))
     randomise(module)
@@ -62,7 +65,8 @@ def test_gated_mlp(family: str, activation: str) -> None:
 @pytest.mark.parametrize("family", ["siglip", "qwen3_vl"])
 @torch.no_grad()
 def test_mlp_without_a_gate(family: str, activation: str) -> None:
-    sizes = {"hidden_size": 48, "intermediate_size": 96, "hidden_act": activation}
+    sizes: dict[str, Any] = {"hidden_size": 48, "intermediate_size": 96, "hidden_act": activation}
+    module: Any
     if family == "siglip":
         module, names = SiglipMLP(SiglipVisionConfig(**sizes)), ("fc1", "fc2")
     else:

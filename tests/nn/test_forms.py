@@ -57,8 +57,7 @@ class OnCpu(Exported):
 
 
 def tower(kind: Any, final: bool) -> tuple[PatchEmbedding, Stack, Any]:
-    layer = spec(norm=kind, gated=False, activation="gelu_pytorch_tanh", kv_heads=4)
-    biased = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
+    biased: dict[str, Any] = {"qkv_bias": True, "out_bias": True, "mlp_bias": True}
     layer = spec(norm=kind, gated=False, activation="gelu", kv_heads=4, **biased)
     start = PatchEmbedding(channels=3, area=16, hidden=48, bias=True, patch=4)
     stack = Stack(layer, LAYERS)

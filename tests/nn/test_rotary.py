@@ -141,7 +141,8 @@ def test_chunked_sections_are_those_of_qwen2_5_vl() -> None:
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
     config = Qwen2_5_VLTextConfig(hidden_size=512, num_attention_heads=4, rope_parameters=rope)
     positions = torch.randint(0, 3000, (3, 40), dtype=torch.int32)
-    cosines, sines = Qwen2_5_VLRotaryEmbedding(config)(torch.zeros(1), positions[:, None])
+    rotary: Any = Qwen2_5_VLRotaryEmbedding
+    cosines, sines = rotary(config)(torch.zeros(1), positions[:, None])
     found = Rotary.of(RopeSpec(theta=1e6, sections=(16, 24, 24)), 128, CPU)(positions)
     torch.testing.assert_close(found.cosines[:, 0], cosines.view(40, -1)[:, :64])
     torch.testing.assert_close(found.sines[:, 0], sines.view(40, -1)[:, :64])

@@ -73,7 +73,8 @@ def test_attends_within_each_sequence(
     parts = [heads[0], heads[1], heads[1]]
     q, k, v = torch.split(spread, parts, dim=1)
     found = sequences.attend(q, k, v, causal=causal)[rows]
-    expected = reference(*torch.split(product, parts, dim=1), lengths, causal=causal)
+    q, k, v = torch.split(product, parts, dim=1)
+    expected = reference(q, k, v, lengths, causal=causal)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 

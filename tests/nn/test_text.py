@@ -18,7 +18,7 @@ from tessera.nn.text import TextTower
 from tests.nn.copying import copy, noise, randomise
 from tests.nn.test_attention import BOUNDS, CPU, LENGTHS, POSITIONS, spec
 
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 50,
     "hidden_size": 48,
     "intermediate_size": 96,
@@ -33,7 +33,7 @@ NO_ROWS = torch.zeros(0, 48), torch.zeros(0, dtype=torch.int32)
 
 
 def tower(module: nn.Module, **changes: Any) -> TextTower:
-    values = {
+    values: dict[str, Any] = {
         "vocab_size": 50,
         "layers": 4,
         "layer": spec(qk_norm=True, causal=True),
@@ -49,7 +49,10 @@ def tower(module: nn.Module, **changes: Any) -> TextTower:
 @pytest.fixture(scope="module")
 def qwen3() -> Qwen3Model:
     rope = {"rope_type": "default", "rope_theta": 1e6}
-    module = Qwen3Model(Qwen3Config(**SIZES, rope_parameters=rope, attn_implementation="eager")).eval()
+    config = Qwen3Config(**SIZES, rope_parameters=rope)
+    config._attn_implementation = "eager"
+    module = Qwen3Model(config)
+    module.eval()
     randomise(module)
     return module
 
@@ -93,7 +96,8 @@ def test_without_the_final_norm(qwen3: Qwen3Model) -> None:
 @torch.no_grad()
 def test_rows_of_earlier_layers_are_added_behind_them() -> None:
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
-    config = Qwen3VLTextConfig(**SIZES, rope_parameters=rope, attn_implementation="eager")
+    config = Qwen3VLTextConfig(**SIZES, rope_parameters=rope)
+    config._attn_implementation = "eager"
     reference = Qwen3VLTextModel(config).eval()
     randomise(reference)
     sections = RopeSpec(theta=1e6, sections=(4, 2, 2), interleaved=True)
