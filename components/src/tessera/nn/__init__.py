@@ -5,14 +5,15 @@ torch, so that configurations can hold them), and assembles modules from them. `
 text module. A vision tower is a ``PatchEmbedding``, a ``Stack`` of layers and a ``Merger`` or more, in a
 module of the family::
 
+    tower = load_text(spec, tensors, part="text.", dtype=dtype, device=device)    # loading
+
     with torch.device("meta"):
-        tower = TextTower(spec)                  # or the family's vision tower
-    fill(tower, tensors, part="text.", sources=SOURCES, dtype=dtype, device=device)
-    tower.prepare(device)
+        tower = VisionTower(config)
+    fill(tower, tensors, part="vision.", sources=SOURCES, dtype=dtype, device=device)
+    tower.layers.prepare(form_for(device, dtype), start=tower.patches, final=tower.norm)
 
 ``SOURCES`` says which stored tensors a parameter is made of (``checkpoint.loading``): ``qkv_proj`` is q, k
-and v, ``gate_up_proj`` gate and up. A vision tower prepares its stack and makes its rotation once for each
-batch::
+and v. The forward pass of a vision tower makes its rotation once for all layers::
 
     stream = self.patches(pixels, positions)     # Residual
     self.layers(stream, self.form.packed(cu_units, units), self.rotary(places), after)

@@ -8,10 +8,12 @@ import torch
 
 from tessera.engine.aoti.package import AotiProgram, open_package
 from tessera.engine.base import vision_of
+from tessera.engine.batch import VisionBatch, uint8_pixels
 from tessera.engine.compiled.spec import Stage
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.vision import TorchVisionEngine
+from tessera.launched import Launched
 from tessera.models.base import Model, VisionModule
 
 
@@ -43,3 +45,7 @@ class AotiVisionEngine(TorchVisionEngine):
         most = max(settings.max_batch_cost, vision_of(model).max_units)
         package.require_room("units", most, "the larger of max_batch_cost and one image's units")
         return AotiVisionModule(package.load())
+
+    def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object]:
+        uint8_pixels(batch)
+        return super().launch(batch, out)
