@@ -79,7 +79,12 @@ class AotiPackage:
             )
             .module
         )
-        return {name: value.detach() for name, value in (*module.named_parameters(), *module.named_buffers())}
+        # Under each of their names: a program may want a weight that two parts share by either.
+        named = (
+            *module.named_parameters(remove_duplicate=False),
+            *module.named_buffers(remove_duplicate=False),
+        )
+        return {name: value.detach() for name, value in named}
 
     def width(self, name: str) -> int:
         """How wide the rows of an input are."""
