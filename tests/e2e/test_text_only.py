@@ -1,4 +1,4 @@
-"""A model that reads text alone, behind both launch scripts."""
+"""Models that read text alone, behind both launch scripts."""
 
 from __future__ import annotations
 
@@ -12,30 +12,47 @@ import httpx
 import numpy as np
 import pytest
 
+from tessera.models.base import Role
 from tessera.tools.random_checkpoint.checkpoint import main as write_checkpoint
 from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, ROOT, Service, launch
+from tests.models.running import Given, cosines
+from tests.references.families import reference_of
 
 pytestmark = pytest.mark.service
 
 TEXTS = ["a yellow heart", "two cats on a sofa", "the sum of the first ten primes"]
 
 
+SCRIPTS = ("e_p.sh", "agg.sh")
+FAMILIES = ("qwen3_embedding", "llama_nemotron_embed")
+
+Started = tuple[str, Path, Service]
+
+
 @pytest.fixture(scope="module")
-def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("models") / "text"
-    write_checkpoint(["--out", str(path), "--family", "qwen3_embedding", "--size", "tiny"])
-    return path
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A checkpoint of each family."""
+    folder = tmp_path_factory.mktemp("models")
+    for family in FAMILIES:
+        write_checkpoint(["--out", str(folder / family), "--family", family, "--size", "tiny"])
+    return {family: folder / family for family in FAMILIES}
 
 
-@pytest.fixture(scope="module", params=["e_p.sh", "agg.sh"])
-def service(
-    request: pytest.FixtureRequest, text_model: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Service]:
-    log = tmp_path_factory.mktemp("log") / request.param
+@pytest.fixture(scope="module", params=[(family, script) for family in FAMILIES for script in SCRIPTS])
+def started(
+    request: pytest.FixtureRequest, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Started]:
+    family, script = request.param
+    log = tmp_path_factory.mktemp("log") / script
     # Two ports: one for the encode worker that is not to be there.
-    with launch(request.param, text_model, log, workers=2) as running:
-        yield running
+    with launch(script, models[family], log, workers=2) as running:
+        yield family, models[family], running
+
+
+@pytest.fixture
+def service(started: Started) -> Service:
+    return started[2]
 
 
 def embed(service: Service, **body: object) -> httpx.Response:
@@ -50,11 +67,34 @@ def test_it_embeds_texts(service: Service) -> None:
     assert abs(vectors[0] @ vectors[0].T - np.eye(3)).max() < 0.999
 
 
-def test_no_encode_worker_is_started_and_one_line_says_so(service: Service) -> None:
+@pytest.mark.parametrize("role", ["query", "passage"])
+def test_vectors_are_those_of_the_reference(started: Started, role: str) -> None:
+    _, model, service = started
+    texts = [*TEXTS, "the river under the bridge by the old temple " * 60]
+    answer = embed(service, input=texts, input_type=role).json()["data"]
+    reference = reference_of(model)
+    expected = [reference.answer(Given(parts=(text,), role=Role(role))) for text in texts]
+    found = np.array([entry["embedding"] for entry in answer])
+    assert cosines(found, np.stack(expected)).min() >= 0.99999
+
+
+def test_the_widths_of_the_family(started: Started) -> None:
+    family, _, service = started
+    width = {"qwen3_embedding": 33, "llama_nemotron_embed": 384}[family]
+    whole, cut = (
+        np.array(embed(service, input="a yellow heart", **more).json()["data"][0]["embedding"])
+        for more in ({}, {"dimensions": width})
+    )
+    np.testing.assert_allclose(cut, whole[:width] / np.linalg.norm(whole[:width]), atol=1e-6)
+    assert embed(service, input="a yellow heart", dimensions=31).status_code == 400
+
+
+def test_no_encode_worker_is_started_and_one_line_says_so(started: Started) -> None:
+    family, _, service = started
     said = service.log.read_text()
     assert "encode worker" not in said.replace("no encode workers are started", "")
     assert said.count("reads text alone: no encode workers are started") == int("e_p.sh" in str(service.log))
-    assert "qwen3_embedding reads text alone: no vision stage, no cache of vision rows" in said
+    assert f"{family} reads text alone: no vision stage, no cache of vision rows" in said
     assert "cache of vision rows  " not in said and "vision weights" not in said
 
 
@@ -70,10 +110,11 @@ def test_metrics_have_no_vision_stage(service: Service) -> None:
     assert "tessera_units_in_flight" not in page and "tessera_embedding_cache" not in page
 
 
-def test_an_encode_worker_for_it_does_not_start(text_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_encode_worker_for_it_does_not_start(models: dict[str, Path], family: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "tessera.worker", "--model-path", str(text_model)),
+            *(sys.executable, "-m", "tessera.worker", "--model-path", str(models[family])),
             *("--disaggregation-mode", "encode"),
         ],
         capture_output=True,
@@ -87,13 +128,16 @@ def test_an_encode_worker_for_it_does_not_start(text_model: Path, tmp_path: Path
     assert "Traceback" not in done.stderr
 
 
-def test_a_host_of_encode_workers_alone_has_nothing_to_start(text_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_host_of_encode_workers_alone_has_nothing_to_start(
+    models: dict[str, Path], family: str, tmp_path: Path
+) -> None:
     numbers = {"FRONTENDS": "0", "ENCODE_WORKERS": "2", "EMBED_WORKERS": "0"}
     done = subprocess.run(
         [str(ROOT / "launch" / "e_p.sh")],
         capture_output=True,
         text=True,
-        env=os.environ | numbers | {"MODEL_PATH": str(text_model), "TMPDIR": str(tmp_path)},
+        env=os.environ | numbers | {"MODEL_PATH": str(models[family]), "TMPDIR": str(tmp_path)},
         timeout=120,
     )
     assert done.returncode == 1

@@ -357,8 +357,11 @@ def sequential(tokens: int) -> Int32Array:
 class Family(Protocol):
     """A registered family: the ``model_type`` values it serves and how to open a checkpoint."""
 
-    name: str
-    model_types: Sequence[str]
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def model_types(self) -> Sequence[str]: ...
 
     def open_model(self, path: Path, options: Mapping[str, object]) -> Model:
         """Open a checkpoint; ``options`` are the family's own (limits of a resize, say), by name.

@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
 
 import msgspec
 
 from tessera.errors import ConfigError
+from tessera.models.base import Model
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptionsFamily(Generic[T]):
+    """Implements ``tessera.models.base.Family`` for a family whose options are one Struct.
+
+    ``opened`` gives the model of a checkpoint's directory and options; it raises ``CheckpointError``.
+    """
+
+    name: str
+    model_types: tuple[str, ...]
+    options: type[T]
+    opened: Callable[[Path, T], Model]
+
+    def open_model(self, path: Path, options: Mapping[str, object]) -> Model:
+        return self.opened(path, read_options(options, self.options, family=self.name))
+
+
+class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Those of a family that has none."""
 
 
 def read_options(options: Mapping[str, object], kind: type[T], *, family: str) -> T:

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-
-from tessera.models.base import Family, Model
+from tessera.models.base import Family
 from tessera.models.llama_nemotron_embed.model import FAMILY_NAME, LlamaNemotronEmbed, Options
-from tessera.models.options import read_options
+from tessera.models.options import OptionsFamily
 
 __all__ = ["FAMILY"]
 
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    name: str = FAMILY_NAME
-    model_types: tuple[str, ...] = ("llama_bidirec",)
-
-    def open_model(self, path: Path, options: Mapping[str, object]) -> Model:
-        return LlamaNemotronEmbed(path, read_options(options, Options, family=self.name))
-
-
-FAMILY: Family = _Family()  # type: ignore[assignment]
+FAMILY: Family = OptionsFamily(
+    name=FAMILY_NAME,
+    model_types=("llama_bidirec",),
+    options=Options,
+    opened=LlamaNemotronEmbed,
+)

@@ -6,31 +6,15 @@ it builds do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-
-import msgspec
-
-from tessera.models.base import Family, Model
+from tessera.models.base import Family
 from tessera.models.llama_nemotron_vl.model import FAMILY_NAME, LlamaNemotronVL
-from tessera.models.options import read_options
+from tessera.models.options import NoOptions, OptionsFamily
 
 __all__ = ["FAMILY"]
 
-
-class _Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """This family has none."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    name: str = FAMILY_NAME
-    model_types: tuple[str, ...] = ("llama_nemotron_vl",)
-
-    def open_model(self, path: Path, options: Mapping[str, object]) -> Model:
-        read_options(options, _Options, family=self.name)
-        return LlamaNemotronVL.open(path)
-
-
-FAMILY: Family = _Family()  # type: ignore[assignment]
+FAMILY: Family = OptionsFamily(
+    name=FAMILY_NAME,
+    model_types=("llama_nemotron_vl",),
+    options=NoOptions,
+    opened=lambda path, _: LlamaNemotronVL.open(path),
+)
