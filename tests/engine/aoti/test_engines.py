@@ -27,9 +27,11 @@ from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError, EngineBuildFailed, EngineMismatch
 from tessera.models import open_model
+from tessera.models.base import sequential
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.nn.kernels import exported_products
 from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
+from tests.engine.packed_images import of_units, rows_for
 from tests.families.dual_encoder import FAMILY
 
 # The first test waits for the compilers.
@@ -47,8 +49,7 @@ def config(engine: str, path: Path | None, **changes: Any) -> EngineSettings:
 
 
 def test_both_engines_agree_with_torch_in_mixed_company(engines: Path, model: LlamaNemotronVL) -> None:
-    random = np.random.default_rng(0)
-    images = [random.integers(0, 256, (count, *model.tile_shape)).astype(np.uint8) for count in (1, 3)]
+    images = of_units(model, [1, 3])
     lengths = [1, 7, 300, 8, 2, 90, 64, 63, *([5] * 70)]
     results = []
     for kind in ("torch", "aoti"):
@@ -57,26 +58,37 @@ def test_both_engines_agree_with_torch_in_mixed_company(engines: Path, model: Ll
         text = make_text_engine(model, text_config, place(text_config))
         vision.warm()
         text.warm()
-        rows = [torch.empty(len(tiles) * model.tokens_per_tile, model.hidden) for tiles in images]
+        rows = rows_for(model, images)
         vision.launch(images, rows).result()
         inputs = [
-            PackedInput(tokens=np.random.default_rng(size).integers(0, 1000, size).astype(np.int32))
+            PackedInput(
+                tokens=np.random.default_rng(size).integers(0, 1000, size).astype(np.int32),
+                positions=sequential(size),
+            )
             for size in lengths
         ]
         for position, image in zip((1, 4), rows, strict=True):
             index = np.arange(3, 3 + len(image), dtype=np.int32)
             tokens = np.full(len(image) + 9, 7, np.int32)
-            inputs.insert(position, PackedInput(tokens=tokens, vision=(image,), vision_index=index))
+            inputs.insert(
+                position,
+                PackedInput(
+                    tokens=tokens,
+                    positions=sequential(len(tokens)),
+                    vision=(image,),
+                    vision_index=index,
+                ),
+            )
         found = text.launch(pack(inputs)).result()
         alone = text.launch(pack(inputs[:1])).result()
-        np.testing.assert_allclose(alone.vectors[0], found.vectors[0], atol=1e-5)
+        np.testing.assert_allclose(alone.rows[0], found.rows[0], atol=1e-5)
         results.append((torch.cat(rows).numpy(), found))
         assert (vision.depth, text.depth) == (1, 1)
         vision.close()
         text.close()
     (torch_rows, expected), (rows, found) = results
     assert worst_cosine(rows, torch_rows) >= 0.99999
-    assert worst_cosine(found.vectors, expected.vectors) >= 0.99999
+    assert worst_cosine(found.rows, expected.rows) >= 0.99999
     np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-4)
 
 
@@ -91,11 +103,11 @@ from tessera.models import open_model
 model = open_model(Path(sys.argv[1]))
 package = AotiPackage(model, Path(sys.argv[2]), Stage.VISION, Placement(device="cpu", dtype="float32"))
 program = package.load()
-(rows,) = program(torch.zeros(1, *model.tile_shape, dtype=torch.uint8))
+(rows,) = program(torch.zeros(1, *model.vision.unit_shape, dtype=torch.uint8))
 assert rows.isfinite().all()
 mapped = [line.rstrip() for line in open("/proc/self/maps") if "/aotinductor/model/" in line]
 assert mapped and all(line.endswith(" (deleted)") for line in mapped), mapped
-(again,) = program(torch.zeros(1, *model.tile_shape, dtype=torch.uint8))
+(again,) = program(torch.zeros(1, *model.vision.unit_shape, dtype=torch.uint8))
 assert again.equal(rows)
 os._exit(0)
 """
@@ -140,7 +152,7 @@ def test_an_engine_of_another_checkpoint_is_refused(engines: Path, tmp_path: Pat
     ("changes", "names"),
     [
         ({"dtype": "bfloat16"}, ["bfloat16", "float32"]),
-        ({"max_batch_cost": 64}, ["up to 32 tiles", "64"]),
+        ({"max_batch_cost": 64}, ["up to 32 units", "64"]),
         ({"path": None}, ["path", "--stage vision"]),
         ({"quantization": "fp8"}, ["fp8"]),
     ],
@@ -251,7 +263,7 @@ def test_a_program_with_a_library_of_its_own_is_refused(engines: Path, tmp_path:
 def test_a_family_without_stages_says_so(tmp_path: Path) -> None:
     spec = BuildSpec(stage=Stage.TEXT, flavour="aoti", dtype="float32", capabilities=("cpu",))
     (tmp_path / "config.json").write_text('{"seed": 0}')
-    other = FAMILY.open_model(tmp_path)
+    other = FAMILY.open_model(tmp_path, {})
     with pytest.raises(ConfigError, match="offers no stages"):
         AotiFlavour().build(other, spec, tmp_path, timing_cache=None, progress=lambda _: None)
 
