@@ -11,8 +11,8 @@ from tessera.nn.block import Block
 from tessera.nn.residual import Residual
 
 if TYPE_CHECKING:
+    from tessera.nn.forms.fp8 import Fp8Weight
     from tessera.nn.forms.plain import Rows
-    from tessera.nn.fp8 import Fp8Weight
 
 
 class Linear(Block):

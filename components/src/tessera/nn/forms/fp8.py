@@ -1,6 +1,7 @@
-"""Products in FP8 on CUDA; norms, attention and the residual stay in half precision.
+"""Products in FP8 (e4m3) on CUDA; norms, attention and the residual stay in half precision.
 
-What a product adds to the residual is left pending for the next norm, which reads the residual anyway.
+Each row of a product's input has a scale, and each column of the weight. What a product adds to the residual
+is left pending for the next norm, which reads the residual anyway.
 """
 
 from __future__ import annotations
@@ -8,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from tessera.nn.activation import GELU_TANH
 from tessera.nn.activation import activation as function
 from tessera.nn.forms.fused import Fused, gate_by
 from tessera.nn.forms.plain import Rows
-from tessera.nn.fp8 import Fp8Weight
 from tessera.nn.kernels import fp8
 from tessera.nn.linear import Linear
 from tessera.nn.norm import LayerNorm, RmsNorm
@@ -21,6 +22,37 @@ from tessera.nn.residual import Residual
 
 if TYPE_CHECKING:
     from tessera.nn.block import Block
+
+
+class Fp8Weight:
+    """A weight ``[columns, inner]`` in FP8; a quarter of float32, and twice bfloat16's rate on Hopper."""
+
+    __slots__ = ("_scales", "_values")
+
+    def __init__(self, weight: torch.Tensor) -> None:
+        values, scales = fp8.quantise(weight.contiguous())
+        self._values = values.t()
+        self._scales = scales.t().contiguous()
+
+    @classmethod
+    def taken_from(cls, module: Linear) -> Fp8Weight:
+        """The module's weight, which the module itself no longer holds."""
+        quantised = cls(module.weight)
+        module.weight = nn.Parameter(torch.empty(0, device=module.weight.device), requires_grad=False)
+        return quantised
+
+    def product(self, rows: fp8.Quantised, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """bfloat16 ``[total, columns]``; ``bias`` is bfloat16."""
+        values, scales = rows
+        return torch._scaled_mm(
+            values,
+            self._values,
+            scale_a=scales,
+            scale_b=self._scales,
+            bias=bias,
+            out_dtype=torch.bfloat16,
+            use_fast_accum=True,
+        )
 
 
 class Fp8(Fused):
