@@ -137,6 +137,14 @@ def test_interleaved_sections_are_those_of_qwen3_vl(head_dim: int, sections: tup
     torch.testing.assert_close(found.sines[:, 0], sines[0, :, : head_dim // 2])
 
 
+def test_angles_of_a_token_lie_side_by_side() -> None:
+    """Kernels read them so, however many rows of positions there are."""
+    spec = RopeSpec(theta=5e6, sections=(24, 20, 20), interleaved=True)
+    for rotary, axes in ((Rotary.of(spec, 128, CPU), 3), (Rotary.axial(1e4, 64, CPU), 2)):
+        found = rotary(torch.arange(axes * 7, dtype=torch.int32).view(axes, 7))
+        assert found.cosines.is_contiguous() and found.sines.is_contiguous()
+
+
 def test_chunked_sections_are_those_of_qwen2_5_vl() -> None:
     rope = {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]}
     config = Qwen2_5_VLTextConfig(hidden_size=512, num_attention_heads=4, rope_parameters=rope)

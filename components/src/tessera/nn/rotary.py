@@ -74,7 +74,8 @@ class Rotary(nn.Module):
         """int32 ``[k, tokens]`` to the rotation of these tokens."""
         where = positions.to(torch.float32)
         of_each = where[0][:, None] if self.axes is None else where.index_select(0, self.axes).t()
-        angles = (of_each * self.frequencies)[:, None, :]
+        # A product has the layout of its factors, and kernels read the rows of tokens one after another.
+        angles = (of_each.contiguous() * self.frequencies)[:, None, :]
         cosines, sines = angles.cos(), angles.sin()
         if self._factor != 1.0:
             cosines, sines = cosines * self._factor, sines * self._factor
