@@ -13,7 +13,8 @@ from tests.references.carry import ALL
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 
-BAR = 0.998
+BARS = {"bfloat16": 0.998, "float32": 0.9999}
+"""In bfloat16 one form of GELU for the other is within the noise; in float32 it is not."""
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("carried")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", BARS)
 @pytest.mark.parametrize("name", ALL)
 def test_vectors(name: str, dtype: str, folder: Path) -> None:
     carried = ALL[name]
@@ -35,7 +36,7 @@ def test_vectors(name: str, dtype: str, folder: Path) -> None:
     print(
         f"{name:32}{dtype:10}worst cosine {cosine.min():.7f}  each {' '.join(f'{one:.5f}' for one in cosine)}"
     )
-    assert cosine.min() >= BAR
+    assert cosine.min() >= BARS["bfloat16"]S[dtype]
 
 
 @pytest.mark.parametrize("name", [name for name, each in ALL.items() if "vl" in name and not each.full_size])
@@ -50,4 +51,4 @@ def test_mixed_grids_in_one_launch(name: str, folder: Path) -> None:
         (alone,) = vision_rows(model, half, [each])
         apart = cosines(together.float().cpu().numpy(), alone.float().cpu().numpy())
         assert apart.min() >= 0.9995
-        assert cosines(together.float().cpu().numpy(), exact.float().cpu().numpy()).min() >= BAR
+        assert cosines(together.float().cpu().numpy(), exact.float().cpu().numpy()).min() >= BARS["bfloat16"]
