@@ -9,6 +9,7 @@ import torch
 
 from tessera.checkpoint.loading import fill, torch_dtype
 from tessera.checkpoint.safetensors import StoredTensor
+from tessera.nn.forms.choice import form_for
 from tessera.nn.forms.plain import Form
 from tessera.nn.spec import TextSpec
 from tessera.nn.text import TextTower
@@ -29,10 +30,13 @@ def load_text(
     """A text tower on ``device``, ready to run; ``tensors`` are those of ``spec.shapes(part)``.
 
     ``form`` is chosen by device and type if it is not given. Raises ``CheckpointError`` for a file that ends
-    too early, ``ConfigError`` for a type that modules are not loaded in.
+    too early, ``ConfigError`` for a type that modules are not loaded in and, before anything is
+    read, for layers that the form cannot run.
     """
-    at = torch.device(device)
+    at, kind = torch.device(device), torch_dtype(dtype)
+    chosen = form_for(at, kind) if form is None else form
+    chosen.require(spec.layer)
     with torch.device("meta"):
         tower = TextTower(spec)
-    fill(tower, tensors, part=part, sources=SOURCES, dtype=torch_dtype(dtype), device=at)
-    return tower.prepare(at, form)
+    fill(tower, tensors, part=part, sources=SOURCES, dtype=kind, device=at)
+    return tower.prepare(at, chosen)

@@ -14,7 +14,6 @@ from torch.nn import functional
 from tessera.errors import ConfigError
 from tessera.nn.activation import GELU_TANH
 from tessera.nn.activation import activation as function
-from tessera.nn.attention import Attention
 from tessera.nn.forms.plain import Form, Heads, Rows, tensor
 from tessera.nn.kernels import attention as kernel
 from tessera.nn.kernels import flash, gate, gemm, mean, norm, patches, rotary, rows
@@ -26,15 +25,20 @@ from tessera.nn.rotary import Rotation
 from tessera.nn.sequences import Equal, Packed, Sequences
 
 if TYPE_CHECKING:
+    from tessera.nn.attention import Attention
     from tessera.nn.block import Block
     from tessera.nn.norm import RmsNorm
     from tessera.nn.patches import PatchEmbedding
+    from tessera.nn.spec import LayerSpec
 
 
 class Fused(Form):
+    def require(self, spec: LayerSpec) -> None:
+        # Elsewhere attention goes by the lengths on the host, which a recorded graph does not have.
+        if spec.causal and not kernel.supports(spec.head_dim):
+            raise ConfigError(f"there is no causal attention on CUDA for heads {spec.head_dim} wide")
+
     def prepare(self, block: Block) -> None:
-        if isinstance(block, Attention) and block.causal and not kernel.supports(block.head_dim):
-            raise ConfigError(f"there is no causal attention on CUDA for heads {block.head_dim} wide")
         if isinstance(block, Mlp):
             block.pad()
         elif isinstance(block, Linear) and block.bias is not None and gemm.serves(block.weight):

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tessera.nn.linear import Linear
     from tessera.nn.norm import LayerNorm, RmsNorm
     from tessera.nn.patches import PatchEmbedding
+    from tessera.nn.spec import LayerSpec
 
 Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """``[tokens, width]``, or the same in FP8 with a scale for each row."""
@@ -32,6 +33,9 @@ Heads = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 class Form:
     """The operations that blocks are made of."""
+
+    def require(self, spec: LayerSpec) -> None:
+        """Raises ``ConfigError`` naming what of such layers this form cannot run."""
 
     def prepare(self, block: Block) -> None:
         """Lay the weights of ``block`` out for this form; they are in place."""
