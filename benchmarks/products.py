@@ -187,7 +187,7 @@ def sustained(run: Callable[[], object], device: str, duration: float) -> float:
     """Seconds of one call, repeated for so long: at the clock that the card holds under this load."""
     run()
     count, taken = 0, 0.0
-    while taken < duration:
+    while not count or taken < duration:
         # Several in flight, so that the host is never waited for.
         times = max(1, min(8, count))
         taken += timed(lambda: [run() for _ in range(times)], device)  # noqa: B023
