@@ -38,7 +38,8 @@ class Attention(Block):
         self, normed: Rows, stream: Residual, sequences: Sequences, rotation: Rotation | None
     ) -> None:
         """Add the attention of ``normed`` ``[tokens, hidden]`` to the stream."""
-        heads = self.qkv_proj(normed).unflatten(1, (-1, self.head_dim))
+        qkv = self.qkv_proj(normed)
+        heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         q, k, v = self.form.rotated(heads, self, rotation)
         attended = sequences.attend(q, k, v, causal=self.causal)
         self.o_proj.add_to(stream, attended.flatten(1))

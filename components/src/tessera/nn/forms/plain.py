@@ -92,10 +92,13 @@ class Form:
                 functional.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
                 for x, norm in ((q, attention.q_norm), (k, attention.k_norm))
             )
-        if rotation is None:
-            return q, k, v
-        q, k = (rotate(x, rotation.cosines, rotation.sines) for x in (q, k))
-        return rotation.scaled(q), k, v
+            if rotation is not None:
+                q, k = (rotate(x, rotation.cosines, rotation.sines) for x in (q, k))
+        elif rotation is not None:
+            # Side by side as they lie in the product: one pass over both.
+            both = rotate(heads[:, : -attention.kv_heads], rotation.cosines, rotation.sines)
+            q, k = both[:, : attention.heads], both[:, attention.heads :]
+        return q if rotation is None else rotation.scaled(q), k, v
 
     def packed(self, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> sequences.Sequences:
         """Sequences end to end, as ``sequences.Packed`` says."""
