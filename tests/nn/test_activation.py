@@ -6,11 +6,11 @@ import pytest
 import torch
 from transformers.activations import ACT2FN
 
-from tessera.nn.activation import activation
+from tessera.nn.forms.plain import activation_function
 from tessera.nn.spec import Activation
 
 
 @pytest.mark.parametrize("name", get_args(Activation))
 def test_activations_are_those_of_transformers(name: str) -> None:
     x = torch.linspace(-6, 6, 1001)
-    torch.testing.assert_close(activation(name)(x), ACT2FN[name](x), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(activation_function(name)(x), ACT2FN[name](x), rtol=1e-5, atol=1e-6)

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import pad
 
-from tessera.nn.pooling import pool
-from tessera.nn.sequences import Equal, Masked, Packed, Padded, Sequences
+from tessera.nn.sequences import Equal, Masked, Packed, Padded, Sequences, pool
 from tessera.nn.spec import Pooling
 from tests.nn.copying import noise
 

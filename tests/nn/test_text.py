@@ -11,7 +11,7 @@ from transformers import Qwen3Config, Qwen3Model
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 
-from tessera.nn.residual import Residual
+from tessera.nn.forms.plain import Residual
 from tessera.nn.sequences import Packed
 from tessera.nn.spec import RopeSpec, TextSpec
 from tessera.nn.text import TextTower

@@ -21,8 +21,7 @@ from tessera.models.stages import Axis, StageModule, StageTensor
 from tessera.nn.forms.choice import exported
 from tessera.nn.forms.plain import PLAIN, Form
 from tessera.nn.loading import SOURCES, load_text
-from tessera.nn.pooling import pool
-from tessera.nn.sequences import Masked, Padded
+from tessera.nn.sequences import Masked, Padded, pool
 from tessera.nn.spec import TextSpec
 from tessera.nn.text import Embedded, TextTower
 

@@ -7,10 +7,9 @@ from typing import Literal
 import torch
 from torch import nn
 
-from tessera.nn.activation import activation
+from tessera.nn.forms.plain import Residual, activation_function
 from tessera.nn.linear import Linear
 from tessera.nn.norm import norm
-from tessera.nn.residual import Residual
 
 
 def pixel_shuffle(features: torch.Tensor, factor: int, version: Literal["v1", "v2"]) -> torch.Tensor:
@@ -55,5 +54,5 @@ class Merger(nn.Module):
         """``[n * join, width]`` to ``[n, out]``."""
         joined = rows.reshape(-1, self._join * self._width)
         normed = self.norm(Residual(joined if self._norm_joined else rows)).view_as(joined)
-        merged: torch.Tensor = self.linear_2(activation(self._activation)(self.linear_1(normed)))
+        merged: torch.Tensor = self.linear_2(activation_function(self._activation)(self.linear_1(normed)))
         return merged

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tessera.nn.block import Block
-from tessera.nn.residual import Residual
+from tessera.nn.forms.plain import Residual
 
 if TYPE_CHECKING:
     from tessera.nn.forms.plain import Rows

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from tessera.nn.block import Block
+from tessera.nn.forms.plain import Residual
 from tessera.nn.linear import Linear
-from tessera.nn.residual import Residual
 
 
 class PatchEmbedding(Block):

@@ -1,4 +1,4 @@
-"""The sequences of a batch, as attention sees them: which rows may look at which."""
+"""The sequences of a batch: which rows may look at which, and what is pooled of each."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+from tessera.nn.spec import Pooling
 
 
 class Sequences(Protocol):
@@ -213,3 +215,14 @@ def _by_length(
         for where, rows in zip(slices, attended.view(len(slices), length, *q.shape[1:]), strict=True):
             out[where] = rows
     return out
+
+
+def pool(hidden: torch.Tensor, sequences: Sequences, pooling: Pooling) -> torch.Tensor:
+    """``[tokens, width]`` of any float type to float32: a row for each sequence, or with ``none`` token."""
+    if pooling == "none":
+        return hidden.float()
+    if pooling == "first":
+        return sequences.first(hidden).float()
+    if pooling == "last":
+        return sequences.last(hidden).float()
+    return sequences.mean(hidden)

@@ -8,13 +8,11 @@ import torch
 from torch import nn
 
 from tessera.nn.forms.choice import form_for, fp8
-from tessera.nn.forms.plain import PLAIN, Form, tensor
+from tessera.nn.forms.plain import PLAIN, Form, Residual, tensor
 from tessera.nn.layer import Stack
 from tessera.nn.norm import norm
-from tessera.nn.pooling import pool
-from tessera.nn.residual import Residual
 from tessera.nn.rotary import Rotary
-from tessera.nn.sequences import Sequences
+from tessera.nn.sequences import Sequences, pool
 from tessera.nn.spec import TextSpec
 from tessera.nn.table import Table
 

@@ -10,11 +10,10 @@ from torch import nn
 from tessera.models.qwen3_vl_embedding.config import ModelConfig, VisionConfig
 from tessera.nn.block import use
 from tessera.nn.forms.choice import form_for, fp8
-from tessera.nn.forms.plain import PLAIN
+from tessera.nn.forms.plain import PLAIN, Residual
 from tessera.nn.layer import Stack
 from tessera.nn.merger import Merger
 from tessera.nn.patches import PatchEmbedding
-from tessera.nn.residual import Residual
 from tessera.nn.rotary import Rotary
 from tessera.nn.table import Table
 

@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tessera.nn.activation import GELU_TANH
-from tessera.nn.forms.plain import Form, Heads, Rows, tensor
+from tessera.nn.forms.plain import GELU_TANH, Form, Heads, Rows, tensor
 from tessera.nn.kernels import exported_products as products
 from tessera.nn.kernels import gemm
-from tessera.nn.mlp import Mlp
+from tessera.nn.layer import Mlp
 from tessera.nn.rotary import Rotation
 from tessera.nn.sequences import Masked, Sequences
 
 if TYPE_CHECKING:
     from tessera.nn.attention import Attention
     from tessera.nn.block import Block
+    from tessera.nn.forms.plain import Residual
     from tessera.nn.linear import Linear
     from tessera.nn.norm import LayerNorm
-    from tessera.nn.residual import Residual
 
 
 class Exported(Form):

@@ -11,14 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from tessera.nn.activation import GELU_TANH
-from tessera.nn.activation import activation as function
 from tessera.nn.forms.fused import Fused, gate_by
-from tessera.nn.forms.plain import Rows
+from tessera.nn.forms.plain import GELU_TANH, Residual, Rows, activation_function
 from tessera.nn.kernels import fp8
 from tessera.nn.linear import Linear
 from tessera.nn.norm import LayerNorm, RmsNorm
-from tessera.nn.residual import Residual
 
 if TYPE_CHECKING:
     from tessera.nn.block import Block
@@ -75,7 +72,11 @@ class Fp8(Fused):
 
     def activated(self, linear: Linear, rows_in: Rows, activation: str) -> Rows:
         wide = _product(linear, rows_in, linear.bias)
-        return fp8.gelu_tanh(wide) if activation in GELU_TANH else fp8.quantise(function(activation)(wide))
+        return (
+            fp8.gelu_tanh(wide)
+            if activation in GELU_TANH
+            else fp8.quantise(activation_function(activation)(wide))
+        )
 
     def gated(self, linear: Linear, rows_in: Rows, activation: str) -> Rows:
         both = _product(linear, rows_in, linear.bias)

@@ -1,19 +1,18 @@
-"""Every operation by plain torch, for any device and type; the other forms replace what they do otherwise.
+"""The residual stream, and every operation on it by plain torch, for any device and type.
 
-Nothing is done in place, so that gradients can be computed.
+The other forms replace what they do otherwise. Nothing here is done in place but what is pending, so that
+gradients can be computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.nn import functional
 
 from tessera.nn import sequences
-from tessera.nn.activation import activation as function
-from tessera.nn.residual import Residual
 from tessera.nn.rotary import Rotation, rotate
 
 if TYPE_CHECKING:
@@ -23,6 +22,56 @@ if TYPE_CHECKING:
     from tessera.nn.norm import LayerNorm, RmsNorm
     from tessera.nn.patches import PatchEmbedding
     from tessera.nn.spec import LayerSpec
+
+GELU_TANH = ("gelu_new", "gelu_pytorch_tanh")
+"""The names of GELU's tanh form."""
+
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return functional.gelu(x, approximate="tanh")
+
+
+def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.sigmoid(1.702 * x)
+
+
+_BY_NAME: dict[str, Activation] = {
+    "gelu": functional.gelu,
+    "gelu_new": _gelu_tanh,
+    "gelu_pytorch_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
+    "relu": functional.relu,
+    "silu": functional.silu,
+}
+
+
+def activation_function(name: str) -> Activation:
+    """The function called ``name``; the configuration reader has refused unknown names."""
+    return _BY_NAME[name]
+
+
+class Residual:
+    """The rows ``[tokens, width]`` that every block reads and adds to.
+
+    ``pending``, in the rows' shape, is what is to be added before the next block reads them: an FP8 product
+    cannot add to its output, and the norm that follows reads both anyway.
+    """
+
+    __slots__ = ("pending", "rows")
+
+    def __init__(self, rows: torch.Tensor) -> None:
+        self.rows = rows
+        self.pending: torch.Tensor | None = None
+
+    def settled(self) -> torch.Tensor:
+        """The rows with nothing pending."""
+        if self.pending is not None:
+            self.rows.add_(self.pending)
+            self.pending = None
+        return self.rows
+
 
 Rows = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 """``[tokens, width]``, or the same in FP8 with a scale for each row."""
@@ -56,12 +105,12 @@ class Form:
 
     def activated(self, linear: Linear, rows: Rows, activation: str) -> Rows:
         """The activation of the product."""
-        return function(activation)(self.product(linear, rows))
+        return activation_function(activation)(self.product(linear, rows))
 
     def gated(self, linear: Linear, rows: Rows, activation: str) -> Rows:
         """The product holds the gate, then as many columns that the activation of the gate multiplies."""
         gate, up = self.product(linear, rows).chunk(2, dim=-1)
-        return function(activation)(gate) * up
+        return activation_function(activation)(gate) * up
 
     def add_product(self, stream: Residual, linear: Linear, rows: Rows) -> None:
         self.add(stream, self.product(linear, rows))

@@ -9,8 +9,7 @@ import torch
 from tessera.models.graph import Graph, Node
 from tessera.models.llama_nemotron_vl.networks.arithmetic import Arithmetic
 from tessera.models.llama_nemotron_vl.networks.layout import Layout, row_input
-from tessera.nn.layer import Layer
-from tessera.nn.mlp import GatedMlp
+from tessera.nn.layer import GatedMlp, Layer
 from tessera.nn.text import TextTower
 
 
