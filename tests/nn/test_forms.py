@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch.nn.functional import layer_norm, linear
 
+from tessera.nn.blocks import LayerNorm, Linear, norm
 from tessera.nn.forms.exported import Exported
 from tessera.nn.forms.plain import PLAIN, Form, Residual, Rows, tensor
 from tessera.nn.kernels import exported_products, gemm
 from tessera.nn.layer import Stack
-from tessera.nn.linear import Linear
-from tessera.nn.norm import LayerNorm, norm
-from tessera.nn.patches import PatchEmbedding
 from tessera.nn.sequences import Equal, Sequences
+from tessera.nn.vision import PatchEmbedding
 from tests.nn.copying import noise, randomise
 from tests.nn.test_attention import CPU, spec
 

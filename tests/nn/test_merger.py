@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tessera.nn.merger import pixel_shuffle
+from tessera.nn.vision import pixel_shuffle
 
 
 @pytest.mark.parametrize("factor", [1, 2, 3])

@@ -34,10 +34,9 @@ from tessera.worker.decoding.messages import (
     encode,
     mapped,
     memory_bytes,
-    read,
     shared,
-    write,
 )
+from tessera.worker.decoding.pool import fits, read, write
 from tests.families.dual_encoder import SIZE, DualEncoder, install, make_checkpoint, pixels_of
 
 MAX_PIXELS = 1_000_000
@@ -204,8 +203,8 @@ def test_more_pixels_than_there_is_memory_for_are_told(make: Make, photos: dict[
 def test_only_what_an_image_can_have_become_fits(shape: tuple[int, ...], plan: ImagePlan) -> None:
     vision = VisionSpec(row_width=5, unit_shape=(3, 4), largest=ImagePlan(units=2, rows=8))
     right = Decoded(shape=(2, 3, 4), dtype="float32", plan=ImagePlan(units=2, rows=8))
-    assert right.fits(vision)
-    assert Decoded(shape=shape, dtype="uint8", plan=plan).fits(vision) == (shape == right.shape)
+    assert fits(right, vision)
+    assert fits(Decoded(shape=shape, dtype="uint8", plan=plan), vision) == (shape == right.shape)
 
 
 def test_float_pixels_come_as_they_are() -> None:
@@ -215,7 +214,7 @@ def test_float_pixels_come_as_they_are() -> None:
     values = np.random.default_rng(1).standard_normal((6, 3, 4)).astype(np.float32)
     made = Pixels(values=values, plan=ImagePlan(units=6, rows=8, grid=(1, 2, 3)))
     told = decode_answer.decode(encode(write(memory, made)))
-    assert isinstance(told, Decoded) and told.fits(vision)
+    assert isinstance(told, Decoded) and fits(told, vision)
     found = read(memory, told)
     assert found.plan == made.plan and found.values.dtype == np.float32
     np.testing.assert_array_equal(found.values, values)

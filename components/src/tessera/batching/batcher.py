@@ -17,8 +17,8 @@ from tessera import tracing
 from tessera.batching.engine_thread import Cancelled, Died, EngineThread, Failed, Launch, Ran, Report, Taken
 from tessera.batching.open_batch import Cost, OpenBatch
 from tessera.batching.queue import Entry, FairQueue, Outcome, P, R
+from tessera.budgets import Budget
 from tessera.errors import EngineDead, Overloaded, Unavailable
-from tessera.fair_share import Budget
 from tessera.logs import current_line
 
 _WEIGHT: Final = 0.2

@@ -52,6 +52,11 @@ def texts_of(content: Content) -> tuple[str, ...]:
     return tuple(part for part in content.parts if isinstance(part, str))
 
 
+def text_segments(bos: int, prefix: str, content: Content) -> list[Segment]:
+    """The prompt of texts alone, joined as they are, behind BOS and a prefix; there is no end token."""
+    return [bos, Run(prefix, "".join(texts_of(content)))]
+
+
 def refuse_instruction(content: Content, *, param: str) -> None:
     """For families that take none: raises ``InvalidInput`` naming ``param``."""
     if content.instruction is not None:

@@ -6,10 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from tessera.nn.block import Block
+from tessera.nn.blocks import Block, Linear, RmsNorm
 from tessera.nn.forms.plain import Residual
-from tessera.nn.linear import Linear
-from tessera.nn.norm import RmsNorm
 from tessera.nn.rotary import Rotation
 from tessera.nn.sequences import Sequences
 from tessera.nn.spec import LayerSpec

@@ -10,14 +10,12 @@ from torch import nn
 from torch.nn.functional import pad
 
 from tessera.nn.attention import Attention
-from tessera.nn.block import Block, use
+from tessera.nn.blocks import Block, LayerNorm, Linear, Norm, norm, use
 from tessera.nn.forms.plain import Form, Residual
-from tessera.nn.linear import Linear
-from tessera.nn.norm import LayerNorm, Norm, norm
-from tessera.nn.patches import PatchEmbedding
 from tessera.nn.rotary import Rotation
 from tessera.nn.sequences import Sequences
 from tessera.nn.spec import LayerSpec
+from tessera.nn.vision import PatchEmbedding
 
 if TYPE_CHECKING:
     from tessera.nn.forms.plain import Rows

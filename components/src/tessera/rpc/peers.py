@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tessera import tracing, wire
+from tessera.budgets import Clock, TokenBucket
 from tessera.errors import (
     DeadlineExceeded,
     PayloadTooLarge,
@@ -24,7 +25,6 @@ from tessera.errors import (
 )
 from tessera.rpc.runtime import Runtime
 from tessera.tasks import Left, run_until
-from tessera.token_bucket import Clock, TokenBucket
 
 
 class Client:

@@ -15,12 +15,12 @@ import torch
 
 from tessera import tracing, wire
 from tessera.batching import Batcher, Events, Outcome
+from tessera.budgets import Budget
 from tessera.engine.base import VisionEngine
 from tessera.engine.batch import pack_images
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
 from tessera.errors import DeadlineExceeded, EngineDead, InvalidInput, Overloaded
-from tessera.fair_share import Budget
 from tessera.image_plan import ImagePlan
 from tessera.launched import Launched
 from tessera.models.base import Int32Array, Model, Pixels, VisionSpec

@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Final
 
+from tessera.budgets import Budget, Clock, TokenBucket
 from tessera.errors import Overloaded, RateLimited
-from tessera.fair_share import Budget
 from tessera.rpc import Peers
-from tessera.token_bucket import Clock, TokenBucket
 
 
 class RateLimiter:

@@ -1,4 +1,4 @@
-"""How the prompts of these families begin: BOS, then the role's prefix. There is no end token."""
+"""How the prompts of these families begin: BOS, then the role's prefix."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Final
 
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer, token_name
-from tessera.models.base import Content, Role
-from tessera.models.prompts import Run, Segment, texts_of
+from tessera.models.base import Role
 
 _BOS: Final = "<|begin_of_text|>"
 
@@ -29,8 +28,3 @@ def read_prefixes(*sections: Section) -> Mapping[Role, str]:
 def bos_of(tokenizer: PlainTokenizer) -> int:
     """The id of the token that ``tokenizer_config.json`` names as the first; raises ``CheckpointError``."""
     return tokenizer.id_of(token_name(tokenizer.path.parent, "bos_token", _BOS))
-
-
-def text_segments(bos: int, prefix: str, content: Content) -> list[Segment]:
-    """The prompt of texts alone, joined as they are."""
-    return [bos, Run(prefix, "".join(texts_of(content)))]

@@ -11,8 +11,8 @@ from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.models.base import Content
 from tessera.models.llama.config import POOLINGS, max_positions, read_backbone, read_dimensions
-from tessera.models.llama.prompt import bos_of, read_prefixes, text_segments
-from tessera.models.prompts import Segment
+from tessera.models.llama.prompt import bos_of, read_prefixes
+from tessera.models.prompts import Segment, text_segments
 from tessera.models.text_only import TextOnly
 from tessera.models.tower import CONFIG_FILE, TowerModel
 from tessera.nn.spec import TextSpec

@@ -1,4 +1,12 @@
-"""A checkpoint of this family as the rest of Tessera sees it; importing and opening need no torch."""
+"""A checkpoint of this family as the rest of Tessera sees it; importing and opening need no torch.
+
+The layout of a prompt, with ``p`` the role's prefix (``"query: "``, ``"passage: "`` or nothing)::
+
+    text            BOS  p + text
+    images          BOS  p  (<img> placeholders </img>, " " between two of them)  " " + text
+
+The space after the last image stays even without text. There is no end token.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +32,9 @@ from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_config
 from tessera.models.llama_nemotron_vl.images import count_tiles, preprocess
 from tessera.models.llama_nemotron_vl.layers import vision_activations
-from tessera.models.llama_nemotron_vl.prompt import segments
 from tessera.models.llama_nemotron_vl.tensors import stored_tensors, used_for_vision
 from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
-from tessera.models.prompts import Segment
+from tessera.models.prompts import Fixed, Run, Segment, text_segments, texts_of
 from tessera.models.tower import CONFIG_FILE, TowerModel, nbytes
 
 if TYPE_CHECKING:
@@ -51,6 +58,7 @@ class LlamaNemotronVL(TowerModel):
         )
         self.config = config
         self.placeholder = tokenizer.image_context
+        self._rows_per_tile = config.tokens_per_tile
         self._controls = tokenizer
 
     @classmethod
@@ -73,10 +81,24 @@ class LlamaNemotronVL(TowerModel):
         return self._tiled(count_tiles(width, height, self.config.image))
 
     def _tiled(self, tiles: int) -> ImagePlan:
-        return ImagePlan(units=tiles, rows=tiles * self.config.tokens_per_tile)
+        return ImagePlan(units=tiles, rows=tiles * self._rows_per_tile)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
-        return segments(content, self.config.prompt.prefixes[content.role], self._controls)
+        """Texts are joined as they are; images stand before them.
+
+        A marker that strips takes the space beside it.
+        """
+        tokenizer, prefix = self._controls, self.config.prompt.prefixes[content.role]
+        if not content.images:
+            return text_segments(tokenizer.bos, prefix, content)
+        before, after = tokenizer.strips_before_image, tokenizer.strips_after_image
+        made: list[Segment] = [tokenizer.bos, Fixed(prefix.rstrip() if before else prefix)]
+        for position, image in enumerate(content.images):
+            if position and not before and not after:
+                made.append(Fixed(" "))
+            made += (tokenizer.image_start, image, tokenizer.image_end)
+        spaced = " " + "".join(texts_of(content))
+        return [*made, Run("", spaced.lstrip() if after else spaced)]
 
     def unit_positions(self, image: ImagePlan) -> Int32Array:
         """Tiles know their places themselves: int32 ``[0, units]``."""

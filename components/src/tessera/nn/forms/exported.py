@@ -20,10 +20,8 @@ from tessera.nn.sequences import Masked, Sequences
 
 if TYPE_CHECKING:
     from tessera.nn.attention import Attention
-    from tessera.nn.block import Block
+    from tessera.nn.blocks import Block, LayerNorm, Linear
     from tessera.nn.forms.plain import Residual
-    from tessera.nn.linear import Linear
-    from tessera.nn.norm import LayerNorm
 
 
 class Exported(Form):

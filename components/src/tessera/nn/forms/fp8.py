@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from tessera.nn.blocks import LayerNorm, Linear, RmsNorm
 from tessera.nn.forms.fused import Fused, gate_by
 from tessera.nn.forms.plain import GELU_TANH, Residual, Rows, activation_function
 from tessera.nn.kernels import fp8
-from tessera.nn.linear import Linear
-from tessera.nn.norm import LayerNorm, RmsNorm
 
 if TYPE_CHECKING:
-    from tessera.nn.block import Block
+    from tessera.nn.blocks import Block
 
 
 class Fp8Weight:

@@ -17,11 +17,9 @@ from tessera.nn.rotary import Rotation, rotate
 
 if TYPE_CHECKING:
     from tessera.nn.attention import Attention
-    from tessera.nn.block import Block
-    from tessera.nn.linear import Linear
-    from tessera.nn.norm import LayerNorm, RmsNorm
-    from tessera.nn.patches import PatchEmbedding
+    from tessera.nn.blocks import Block, LayerNorm, Linear, RmsNorm
     from tessera.nn.spec import LayerSpec
+    from tessera.nn.vision import PatchEmbedding
 
 GELU_TANH = ("gelu_new", "gelu_pytorch_tanh")
 """The names of GELU's tanh form."""

@@ -31,9 +31,8 @@ from tessera.worker.decoding.messages import (
     decode_task,
     encode,
     mapped,
-    write,
 )
-from tessera.worker.decoding.pool import decode
+from tessera.worker.decoding.pool import decode, write
 from tessera.worker.decoding.sandbox import allow_cpu, confine, die_with_parent
 
 _MAX_MESSAGE = 4096

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.image_plan import ImagePlan
-from tessera.models.base import Pixels, VisionSpec
+from tessera.models.base import VisionSpec
 
 MAX_BYTES: Final = 1 << 16
 
@@ -48,14 +48,6 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     shape: tuple[int, ...]
     dtype: Literal["uint8", "float32"]
     plan: ImagePlan
-
-    def fits(self, vision: VisionSpec) -> bool:
-        """Whether an image of the family can have become this."""
-        return (
-            1 <= self.plan.units <= vision.max_units
-            and 1 <= self.plan.rows <= vision.max_rows
-            and self.shape == (self.plan.units, *vision.unit_shape)
-        )
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -96,17 +88,3 @@ def mapped(descriptor: int) -> npt.NDArray[np.uint8]:
 def memory_bytes(vision: VisionSpec) -> int:
     """What the largest image takes as float32; pages are no memory until they are written to."""
     return vision.max_units * math.prod(vision.unit_shape) * np.dtype(np.float32).itemsize
-
-
-def write(memory: npt.NDArray[np.uint8], pixels: Pixels) -> Decoded:
-    """Leave the pixels in ``memory``; raises ``ValueError`` for more than there is room for."""
-    values = pixels.values
-    memory[: values.nbytes].view(values.dtype).reshape(values.shape)[...] = values
-    return Decoded(shape=values.shape, dtype=values.dtype.name, plan=pixels.plan)  # type: ignore[arg-type]
-
-
-def read(memory: npt.NDArray[np.uint8], decoded: Decoded) -> Pixels:
-    """A copy of the pixels, which have been found to fit."""
-    dtype = np.dtype(decoded.dtype)
-    values = memory[: math.prod(decoded.shape) * dtype.itemsize].view(dtype).reshape(decoded.shape)
-    return Pixels(values=values.copy(), plan=decoded.plan)

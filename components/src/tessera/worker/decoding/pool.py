@@ -8,6 +8,7 @@ decoder can still write to it.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import queue
 import signal
@@ -21,12 +22,14 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from tessera import imaging
 from tessera.errors import DecodeFailed, Unavailable, from_code
 from tessera.models.base import Model, Pixels, UInt8Array, VisionSpec
 from tessera.worker.decoding.messages import (
     MAX_BYTES,
+    Decoded,
     Limits,
     Refusal,
     Task,
@@ -34,7 +37,6 @@ from tessera.worker.decoding.messages import (
     encode,
     mapped,
     memory_bytes,
-    read,
     shared,
 )
 
@@ -64,6 +66,29 @@ class Decoder(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def fits(decoded: Decoded, vision: VisionSpec) -> bool:
+    """Whether an image of the family can have become this."""
+    return (
+        1 <= decoded.plan.units <= vision.max_units
+        and 1 <= decoded.plan.rows <= vision.max_rows
+        and decoded.shape == (decoded.plan.units, *vision.unit_shape)
+    )
+
+
+def write(memory: npt.NDArray[np.uint8], pixels: Pixels) -> Decoded:
+    """Leave the pixels in ``memory``; raises ``ValueError`` for more than there is room for."""
+    values = pixels.values
+    memory[: values.nbytes].view(values.dtype).reshape(values.shape)[...] = values
+    return Decoded(shape=values.shape, dtype=values.dtype.name, plan=pixels.plan)  # type: ignore[arg-type]
+
+
+def read(memory: npt.NDArray[np.uint8], decoded: Decoded) -> Pixels:
+    """A copy of the pixels, which have been found to fit."""
+    dtype = np.dtype(decoded.dtype)
+    values = memory[: math.prod(decoded.shape) * dtype.itemsize].view(dtype).reshape(decoded.shape)
+    return Pixels(values=values.copy(), plan=decoded.plan)
 
 
 def decode(model: Model, data: bytes, *, param: str, max_pixels: int) -> Pixels:
@@ -192,7 +217,7 @@ class _Process:
             raise _ProcessLost("crash") from None
         if isinstance(answer, Refusal):
             raise from_code(answer.code, answer.message, param=answer.param or param)
-        if not answer.fits(self._vision):
+        if not fits(answer, self._vision):
             raise _ProcessLost("crash")
         return read(self._memory, answer)
 

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from tessera.models.graph import Graph, Node
-from tessera.nn.linear import Linear
-from tessera.nn.norm import LayerNorm
+from tessera.nn.blocks import LayerNorm, Linear
 
 _FLOAT16_MAX = 65504.0
 

@@ -10,10 +10,9 @@ from torch import nn
 
 from tessera.models.graph import Samples
 from tessera.models.llama_nemotron_vl.vision import VisionTower
-from tessera.nn.block import use
+from tessera.nn.blocks import Linear, use
 from tessera.nn.forms.plain import PLAIN, Form, Rows, tensor
 from tessera.nn.layer import Stack
-from tessera.nn.linear import Linear
 from tessera.nn.text import TextTower
 
 _FLOAT8_MAX = 448.0

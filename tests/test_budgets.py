@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.fair_share import Budget
+from tessera.budgets import Budget
 
 
 def fill(budget: Budget, client: str, amount: int = 1) -> int:
