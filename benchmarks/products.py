@@ -14,6 +14,7 @@ from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.qwen3_vl_embedding.model import Qwen3VLEmbedding
 from tessera.models.tower import TowerModel
 from tessera.nn.forms.choice import form_for
+from tessera.nn.spec import LayerSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,21 @@ class Tower:
     sequence: int | None = None
     others: tuple[tuple[int, int, int], ...] = ()
 
+    @classmethod
+    def of(cls, layer: LayerSpec, layers: int, others: tuple[tuple[int, int, int], ...] = ()) -> Tower:
+        """So many such layers."""
+        return cls(
+            layers=layers,
+            hidden=layer.hidden,
+            intermediate=layer.intermediate,
+            gated=layer.gated,
+            heads=layer.heads,
+            kv_heads=layer.kv_heads,
+            head_dim=layer.head_dim,
+            causal=layer.causal,
+            others=others,
+        )
+
     def products(self, units: int) -> Iterator[Product]:
         rows, queries = units * self.rows, self.heads * self.head_dim
         yield Product(rows, self.hidden, queries + 2 * self.kv_heads * self.head_dim, self.layers)
@@ -89,17 +105,7 @@ class Tower:
 
 def text_tower(model: Model) -> Tower:
     assert isinstance(model, TowerModel), model.family
-    layer = model.text.layer
-    return Tower(
-        layers=model.text.layers,
-        hidden=layer.hidden,
-        intermediate=layer.intermediate,
-        gated=layer.gated,
-        heads=layer.heads,
-        kv_heads=layer.kv_heads,
-        head_dim=layer.head_dim,
-        causal=layer.causal,
-    )
+    return Tower.of(model.text.layer, model.text.layers)
 
 
 def vision_tower(model: Model) -> Tower:
@@ -110,14 +116,9 @@ def vision_tower(model: Model) -> Tower:
         # A still image's frames are equal, so their weights are added up before.
         patch = (config.channels * config.patch_size**2, layer.hidden, 1)
         merger = ((wide, wide, join), (wide, config.out_hidden, join))
-        return Tower(
-            layers=config.layers,
-            hidden=layer.hidden,
-            intermediate=layer.intermediate,
-            gated=layer.gated,
-            heads=layer.heads,
-            kv_heads=layer.kv_heads,
-            head_dim=layer.head_dim,
+        return Tower.of(
+            layer,
+            config.layers,
             others=(patch, *merger * (1 + len(config.deepstack))),
         )
     assert isinstance(model, LlamaNemotronVL), model.family
