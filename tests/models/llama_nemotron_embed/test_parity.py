@@ -28,7 +28,8 @@ CONFIGURATIONS: dict[str, LlamaSpec] = {
 }
 
 Record = Callable[[str, Any], None]
-Built = tuple[str, LlamaNemotronEmbed, LlamaReference]
+Built = tuple[str, LlamaNemotronEmbed, LlamaReference, np.ndarray]
+"""The configuration, the model, its reference and the reference's vectors of ``CASES``."""
 
 
 def reference_vectors(reference: LlamaReference) -> np.ndarray:
@@ -38,26 +39,27 @@ def reference_vectors(reference: LlamaReference) -> np.ndarray:
 @pytest.fixture(scope="module", params=CONFIGURATIONS)
 def built(request: pytest.FixtureRequest, written: WriteCheckpoint) -> Built:
     path = written(CONFIGURATIONS[request.param], dtype="bfloat16")
-    return request.param, LlamaNemotronEmbed(path, Options()), LlamaReference(path)
+    reference = LlamaReference(path)
+    return request.param, LlamaNemotronEmbed(path, Options()), reference, reference_vectors(reference)
 
 
 @pytest.mark.parametrize("dtype", BARS)
 def test_vectors(built: Built, dtype: str, record_property: Record) -> None:
-    name, model, reference = built
+    name, model, reference, expected = built
     batch = batch_of(model, None, CASES)
     assert max(batch.lengths) > 1600
     for each, start, stop in zip(CASES, batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
         text = "".join(map(str, each.parts))
         assert batch.input_ids[start:stop].tolist() == reference.tokens(text, each.role.value)
     found = vectors(model, model.load_text(dtype=dtype, device="cpu"), batch)
-    cosine = cosines(found, reference_vectors(reference)).min()
+    cosine = cosines(found, expected).min()
     line = f"{name:30}{dtype:10}worst cosine {cosine:.7f}"
     record_property("parity of llama_nemotron_embed with transformers in float32", line)
     assert cosine >= BARS[dtype], line
 
 
 def test_company_changes_nothing(built: Built) -> None:
-    _, model, _ = built
+    _, model, *_ = built
     text = model.load_text(dtype="float32", device="cpu")
     alone = np.concatenate([vectors(model, text, batch_of(model, None, [each])) for each in CASES])
     together = vectors(model, text, batch_of(model, None, CASES[::-1]))[::-1]
@@ -65,7 +67,7 @@ def test_company_changes_nothing(built: Built) -> None:
 
 
 def test_a_single_token(built: Built) -> None:
-    _, model, reference = built
+    _, model, reference, _ = built
     text = model.load_text(dtype="float32", device="cpu")
     batch = batch_of(model, None, [Given(parts=((7,),))])
     assert tuple(batch.lengths) == (1,)
@@ -113,6 +115,13 @@ def another_theta(reference: LlamaReference) -> None:
     reference.model.rotary_emb.inv_freq = 1e4 ** -(torch.arange(count) / count)
 
 
+@pytest.fixture(scope="module")
+def found(written: WriteCheckpoint) -> np.ndarray:
+    """Our vectors of ``CASES``, to be compared with references that make a mistake."""
+    model = LlamaNemotronEmbed(written(TINY, dtype="bfloat16"), Options())
+    return vectors(model, model.load_text(dtype="float32", device="cpu"), batch_of(model, None, CASES))
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
@@ -127,11 +136,12 @@ def another_theta(reference: LlamaReference) -> None:
     ],
 )
 def test_a_mistake_fails_both_bars(
-    mistake: Callable[[LlamaReference], None], written: WriteCheckpoint, record_property: Record
+    mistake: Callable[[LlamaReference], None],
+    found: np.ndarray,
+    written: WriteCheckpoint,
+    record_property: Record,
 ) -> None:
-    path = written(TINY, dtype="bfloat16")
-    model, reference = LlamaNemotronEmbed(path, Options()), LlamaReference(path)
-    found = vectors(model, model.load_text(dtype="float32", device="cpu"), batch_of(model, None, CASES))
+    reference = LlamaReference(written(TINY, dtype="bfloat16"))
     mistake(reference)
     cosine = cosines(found, reference_vectors(reference))
     counts = [(cosine < bar).sum() for bar in BARS.values()]

@@ -28,7 +28,8 @@ CONFIGURATIONS: dict[str, Qwen3Spec] = {
 }
 
 Record = Callable[[str, Any], None]
-Built = tuple[str, Qwen3Embedding, Qwen3Reference]
+Built = tuple[str, Qwen3Embedding, Qwen3Reference, np.ndarray]
+"""The configuration, the model, its reference and the reference's vectors of ``CASES``."""
 
 
 def reference_vectors(reference: Qwen3Reference, inputs: list[Given]) -> np.ndarray:
@@ -38,12 +39,13 @@ def reference_vectors(reference: Qwen3Reference, inputs: list[Given]) -> np.ndar
 @pytest.fixture(scope="module", params=CONFIGURATIONS)
 def built(request: pytest.FixtureRequest, written: WriteCheckpoint) -> Built:
     path = written(CONFIGURATIONS[request.param], dtype="bfloat16")
-    return request.param, Qwen3Embedding.open(path, Options()), Qwen3Reference(path)
+    reference = Qwen3Reference(path)
+    return request.param, Qwen3Embedding.open(path, Options()), reference, reference_vectors(reference, CASES)
 
 
 @pytest.mark.parametrize("dtype", BARS)
 def test_vectors(built: Built, dtype: str, record_property: Record) -> None:
-    name, model, reference = built
+    name, model, reference, expected = built
     batch = batch_of(model, None, CASES)
     for each, start, stop in zip(CASES, batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
         text = "".join(map(str, each.parts))
@@ -51,14 +53,14 @@ def test_vectors(built: Built, dtype: str, record_property: Record) -> None:
             text, each.role.value, each.instruction
         )
     found = vectors(model, model.load_text(dtype=dtype, device="cpu"), batch)
-    cosine = cosines(found, reference_vectors(reference, CASES)).min()
+    cosine = cosines(found, expected).min()
     line = f"{name:26}{dtype:10}worst cosine {cosine:.7f}"
     record_property("parity of qwen3_embedding with transformers in float32", line)
     assert cosine >= BARS[dtype], line
 
 
 def test_company_changes_nothing(built: Built) -> None:
-    _, model, _ = built
+    _, model, *_ = built
     text = model.load_text(dtype="float32", device="cpu")
     alone = np.concatenate([vectors(model, text, batch_of(model, None, [each])) for each in CASES])
     together = vectors(model, text, batch_of(model, None, CASES[::-1]))[::-1]
@@ -66,7 +68,7 @@ def test_company_changes_nothing(built: Built) -> None:
 
 
 def test_the_cases_are_far_apart(built: Built) -> None:
-    found = reference_vectors(built[2], CASES)
+    *_, found = built
     assert (found @ found.T - np.eye(len(CASES))).max() < 0.98
 
 
@@ -112,6 +114,13 @@ def theta_of_the_larger_family(reference: Qwen3Reference) -> None:
     reference.model.rotary_emb.inv_freq = 5e6 ** -(torch.arange(count) / count)
 
 
+@pytest.fixture(scope="module")
+def found(written: WriteCheckpoint) -> np.ndarray:
+    """Our vectors of ``CASES``, to be compared with references that make a mistake."""
+    model = Qwen3Embedding.open(written(TINY, dtype="bfloat16"), Options())
+    return vectors(model, model.load_text(dtype="float32", device="cpu"), batch_of(model, None, CASES))
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
@@ -125,11 +134,12 @@ def theta_of_the_larger_family(reference: Qwen3Reference) -> None:
     ],
 )
 def test_a_mistake_fails_both_bars(
-    mistake: Callable[[Qwen3Reference], None], written: WriteCheckpoint, record_property: Record
+    mistake: Callable[[Qwen3Reference], None],
+    found: np.ndarray,
+    written: WriteCheckpoint,
+    record_property: Record,
 ) -> None:
-    path = written(TINY, dtype="bfloat16")
-    model, reference = Qwen3Embedding.open(path, Options()), Qwen3Reference(path)
-    found = vectors(model, model.load_text(dtype="float32", device="cpu"), batch_of(model, None, CASES))
+    reference = Qwen3Reference(written(TINY, dtype="bfloat16"))
     mistake(reference)
     cosine = cosines(found, reference_vectors(reference, CASES))
     counts = [(cosine < bar).sum() for bar in BARS.values()]
