@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
 import torch
 
 from benchmarks import usage
@@ -224,6 +225,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _open(given: EngineSettings, usual: EngineSettings) -> EngineSettings:
+    batch = given.max_batch_cost or usual.max_batch_cost
+    return msgspec.structs.replace(
+        given, max_batch_cost=batch, max_queue_cost=max(batch, given.max_queue_cost)
+    )
+
+
 def _run(model: Model, options: argparse.Namespace) -> None:
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
     print(f"torch {torch.__version__}, {device}, {model.family}")
@@ -237,7 +245,8 @@ def _run(model: Model, options: argparse.Namespace) -> None:
     vision = EngineSettings(max_batch_cost=options.units, max_queue_cost=options.units)
     if options.config is not None:
         stages = load_stages(options.config, None)
-        text, vision = stages.text, stages.vision
+        # What it leaves open is as without a file.
+        text, vision = _open(stages.text, text), _open(stages.vision, vision)
         options.tokens, options.units = text.max_batch_cost, vision.max_batch_cost
     benchmark = Benchmark(model, text=text, vision=vision, duration=options.seconds)
     if not options.no_rates:

@@ -72,6 +72,9 @@ NOT_NEGATIVE: Final = Number(text="{flag} must be 0 or more, not {value:g}")
 # Beyond it a socket would take the lower 16 bits.
 PORT: Final = Number(text="{flag} must be 0 to 65535, not {value}", below=1 << 16)
 
+CHOSEN: Final = "0: chosen from the model and the machine"
+"""What the help says of numbers that ``tessera.defaults`` has something for."""
+
 # What more than one process has.
 ModelPath = Annotated[Path, Setting(flag="--model-path", help="a checkpoint directory")]
 ServedModelName = Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from tessera.settings import Setting
+from tessera.settings import CHOSEN, Setting
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,12 +19,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         Setting(help="`float32`, `bfloat16`, `float16`; `auto` is bfloat16 on CUDA, else float32"),
     ] = "auto"
     device: Annotated[str, Setting(help="`cpu`, `cuda`, `cuda:N` or `auto`")] = "auto"
-    max_batch_cost: Annotated[
-        int, Setting(help="units or tokens in one engine call; `vision`: 0 for four of the largest images")
-    ]
+    max_batch_cost: Annotated[int, Setting(help=f"units or tokens in one engine call; {CHOSEN}")]
     max_queue_cost: Annotated[
         int,
-        Setting(help="units or tokens that may wait, then 429; `vision`: 0 for 128 of the largest images"),
+        Setting(help=f"units or tokens that may wait, then 429; {CHOSEN}"),
     ]
     graph_cost: Annotated[
         int | None,

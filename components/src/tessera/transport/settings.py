@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from tessera.settings import Setting
+from tessera.settings import CHOSEN, Setting
 
 
 class TransportSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -20,8 +20,8 @@ class TransportSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
             "commas between"
         ),
     ] = "auto"
-    slab_mb: Annotated[int, Setting(help="MiB of rows that an encode worker lends at a time")] = 256
-    staging_mb: Annotated[int, Setting(help="MiB of registered memory that NIXL reads into")] = 64
+    slab_mb: Annotated[int, Setting(help=f"MiB of rows that an encode worker lends at a time; {CHOSEN}")] = 0
+    staging_mb: Annotated[int, Setting(help=f"MiB of registered memory that NIXL reads into; {CHOSEN}")] = 0
     nixl_interfaces: Annotated[
         str,
         Setting(help="network interfaces that NIXL listens on, with commas between; empty for all"),
@@ -32,7 +32,7 @@ class TransportSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     )
 
     def __post_init__(self) -> None:
-        if self.slab_mb < 1 or self.staging_mb < 1:
-            raise ValueError("slab_mb and staging_mb must be at least 1")
+        if self.slab_mb < 0 or self.staging_mb < 0:
+            raise ValueError("slab_mb and staging_mb must not be negative")
         if not 0 < self.lease_seconds < math.inf:
             raise ValueError("lease_seconds must be positive")

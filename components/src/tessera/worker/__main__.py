@@ -23,6 +23,7 @@ from tessera.worker.idle_memory import give_back_when_idle
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.roles import COMPONENT, Builder, Service
 from tessera.worker.settings import WorkerSettings, parse
+from tessera.worker.sizes import share_of
 
 log = logging.getLogger("tessera.worker")
 
@@ -155,7 +156,8 @@ def main() -> int:
     try:
         settings = parse()
         log_as(settings.mode.value, settings.log)
-        torch.set_num_threads(settings.stages.threads or torch.get_num_threads())
+        threads = settings.stages.threads or share_of(settings).threads(torch.get_num_threads())
+        torch.set_num_threads(threads)
         uvloop.run(serve(settings))
     except EngineDead as error:
         log.error("%s", error)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from tessera.errors import ConfigError
+from tessera.machine import free_memory_bytes, memory_bytes
 
 _GIB = 1 << 30
 # What the interpreter, torch and its libraries take, measured on CPU; a CUDA context takes about as much
@@ -65,35 +65,11 @@ def free_bytes(device: str) -> int:
     """Bytes that this process can still take on the device."""
     if device.startswith("cuda"):
         return int(torch.cuda.mem_get_info(device)[0])
-    return min([_meminfo_available(), *_cgroup_left()])
+    return free_memory_bytes()
 
 
-def _meminfo_available() -> int:
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    raise ConfigError("/proc/meminfo does not say how much memory is available")
-
-
-def _cgroup_left() -> list[int]:
-    """What the limits of this process's control group and those above it leave (cgroup v2)."""
-    own = next((line[3:] for line in _lines(Path("/proc/self/cgroup")) if line.startswith("0::")), None)
-    if own is None:
-        return []
-    root = Path("/sys/fs/cgroup")
-    group, left = root / own.lstrip("/"), []
-    while group != root.parent:
-        limit, used = _lines(group / "memory.max"), _lines(group / "memory.current")
-        if limit and used and limit[0] != "max":
-            # Clean file pages count as used but are given up when they are needed.
-            stat = dict(line.split() for line in _lines(group / "memory.stat"))
-            left.append(int(limit[0]) - int(used[0]) + int(stat.get("inactive_file", 0)))
-        group = group.parent
-    return left
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
+def all_bytes(device: str) -> int:
+    """Bytes of the device's memory that this process may use when nothing else does."""
+    if device.startswith("cuda"):
+        return int(torch.cuda.mem_get_info(device)[1])
+    return memory_bytes()

@@ -6,10 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
-import msgspec
 import torch
 
 from tessera import wire
@@ -21,17 +20,15 @@ from tessera.errors import ConfigError, EngineDead
 from tessera.models import Model, open_model
 from tessera.models.base import VisionSpec
 from tessera.rpc import Client, Runtime
-from tessera.settings import MIB
 from tessera.transport.host import host_id
 from tessera.transport.inbox import Inbox, InboxConfig
 from tessera.transport.outbox import Outbox, OutboxConfig
-from tessera.transport.settings import TransportSettings
+from tessera.worker import sizes
 from tessera.worker.decoding import Decoder, ProcessDecoder, ThreadDecoder
 from tessera.worker.decoding.messages import Limits
 from tessera.worker.embed import EmbedService
 from tessera.worker.encode import EncodeService
 from tessera.worker.image_rows import ImageRows, VisionSource
-from tessera.worker.memory import RUNTIME_BYTES, MemoryAccount
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.remote_vision import RemoteVision
 from tessera.worker.settings import Mode, WorkerSettings
@@ -40,14 +37,6 @@ from tessera.worker.vision_stage import LocalVision, VisionStage
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-# Rows that slots of the slab are multiples of. A page of 1,776 rows loses 1 % to it, a tile of 256 nothing;
-# each block has two words that say whose it is.
-_BLOCK_ROWS: Final = 64
-
-# What a vision batch and its queue hold of the largest images, where their costs are not given.
-_BATCH_IMAGES: Final = 4
-_QUEUE_IMAGES: Final = 128
 
 
 class Service(Protocol):
@@ -99,68 +88,27 @@ class Builder:
                     f"{settings.model_path} ({model.family}) reads text alone and needs no encode worker"
                 )
             log.info("%s reads text alone: no vision stage, no cache of vision rows", model.family)
-        log.info("memory:\n%s", self._account(model).check())
-        if settings.mode is Mode.ENCODE:
+        share = sizes.share_of(settings)
+        settings = sizes.sized(self.settings, model, sizes.Room(share=share))
+        log.info("%s", sizes.said(settings, self.settings, model, share))
+        log.info("memory:\n%s", sizes.account_of(settings, model).check())
+        return await replace(self, settings=settings)._service(model)
+
+    async def _service(self, model: Model) -> Service:
+        if self.settings.mode is Mode.ENCODE:
             assert model.vision is not None
             return await self._encode(model, model.vision)
         return await self._embed(model)
 
-    def _account(self, model: Model) -> MemoryAccount:
-        """Everything of a size that the configuration decides."""
-        settings, vision, account = self.settings, model.vision, MemoryAccount()
-        account.add("interpreter and libraries", "cpu", RUNTIME_BYTES)
-        if settings.mode is not Mode.EMBED and vision is not None:
-            stage = self._vision_settings(vision)
-            at = place(stage)
-            units = max(stage.max_batch_cost, vision.max_units)
-            account.add("vision weights", at.device, model.vision_nbytes(at.dtype))
-            batch = model.vision_activation_nbytes(at.dtype, units)
-            account.add(f"vision batch of {units} units", at.device, _batches(at, batch))
-            if settings.mode is Mode.ENCODE:
-                slab = self._slab_rows(vision, at) * vision.row_width * at.torch_dtype.itemsize
-                account.add("slab", at.device, slab)
-                if at.is_cuda:
-                    account.add("pinned copy of the slab", "cpu", slab)
-        if settings.mode is not Mode.ENCODE:
-            at = place(settings.stages.text)
-            tokens = max(settings.stages.text.max_batch_cost, model.max_tokens)
-            account.add("text weights", at.device, model.text_nbytes(at.dtype))
-            batch = model.text_activation_nbytes(at.dtype, tokens)
-            account.add(f"text batch of {tokens} tokens", at.device, _batches(at, batch))
-            if vision is not None:
-                account.add("cache of vision rows", "cpu", settings.cache_bytes)
-        if settings.mode is Mode.EMBED and settings.images and vision is not None:
-            account.add("staging for NIXL", "cpu", self._reading(vision, at).staging_mb << 20)
-        return account
-
-    def _vision_settings(self, vision: VisionSpec) -> EngineSettings:
-        """The vision stage's settings, with its costs by the largest image where they are 0."""
-        settings = self.settings.stages.vision
-        batch = settings.max_batch_cost or _BATCH_IMAGES * vision.max_units
-        queue = settings.max_queue_cost or max(batch, _QUEUE_IMAGES * vision.max_units)
-        return msgspec.structs.replace(settings, max_batch_cost=min(batch, queue), max_queue_cost=queue)
-
-    def _slab_rows(self, vision: VisionSpec, placement: Placement) -> int:
-        row_bytes = vision.row_width * placement.torch_dtype.itemsize
-        # However small it is set, the largest image must fit.
-        rows = max((self.settings.stages.transport.slab_mb << 20) // row_bytes, vision.max_rows)
-        return -(-rows // _BLOCK_ROWS) * _BLOCK_ROWS
-
-    def _reading(self, vision: VisionSpec, placement: Placement) -> TransportSettings:
-        """The hand-off's settings of a reader, whose staging memory holds the largest image at least."""
-        settings = self.settings.stages.transport
-        nbytes = vision.max_rows * vision.row_width * placement.torch_dtype.itemsize
-        return msgspec.structs.replace(settings, staging_mb=max(settings.staging_mb, -(-nbytes // MIB)))
-
     async def _encode(self, model: Model, vision: VisionSpec) -> EncodeService:
-        settings = self._vision_settings(vision)
+        settings = self.settings.stages.vision
         placement = place(settings)
         stage = await self._vision_stage(model, vision, settings, placement)
         outbox = Outbox(
             OutboxConfig(
                 producer=self.name,
-                capacity_rows=self._slab_rows(vision, placement),
-                block_rows=_BLOCK_ROWS,
+                capacity_rows=sizes.slab_rows(self.settings.stages.transport, vision, placement),
+                block_rows=sizes.BLOCK_ROWS,
                 row_width=vision.row_width,
                 dtype=placement.torch_dtype,
                 device=placement.device,
@@ -184,14 +132,14 @@ class Builder:
         self, model: Model, vision: VisionSpec, placement: Placement, own: wire.WorkerInfo
     ) -> ImageRows:
         source = await self._vision_source(model, vision, placement, own)
-        cache = EmbeddingCache(self.settings.cache_bytes)
+        cache = EmbeddingCache(self.settings.cache_bytes or 0)
         return ImageRows(model, vision, cache, source, own.dtype, self.metrics)
 
     async def _vision_source(
         self, model: Model, vision: VisionSpec, placement: Placement, own: wire.WorkerInfo
     ) -> VisionSource | None:
         if self.settings.mode is Mode.AGG:
-            settings = self._vision_settings(vision)
+            settings = self.settings.stages.vision
             vision_placement = place(settings)
             stage = await self._vision_stage(model, vision, settings, vision_placement)
             return LocalVision(stage, vision.row_width, vision_placement, rounding(settings))
@@ -202,7 +150,8 @@ class Builder:
             theirs, ours = (info.fingerprint, info.dtype), (own.fingerprint, own.dtype)
             return None if theirs == ours else f"it serves {theirs}, this worker {ours}"
 
-        inbox = Inbox(InboxConfig(reader=self.name, settings=self._reading(vision, placement)))
+        reading = sizes.reading(self.settings.stages.transport, vision, placement)
+        inbox = Inbox(InboxConfig(reader=self.name, settings=reading))
         self.metrics.watch_registrations(lambda: inbox.nixl_registrations)
         self.metrics.watch_peers(lambda: inbox.peers)
         return RemoteVision(
@@ -274,12 +223,6 @@ class Builder:
         vision = "" if mode is Mode.EMBED or spec is None else rounding(stages.vision)
         text = "" if mode is Mode.ENCODE else rounding(stages.text)
         return f"{vision}; {text}" if vision or text else ""
-
-
-def _batches(placement: Placement, nbytes: int) -> int:
-    # On a GPU the next batch is launched before the last has finished. An eighth more for what allocators
-    # keep between tensors of different sizes: 5 to 6 % were measured on CPU at full size.
-    return nbytes * 9 // 8 * (2 if placement.is_cuda else 1)
 
 
 async def _timed(what: str, make: Callable[[], T]) -> T:

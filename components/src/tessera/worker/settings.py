@@ -22,6 +22,7 @@ from tessera.logs import LogSettings
 from tessera.models import family_of
 from tessera.rpc.runtime import RpcSettings
 from tessera.settings import (
+    CHOSEN,
     GIB,
     NOT_NEGATIVE,
     POSITIVE,
@@ -49,14 +50,14 @@ class Mode(StrEnum):
 class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a file under ``engine_configs`` holds; each role reads the stages it runs."""
 
-    vision: EngineSettings = EngineSettings(max_batch_cost=8, max_queue_cost=512)
-    text: EngineSettings = EngineSettings(max_batch_cost=8192, max_queue_cost=262_144)
+    vision: EngineSettings = EngineSettings(max_batch_cost=0, max_queue_cost=0)
+    text: EngineSettings = EngineSettings(max_batch_cost=0, max_queue_cost=0)
     transport: TransportSettings = TransportSettings()
     preprocess: Annotated[
         str,
         Setting(help="where image files are decoded: in `processes` that may crash, or on `threads`"),
     ] = "processes"
-    preprocess_threads: Annotated[int, Setting(help="images that are decoded at a time")] = 2
+    preprocess_threads: Annotated[int, Setting(help=f"images that are decoded at a time; {CHOSEN}")] = 0
     preprocess_seconds: Annotated[float, Setting(help="that a process has for one image")] = 10.0
     preprocess_mb: Annotated[int, Setting(help="MiB that a process may use for one image")] = 2048
     model_options: Annotated[
@@ -68,20 +69,15 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     ] = {}
     threads: Annotated[
         int,
-        Setting(
-            help="CPU threads of a batch, for its pieces side by side or for each operation; 0: torch's "
-            "choice"
-        ),
+        Setting(help=f"CPU threads of a batch, for its pieces side by side or for each operation; {CHOSEN}"),
     ] = 0
     build: Annotated[
         tuple[BuildSpec, ...], Setting(help="engines that `tessera-engine build` makes; no worker reads it")
     ] = ()
 
     def __post_init__(self) -> None:
-        if self.text.max_batch_cost < 1 or self.text.max_queue_cost < 1:
-            raise ValueError("text: max_batch_cost and max_queue_cost must be at least 1")
-        if self.preprocess_threads < 1 or self.threads < 0:
-            raise ValueError("preprocess_threads must be at least 1, and threads at least 0")
+        if self.preprocess_threads < 0 or self.threads < 0:
+            raise ValueError("preprocess_threads and threads must be at least 0")
         if self.preprocess not in ("processes", "threads"):
             raise ValueError(f"preprocess {self.preprocess!r} is neither processes nor threads")
         if not 0 < self.preprocess_seconds < math.inf or self.preprocess_mb < 64:
@@ -110,14 +106,30 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(flag="--encode-endpoint", help="dyn://namespace.component.endpoint of the encode workers"),
     ] = ""
     cache_bytes: Annotated[
-        int,
+        int | None,
         Setting(
             flag="--multimodal-embedding-cache-capacity-gb",
             unit=GIB,
             check=replace(NOT_NEGATIVE, text="{flag} must be a number that is not negative"),
-            help="CPU cache of vision rows, GiB; 0 turns it off",
+            help="CPU cache of vision rows, GiB; 0 turns it off; by default a share of the host's memory",
         ),
-    ] = 1 << 30
+    ] = None
+    host_workers: Annotated[
+        int,
+        Setting(
+            flag="--workers-on-host",
+            check=POSITIVE,
+            help="workers of this mode on this host, which share its cores and its memory",
+        ),
+    ] = 1
+    card_workers: Annotated[
+        int,
+        Setting(
+            flag="--workers-on-card",
+            check=POSITIVE,
+            help="workers of any mode on this one's card, which share its memory",
+        ),
+    ] = 1
     extra_engine_args: Annotated[
         Path | None,
         Setting(

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 64 << 10
 _WORDS: Final = 1024
+# Where nobody has chosen.
+_STAGING_MB: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,9 @@ class NixlOptions:
 
     @classmethod
     def of(cls, settings: TransportSettings) -> NixlOptions:
-        return cls(staging_bytes=settings.staging_mb << 20, interfaces=settings.nixl_interfaces)
+        return cls(
+            staging_bytes=(settings.staging_mb or _STAGING_MB) << 20, interfaces=settings.nixl_interfaces
+        )
 
     def __post_init__(self) -> None:
         if self.staging_bytes < _PAGE or self.timeout_seconds <= 0:

@@ -1,0 +1,124 @@
+"""What a service takes of its machine where no setting says so: pure functions, with what was measured.
+
+The figures are of one H200 with 16 cores, for llama_nemotron_vl and Qwen3-VL-Embedding-2B at full size in
+bfloat16. What is chosen bounds work and memory; no vector depends on it. The standard library alone: the
+launcher chooses before anything is installed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MIB: Final = 1 << 20
+GIB: Final = 1 << 30
+
+# Six frontends and six decoders of 16 cores. Texts of 128 tokens, 512 at once, keep 6.1 cores busy in the
+# frontends and 2.3 in the worker (596/s with one frontend, 2,150/s with six), new pages 0.6 and 5.1: no
+# traffic wants both at once.
+_OF_CORES: Final = (3, 8)
+# More than a card can feed.
+_MOST_ON_A_CARD: Final = 8
+# Where engines run on processors they want the cores themselves.
+_CORES_BESIDE_ENGINES: Final = 8
+_LEAST_DECODERS: Final = 2
+# A frontend has 0.2 GiB under load, and a decoder up to 0.3 GiB with a page of 9 million pixels.
+_FRONTEND_BYTES: Final = GIB // 2
+_DECODER_BYTES: Final = GIB // 2
+_OF_MEMORY_FOR_PROCESSES: Final = 8
+
+# A vision batch in values of its pixels: 28,800 patches of 16 x 16 pixels, which are 28 tiles of 512 x 512,
+# or four of the largest images of either model. 28 tiles give 533 a second, and 32 no more.
+_BATCH_VALUES: Final = 28_800 * 3 * 16 * 16
+# On processors a batch is hardly faster for being larger.
+_MOST_IMAGES_ON_CPU: Final = 4
+# Their pixels wait in memory: 1.3 GiB, 256 pages. ``max_queue_seconds`` is the nearer bound, of 500 pages.
+_QUEUED_VISION_BATCHES: Final = 64
+_OF_MEMORY_FOR_PIXELS: Final = 16
+_LEAST_QUEUED_BATCHES: Final = 4
+
+TEXT_BATCH: Final = 16_384
+"""Tokens: 512 texts of 32, 16 of 1,024, or nine pages."""
+_QUEUED_TEXT_BATCHES: Final = 32
+
+# While one batch is encoded, others are copied by their readers, and some readers are slow.
+_LENT_BATCHES: Final = 4
+_LEAST_SLAB_BYTES: Final = 256 * MIB
+_SLAB_STEP: Final = 64 * MIB
+
+_OF_MEMORY_FOR_CACHES: Final = 16
+_LEAST_CACHE_BYTES: Final = GIB
+
+
+def workers(cards: int) -> int:
+    """Workers of a mode. Two cards with one encode and one embed worker each, under MPS, gave 728 tiles, 99.9
+    pages and 4,130 texts a second; with one of the two kinds on each card they gave 529, 76 and 2,410.
+    """
+    return max(1, cards)
+
+
+def frontends(*, cores: int, nbytes: int, cards: int, workers: int) -> int:
+    """Frontends of a host with so many workers."""
+    if not workers:
+        # Nothing else runs here.
+        by_cores = cores // 2
+    elif cards:
+        by_cores = min(cores * _OF_CORES[0] // _OF_CORES[1], _MOST_ON_A_CARD * cards)
+    else:
+        by_cores = cores // _CORES_BESIDE_ENGINES
+    return max(1, min(by_cores, nbytes // _OF_MEMORY_FOR_PROCESSES // _FRONTEND_BYTES))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What a worker has: ``cores`` and ``nbytes`` of memory are shared by ``beside`` workers of its mode.
+
+    ``on_card`` says that its engines run on a card.
+    """
+
+    cores: int
+    nbytes: int
+    beside: int = 1
+    on_card: bool = False
+
+    def decoders(self) -> int:
+        """Images that are decoded at a time."""
+        if self.on_card:
+            by_cores = self.cores * _OF_CORES[0] // _OF_CORES[1] // self.beside
+        else:
+            by_cores = self.cores // _CORES_BESIDE_ENGINES // self.beside
+        by_memory = self.nbytes // _OF_MEMORY_FOR_PROCESSES // _DECODER_BYTES // self.beside
+        return max(_LEAST_DECODERS, min(by_cores, by_memory, _MOST_ON_A_CARD))
+
+    def threads(self, usual: int) -> int:
+        """CPU threads of a batch; ``usual`` are torch's own choice, which knows no quota and no neighbours.
+
+        On a card more than one only spin beside the engine's thread. Two workers on two cores keep two each:
+        often one of them has nothing to do.
+        """
+        if self.on_card:
+            return 1
+        return min(usual, max(self.cores // self.beside, min(self.cores, 2)))
+
+    def vision_units(self, *, largest: int, values: int) -> int:
+        """Units of a vision batch: whole images of the ``largest`` number of units, of ``values`` each."""
+        images = max(1, round(_BATCH_VALUES / (largest * values)))
+        return largest * (images if self.on_card else min(images, _MOST_IMAGES_ON_CPU))
+
+    def vision_queue(self, *, batch: int, values: int) -> int:
+        """Units that may wait, of ``values`` bytes each, where ``batch`` units make a batch."""
+        room = self.nbytes // _OF_MEMORY_FOR_PIXELS // self.beside // (batch * values)
+        return batch * max(_LEAST_QUEUED_BATCHES, min(_QUEUED_VISION_BATCHES, room))
+
+    def text_queue(self, batch: int) -> int:
+        """Tokens that may wait, where ``batch`` tokens make a batch."""
+        return max(batch, _QUEUED_TEXT_BATCHES * TEXT_BATCH)
+
+    def slab_bytes(self, batch_rows: int) -> int:
+        """Of rows that an encode worker lends, where those of a batch have ``batch_rows`` bytes."""
+        steps = -(-_LENT_BATCHES * batch_rows // _SLAB_STEP)
+        return max(_LEAST_SLAB_BYTES, steps * _SLAB_STEP)
+
+    def cache_bytes(self) -> int:
+        """Of rows kept: all of the host's workers together hold each image once."""
+        return max(_LEAST_CACHE_BYTES, self.nbytes // _OF_MEMORY_FOR_CACHES // self.beside)
