@@ -7,11 +7,14 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
+from tessera.models import open_model
 from tessera.models.base import Content, Model, Truncate
 
 _START_OF_IMAGE = b"\xff\xd8"
@@ -69,15 +72,23 @@ class Bodies:
     """An endless supply for one client process."""
 
     def __init__(
-        self, workload: HttpWorkload, model: Model, name: str, *, seed: int, variety: int = 64
+        self,
+        workload: HttpWorkload,
+        model: Model,
+        name: str,
+        *,
+        seed: int,
+        variety: int = 64,
+        encoding: str = "base64",
     ) -> None:
         self._workload = workload
+        self._encoding = encoding
         self._name = name
         self._random = random.Random(seed)
         self._seed = seed
         self._texts = self._make_texts(model, variety) if workload.tokens else []
         self._images = self._make_images(8) if workload.size else []
-        self._blank = _jpeg(Image.new("RGB", workload.size)) if workload.size else b""
+        self._blank = jpeg(Image.new("RGB", workload.size)) if workload.size else b""
 
     def __iter__(self) -> Iterator[Body]:
         count = 0
@@ -107,7 +118,7 @@ class Bodies:
         return Body(head + url + tail, key, 1)
 
     def _envelope(self, **value: object) -> tuple[bytes, bytes]:
-        body = json.dumps({"model": self._name, "encoding_format": "base64", **value})
+        body = json.dumps({"model": self._name, "encoding_format": self._encoding, **value})
         head, _, tail = body.partition("@")
         return head.encode(), tail.encode()
 
@@ -121,13 +132,10 @@ class Bodies:
 
     def _text(self, model: Model) -> str:
         """Words until the prompt has exactly as many tokens as the workload says."""
-        letters = "abcdefghijklmnopqrstuvwxyz"
+        vocabulary = _words(model.path) or "abcdefghijklmnopqrstuvwxyz"
         words: list[str] = []
         while (missing := self._workload.tokens - _count(model, " ".join(words))) > 0:
-            step = max(1, missing // 4)
-            for _ in range(step):
-                longest = 6 if missing > 8 else 1
-                words.append("".join(self._random.choices(letters, k=self._random.randint(1, longest))))
+            words += self._random.choices(vocabulary, k=missing)
             while words and _count(model, " ".join(words)) > self._workload.tokens:
                 words.pop()
         return " ".join(words)
@@ -139,11 +147,12 @@ class Bodies:
         found = []
         for _ in range(variety):
             small = noise.integers(0, 256, (height // 16 + 1, width // 16 + 1, 3), dtype=np.uint8)
-            found.append(_jpeg(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)))
+            found.append(jpeg(Image.fromarray(small).resize((width, height), Image.Resampling.BICUBIC)))
         return found
 
 
-def _jpeg(picture: Image.Image) -> bytes:
+def jpeg(picture: Image.Image) -> bytes:
+    """A file of the quality that cameras and scanners use."""
     buffer = BytesIO()
     picture.save(buffer, "JPEG", quality=85)
     assert buffer.getvalue().startswith(_START_OF_IMAGE)
@@ -154,6 +163,15 @@ def _marked(picture: bytes, mark: str) -> bytes:
     """The same picture with a comment, which makes it a new image to every cache."""
     comment = mark.encode()
     return picture[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + picture[2:]
+
+
+@cache
+def _words(path: Path) -> list[str]:
+    """Words that are a token behind a space, as most words of a text are."""
+    model = open_model(path)
+    names = (model.token_text(token) for token in range(model.vocab_size))
+    words = (name[1:] for name in names if name.startswith("\u0120"))
+    return sorted(word for word in words if len(word) > 2 and word.isascii() and word.isalpha())
 
 
 def _count(model: Model, text: str) -> int:

@@ -3,34 +3,96 @@
 from __future__ import annotations
 
 import os
+import re
+from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from benchmarks.proc import children
+
 _TICK = 1.0 / os.sysconf("SC_CLK_TCK")
+_NUMBERED = re.compile(r"[-_]?\d+$")
+_MODULES = {
+    "tessera.frontend": "frontend",
+    "tessera.worker.decoding.child": "decoders",
+    "tessera.worker": "worker",
+    "tessera.launch": "launcher",
+    "benchmarks.floor": "floor",
+}
+_STAGES = {"encode": "encode worker", "embed": "embed worker"}
 
 
 def seconds(pids: Iterable[int]) -> float:
     """User and system time of these processes so far, their ended children included."""
-    return sum(_ticks(pid) for pid in pids) * _TICK
+    return sum(sum(_ticks(pid)) for pid in pids) * _TICK
 
 
-def _ticks(pid: int) -> int:
+def _ticks(pid: int) -> tuple[int, int]:
+    """Of the process's own threads, and of its children that have ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return 0
+        return 0, 0
     # utime, stime, cutime and cstime of proc(5), counted from its third field on.
-    return sum(int(field) for field in fields[11:15])
+    return int(fields[11]) + int(fields[12]), int(fields[13]) + int(fields[14])
 
 
 def running(module: str, pids: Iterable[int]) -> list[int]:
     """Those of the processes that were started with ``python -m module``."""
-    found = []
-    for pid in pids:
-        try:
-            arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if module.encode() in arguments:
-            found.append(pid)
+    return [pid for pid in pids if module in _arguments(pid)]
+
+
+def _arguments(pid: int) -> list[str]:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def service_processes(pid: int) -> dict[int, str]:
+    """The processes of a service below ``pid``, each by what it is: frontend, worker, decoders and so on."""
+    found: dict[int, str] = {}
+    below = [pid]
+    while below:
+        below = [child for parent in below for child in children(parent)]
+        for child in below:
+            arguments = _arguments(child)
+            for module in arguments:
+                if module in _MODULES:
+                    found[child] = next(
+                        (_STAGES[word] for word in arguments if word in _STAGES), _MODULES[module]
+                    )
+                    break
+    return found
+
+
+Parts = dict[tuple[str, str], float]
+"""Processor seconds by process and by part of it."""
+
+_PARTS = {"tokio-rt-worker": "Dynamo's runtime"}
+
+
+def parts(processes: dict[int, str]) -> Parts:
+    """Processor seconds so far of the threads of ``processes``, those of one name together.
+
+    The first thread is that of the event loop, where a process has one. Threads that have ended are a part
+    of their own, which two looks at a process tell to a hundredth of a second.
+    """
+    found: Parts = defaultdict(float)
+    for pid, process in processes.items():
+        total = _ticks(pid)[0] * _TICK
+        for task in Path(f"/proc/{pid}/task").glob("*"):
+            try:
+                # Nanoseconds on the processor of proc(5), where stat counts hundredths of a second.
+                spent = int((task / "schedstat").read_text().split()[0]) / 1e9
+                name = (task / "comm").read_text().strip()
+            except (OSError, IndexError):
+                continue
+            if int(task.name) == pid:
+                part = "main" if process == "decoders" else "event loop"
+            else:
+                part = _NUMBERED.sub("", name)
+            found[process, _PARTS.get(part, part)] += spent
+            total -= spent
+        found[process, "ended threads"] += total
     return found

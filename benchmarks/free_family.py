@@ -1,95 +1,62 @@
 """A model family whose engines cost nothing, so that what is left is the service around them.
 
-The published model's widths, 256 rows of 2,048 numbers for an image, and no arithmetic: rows and vectors
-are whatever the memory holds, after a copy of the right size.
+Everything but the engines is that of the published ``llama_nemotron_vl``: its prompts, a tokenizer of 128,256
+tokens, tiles decoded from the image file, 256 rows of 2,048 numbers for a tile. The engines do no
+arithmetic: rows and vectors are whatever the memory holds, after a copy of the right size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import numpy as np
+from tessera.models import Model, open_model
+from tessera.models.base import Feature
+from tessera.tools.random_checkpoint.llama_nemotron_vl import FULL
 
-from tessera.image_plan import ImagePlan
-from tessera.models.base import (
-    Content,
-    Feature,
-    Int32Array,
-    Output,
-    OutputKind,
-    Piece,
-    Pixels,
-    Prompt,
-    Truncate,
-    VisionSpec,
-    sequential,
-)
-
-MODEL_TYPE = "benchmark_free"
-_PLACEHOLDER = 256
-_WIDTH = 2048
-_IMAGE = ImagePlan(units=1, rows=256)
+MODEL_TYPE: Final = "benchmark_free"
+_ROOT = Path(__file__).parent.parent
+DESCRIBED: Final = "described"
+_ROWS: Final = 64 * 256
+_SEQUENCES: Final = 8192
 
 
-@dataclass(frozen=True, slots=True)
 class FreeModel:
-    """Implements ``tessera.models.base.Model``; every word of a text is a token."""
-
-    path: Path
+    """Implements ``tessera.models.base.Model``, by the model of the folder ``described``."""
 
     family = MODEL_TYPE
     fingerprint = MODEL_TYPE
-    output = Output(kind=OutputKind.VECTOR, width=_WIDTH)
-    vision = VisionSpec(row_width=_WIDTH, unit_shape=(3, 16, 16), largest=_IMAGE, independent_units=True)
-    max_tokens = 8192
-    vocab_size = 257
-    dimensions: frozenset[int] = frozenset()
     features: frozenset[Feature] = frozenset()
 
-    def plan(self, width: int, height: int, *, param: str) -> ImagePlan:
-        return _IMAGE
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._described: Model = open_model(path / DESCRIBED)
 
-    def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
-        tokens: list[int] = []
-        for part in content.parts:
-            if isinstance(part, ImagePlan):
-                tokens += [_PLACEHOLDER] * part.rows
-            else:
-                tokens += [len(word) for word in part.split()] if isinstance(part, str) else part
-        image_tokens = sum(image.rows for image in content.images)
-        return Prompt(tokens=np.array(tokens, np.int32), image_tokens=image_tokens)
-
-    def pieces(self, text: str, *, role: object, instruction: str | None = None, param: str) -> list[Piece]:
-        return [Piece(token=len(word), text=word) for word in text.split()]
-
-    def token_text(self, token: int) -> str:
-        return str(token)
-
-    def vision_index(self, tokens: Int32Array) -> Int32Array:
-        return np.flatnonzero(tokens == _PLACEHOLDER).astype(np.int32)
-
-    def positions(self, tokens: Int32Array, images: Sequence[ImagePlan]) -> Int32Array:
-        return sequential(len(tokens))
-
-    def unit_positions(self, image: ImagePlan) -> Int32Array:
-        return np.empty((0, image.units), np.int32)
-
-    def preprocess(self, data: bytes, *, param: str) -> Pixels:
-        return Pixels(values=np.zeros((1, *self.vision.unit_shape), np.uint8), plan=_IMAGE)
+    def __getattr__(self, name: str) -> Any:
+        # What the protocol asks for besides the engines, in this commit or in one that it is compared with.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._described, name)
 
     def load_vision(self, *, dtype: str, device: str) -> Any:
         import torch
 
-        rows = torch.ones(64 * _IMAGE.rows, _WIDTH, dtype=getattr(torch, dtype), device=device)
-        return lambda pixels, positions, bounds, units: rows[: len(pixels) * _IMAGE.rows]
+        vision = self._described.vision
+        assert vision is not None
+        rows = torch.ones(_ROWS, vision.row_width, dtype=getattr(torch, dtype), device=device)
+        return lambda pixels, positions, bounds, units: rows[: vision.rows(len(pixels))]
 
     def load_text(self, *, dtype: str, device: str) -> Any:
         import torch
 
-        pooled = torch.ones(8192, _WIDTH, device=device)
+        # One vector for everybody, of numbers as long in JSON as those of a real one.
+        pooled = torch.randn(self._described.output.width, device=device).repeat(_SEQUENCES, 1)
         return lambda ids, positions, bounds, lengths, rows, index: pooled[: len(lengths)]
 
     def vision_nbytes(self, dtype: str) -> int:
@@ -114,3 +81,39 @@ class FreeFamily:
 
 
 FAMILY = FreeFamily()
+
+
+@contextmanager
+def installed() -> Iterator[Path]:
+    """A checkpoint of the family, which is installed for this process and those it starts.
+
+    Their threads have the names that Python gives them, cut to 15 bytes, as the system's names too.
+    """
+    before = os.environ.get("PYTHONPATH")
+    with tempfile.TemporaryDirectory() as folder:
+        site = Path(folder) / "site"
+        metadata = site / "tessera_benchmark_free-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: tessera-benchmark-free\nVersion: 1.0\n"
+        )
+        (metadata / "entry_points.txt").write_text(
+            f"[tessera.models]\n{MODEL_TYPE} = benchmarks.free_family:FAMILY\n"
+        )
+        (site / "sitecustomize.py").write_text("from benchmarks import thread_names\n\nthread_names.give()\n")
+        checkpoint = Path(folder) / "checkpoint"
+        described = checkpoint / DESCRIBED
+        described.mkdir(parents=True)
+        (checkpoint / "config.json").write_text(json.dumps({"model_type": MODEL_TYPE}))
+        for name, values in FULL.files("bfloat16", 0).items():
+            (described / name).write_text(json.dumps(values))
+        added = [str(site), str(_ROOT)]
+        os.environ["PYTHONPATH"] = os.pathsep.join(added + ([before] if before else []))
+        sys.path[:0] = added
+        try:
+            yield checkpoint
+        finally:
+            del sys.path[: len(added)]
+            os.environ.pop("PYTHONPATH")
+            if before is not None:
+                os.environ["PYTHONPATH"] = before

@@ -9,11 +9,9 @@ The bound is what the matrix products alone would allow, measured just before on
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import shutil
 import subprocess
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,7 +22,7 @@ from benchmarks import usage
 from benchmarks.bodies import WORKLOADS, HttpWorkload
 from benchmarks.bound import bounds
 from benchmarks.checkpoint import add_model, made_checkpoint, usual_units
-from benchmarks.load import Outcome, Plan, run
+from benchmarks.load import Load, Outcome, drive
 from benchmarks.plot import Point, plot
 from benchmarks.service import Deployment, service
 from benchmarks.table import number, table, write_csv
@@ -34,50 +32,6 @@ HEADER = (
     "workload", "loop", "requests/s", "inputs/s", "p50 ms", "p90 ms", "p99 ms", "errors", "checked", "GPU %",
     "bound %",
 )  # fmt: skip
-
-
-def measure(
-    options: argparse.Namespace, urls: tuple[str, ...], workload: HttpWorkload, loop: float
-) -> Outcome:
-    """Spread one measurement over the client processes and join what they saw."""
-    context = multiprocessing.get_context("spawn")
-    count = min(options.clients, int(loop)) if options.rate is None else options.clients
-    pipes, processes = [], []
-    for number_ in range(count):
-        mine, theirs = context.Pipe()
-        share = int(loop) // count + (number_ < int(loop) % count)
-        plan = Plan(
-            urls=urls[number_ % len(urls) :] + urls[: number_ % len(urls)],
-            model_path=options.model_path,
-            model_name=options.model_name,
-            workload=workload,
-            concurrency=share,
-            rate=None if options.rate is None else loop / count,
-            warm=options.warm,
-            seconds=options.seconds,
-            seed=time.time_ns() % 1_000_000 + number_ if workload.fresh else number_,
-        )
-        process = context.Process(target=run, args=(plan, theirs), daemon=True)
-        process.start()
-        theirs.close()
-        pipes.append(mine)
-        processes.append(process)
-    for pipe in pipes:
-        pipe.recv()
-    for pipe in pipes:
-        pipe.send(time.time())
-    joined = Outcome()
-    for pipe, process in zip(pipes, processes, strict=True):
-        part: Outcome = pipe.recv()
-        process.join()
-        process.close()
-        pipe.close()
-        joined.latencies += part.latencies
-        joined.inputs += part.inputs
-        joined.checked += part.checked
-        for why, times in part.errors.items():
-            joined.errors[why] = joined.errors.get(why, 0) + times
-    return joined
 
 
 def row(
@@ -137,6 +91,7 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model-name", default="benchmark", help="the name that requests use")
     parser.add_argument("--frontends", type=int, default=1)
     parser.add_argument("--clients", type=int, default=2, help="client processes")
+    parser.add_argument("--encoding", choices=("base64", "float"), default="base64", help="of the answers")
     parser.add_argument("--warm", type=float, default=2.0, help="seconds before the window")
     parser.add_argument("--seconds", type=float, default=10.0, help="the window")
     parser.add_argument("--threads", type=int, default=8, help="preprocessing threads of a worker")
@@ -144,6 +99,18 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--units", type=int, help="budget of a vision batch, in tiles or patches")
     parser.add_argument("--cache-gb", type=float, default=4.0, help="cache of vision rows")
     parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV, plot and logs")
+
+
+def load(options: argparse.Namespace) -> Load:
+    return Load(
+        model_path=options.model_path,
+        model_name=options.model_name,
+        clients=options.clients,
+        open_loop=options.rate is not None,
+        warm=options.warm,
+        seconds=options.seconds,
+        encoding=options.encoding,
+    )
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -189,7 +156,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for workload, loops in chosen:
             for loop in loops:
                 with GpuMeter() as gpu:
-                    outcome = measure(options, urls, workload, loop)
+                    outcome = drive(load(options), urls, workload, loop)
                 what = f"{loop:g} at once" if options.rate is None else f"{loop:g}/s"
                 rows.append(row(workload, what, outcome, options.seconds, gpu.mean, bound.get(workload.name)))
                 print("  ".join(rows[-1]), flush=True)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import multiprocessing
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 import orjson
@@ -20,23 +22,39 @@ from tessera.models import open_model
 
 _CHECK_EVERY = 8
 _SAME = 0.998
+_CLIENT_STARTS_SECONDS = 120.0
+_LAST_ANSWER_SECONDS = 90.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How each workload is driven, by ``clients`` processes for ``seconds`` after ``warm`` more.
+
+    ``encoding`` is that of the answers, float or base64; without ``check`` nobody looks into them.
+    """
+
+    model_path: Path
+    model_name: str
+    clients: int
+    open_loop: bool = False
+    warm: float
+    seconds: float
+    encoding: str = "base64"
+    check: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """``rate`` requests a second for this process, or None for a closed loop of ``concurrency``.
+    """One process's part: ``rate`` requests a second, or None for a closed loop of ``concurrency``.
 
-    Times are of ``time.time``; what completes between ``start`` and ``end`` counts.
+    What completes inside the window counts.
     """
 
+    load: Load
     urls: tuple[str, ...]
-    model_path: Path
-    model_name: str
     workload: HttpWorkload
     concurrency: int
     rate: float | None
-    warm: float
-    seconds: float
     seed: int
 
 
@@ -52,13 +70,91 @@ class Outcome:
     def fail(self, why: str) -> None:
         self.errors[why] = self.errors.get(why, 0) + 1
 
+    def join(self, other: Outcome) -> None:
+        self.latencies += other.latencies
+        self.inputs += other.inputs
+        self.checked += other.checked
+        for why, times in other.errors.items():
+            self.errors[why] = self.errors.get(why, 0) + times
+
+
+class Watch(Protocol):
+    """Looks at the machine when the window opens and when it closes."""
+
+    def begin(self) -> None: ...
+
+    def end(self) -> None: ...
+
+
+def drive(
+    load: Load, urls: Sequence[str], workload: HttpWorkload, loop: float, watch: Watch | None = None
+) -> Outcome:
+    """Spread one measurement over the client processes and join what they saw.
+
+    ``loop`` is the number of connections, or of requests a second in an open loop. Raises ``RuntimeError``
+    when a client process has died.
+    """
+    context = multiprocessing.get_context("spawn")
+    count = load.clients if load.open_loop else min(load.clients, int(loop))
+    urls = tuple(urls)
+    pipes, processes = [], []
+    for number in range(count):
+        mine, theirs = context.Pipe()
+        plan = Plan(
+            load=load,
+            urls=urls[number % len(urls) :] + urls[: number % len(urls)],
+            workload=workload,
+            concurrency=int(loop) // count + (number < int(loop) % count),
+            rate=loop / count if load.open_loop else None,
+            seed=time.time_ns() % 1_000_000 + number if workload.fresh else number,
+        )
+        process = context.Process(target=run, args=(plan, theirs), daemon=True)
+        process.start()
+        theirs.close()
+        pipes.append(mine)
+        processes.append(process)
+    joined = Outcome()
+    try:
+        for pipe in pipes:
+            _received(pipe, _CLIENT_STARTS_SECONDS)
+        start = time.time()
+        for pipe in pipes:
+            pipe.send(start)
+        if watch is not None:
+            time.sleep(max(0.0, start + load.warm - time.time()))
+            watch.begin()
+            time.sleep(max(0.0, start + load.warm + load.seconds - time.time()))
+            watch.end()
+        limit = start + load.warm + load.seconds + _LAST_ANSWER_SECONDS
+        for pipe in pipes:
+            joined.join(_received(pipe, limit - time.time()))
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+            process.close()
+        for pipe in pipes:
+            pipe.close()
+    return joined
+
+
+def _received(pipe: Connection, seconds: float) -> Any:
+    """What a client says next; raises ``RuntimeError`` when that takes too long or it has died."""
+    try:
+        if pipe.poll(max(0.0, seconds)):
+            return pipe.recv()
+    except (EOFError, OSError) as error:
+        raise RuntimeError("a client process has died") from error
+    raise RuntimeError("a client process is stuck: the service left its last request unanswered")
+
 
 def run(plan: Plan, pipe: Connection) -> None:
     """The process's main: says when it is ready, waits for the starting time, sends the outcome."""
-    model = open_model(plan.model_path)
-    bodies = iter(Bodies(plan.workload, model, plan.model_name, seed=plan.seed))
+    load = plan.load
+    model = open_model(load.model_path)
+    bodies = iter(Bodies(plan.workload, model, load.model_name, seed=plan.seed, encoding=load.encoding))
     pipe.send("ready")
-    start = float(pipe.recv()) + plan.warm
+    start = float(pipe.recv()) + load.warm
     pipe.send(uvloop.run(_Load(plan, bodies, start).run()))
 
 
@@ -66,7 +162,7 @@ class _Load:
     def __init__(self, plan: Plan, bodies: Iterator[Body], start: float) -> None:
         self.plan = plan
         self.bodies = bodies
-        self.start, self.end = start, start + plan.seconds
+        self.start, self.end = start, start + plan.load.seconds
         self.outcome = Outcome()
         self.vectors: dict[int, np.ndarray] = {}
         self.sent = 0
@@ -118,7 +214,7 @@ class _Load:
         if status != 200:
             self.outcome.fail(str(status))
             await asyncio.sleep(0.05)
-        elif self.sent % _CHECK_EVERY == 1 and not self._good(body, answer):
+        elif self.plan.load.check and self.sent % _CHECK_EVERY == 1 and not self._good(body, answer):
             self.outcome.fail("wrong answer")
         else:
             self.outcome.latencies.append(now - due)
@@ -129,12 +225,18 @@ class _Load:
         rows = orjson.loads(answer)["data"]
         if len(rows) != body.inputs:
             return False
-        vectors = np.stack([np.frombuffer(base64.b64decode(row["embedding"]), "<f4") for row in rows])
+        vectors = np.stack([_vector(row["embedding"]) for row in rows])
         if not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3):
             return False
         self.outcome.checked += 1
         before = self.vectors.setdefault(body.key, vectors)
         return bool(((before * vectors).sum(axis=1) > _SAME).all())
+
+
+def _vector(embedding: str | list[float]) -> np.ndarray:
+    if isinstance(embedding, str):
+        return np.frombuffer(base64.b64decode(embedding), "<f4")
+    return np.array(embedding, "<f4")
 
 
 class _Http:

@@ -8,19 +8,17 @@ a hop less: HTTP and the embed worker beyond the process, an encode worker beyon
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import statistics
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import http, usage
-from benchmarks.bodies import HttpWorkload
-from benchmarks.free_family import MODEL_TYPE, FreeModel
+from PIL import Image
+
+from benchmarks import usage
+from benchmarks.bodies import HttpWorkload, jpeg
+from benchmarks.free_family import FreeModel, installed
+from benchmarks.load import Load, drive
 from benchmarks.service import Deployment, service
 from benchmarks.table import number, table, write_csv
 from tessera.engine.batch import PackedInput, pack, pack_images
@@ -33,14 +31,13 @@ from tessera.models.base import Content, Int32Array, Part, Truncate
 HEADER = ("path", "input", "p50 ms alone", "ms per hop", "requests/s", "p50 ms under load")
 TEXT = HttpWorkload(name="text", tokens=32)
 IMAGE = HttpWorkload(name="image", size=(512, 512))
-_ROOT = Path(__file__).parent.parent
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     options.out.mkdir(parents=True, exist_ok=True)
     rows: list[tuple[str, ...]] = []
-    with _installed() as checkpoint:
+    with installed() as checkpoint:
         options.model_path = checkpoint
         base = {workload.name: _in_process(FreeModel(checkpoint), workload) for workload in (TEXT, IMAGE)}
         rows += [
@@ -76,10 +73,17 @@ def _deployed(
     flags = ("--multimodal-embedding-cache-capacity-gb", "0")
     deployment = Deployment(model_path=options.model_path, mode=mode, engine=engine, worker_flags=flags)
     medians: dict[str, float] = {}
+    load = Load(
+        model_path=options.model_path,
+        model_name="benchmark",
+        clients=options.clients,
+        warm=options.warm,
+        seconds=options.seconds,
+    )
     with service(deployment, options.out / "logs") as urls:
         for workload in workloads:
-            alone = http.measure(options, urls, workload, 1.0)
-            loaded = http.measure(options, urls, workload, float(options.concurrency))
+            alone = drive(load, urls, workload, 1.0)
+            loaded = drive(load, urls, workload, float(options.concurrency))
             if alone.errors or loaded.errors:
                 raise SystemExit(f"{name}, {workload.name}: {alone.errors} {loaded.errors}")
             medians[workload.name] = statistics.median(alone.latencies)
@@ -131,8 +135,10 @@ def _with_image(model: FreeModel, text: TorchTextEngine, vision: TorchVisionEngi
 
     out = torch.empty(model.vision.max_rows, model.vision.row_width, dtype=torch.bfloat16)
 
+    image = jpeg(Image.new("RGB", (512, 512)))
+
     def run() -> object:
-        pixels = model.preprocess(b"", param="input")
+        pixels = model.preprocess(image, param="input")
         vision.launch(pack_images([pixels], [model.unit_positions(pixels.plan)]), [out]).result()
         tokens = _prompt(model, pixels.plan, "a page")
         packed = PackedInput(
@@ -146,35 +152,6 @@ def _with_image(model: FreeModel, text: TorchTextEngine, vision: TorchVisionEngi
     return run
 
 
-@contextmanager
-def _installed() -> Iterator[Path]:
-    """A checkpoint of the free family, which is installed for this process and those it starts."""
-    before = os.environ.get("PYTHONPATH")
-    with tempfile.TemporaryDirectory() as folder:
-        site = Path(folder) / "site"
-        metadata = site / "tessera_benchmark_free-1.0.dist-info"
-        metadata.mkdir(parents=True)
-        (metadata / "METADATA").write_text(
-            "Metadata-Version: 2.1\nName: tessera-benchmark-free\nVersion: 1.0\n"
-        )
-        (metadata / "entry_points.txt").write_text(
-            f"[tessera.models]\n{MODEL_TYPE} = benchmarks.free_family:FAMILY\n"
-        )
-        checkpoint = Path(folder) / "checkpoint"
-        checkpoint.mkdir()
-        (checkpoint / "config.json").write_text(json.dumps({"model_type": MODEL_TYPE}))
-        added = [str(site), str(_ROOT)]
-        os.environ["PYTHONPATH"] = os.pathsep.join(added + ([before] if before else []))
-        sys.path[:0] = added
-        try:
-            yield checkpoint
-        finally:
-            del sys.path[: len(added)]
-            os.environ.pop("PYTHONPATH")
-            if before is not None:
-                os.environ["PYTHONPATH"] = before
-
-
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = usage.parser("benchmarks.overhead", __doc__)
     parser.add_argument(
@@ -185,7 +162,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--warm", type=float, default=1.0, help="seconds before the window")
     parser.add_argument("--seconds", type=float, default=4.0, help="the window")
     parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV and logs")
-    return parser.parse_args(argv, argparse.Namespace(rate=None, model_name="benchmark"))
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

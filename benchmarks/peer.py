@@ -28,7 +28,7 @@ import numpy.typing as npt
 from benchmarks import http, usage
 from benchmarks.bodies import WORKLOADS, Bodies, Body, HttpWorkload
 from benchmarks.checkpoint import made_checkpoint, usual_units
-from benchmarks.load import Outcome
+from benchmarks.load import Outcome, drive
 from benchmarks.service import service
 from benchmarks.table import number, table, write_csv
 from tessera.models import open_model
@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         answers: list[npt.NDArray[np.float32]] = []
         with service(http.deployment(options), options.out / "logs") as urls:
             for workload, loop in workloads:
-                own.append(http.measure(options, urls, workload, float(loop)))
+                own.append(drive(http.load(options), urls, workload, float(loop)))
                 answers.append(_vectors(urls[0], _sample(options, workload)))
         if options.peer == "transformers":
             theirs, cosines = _transformers(options, [workload for workload, _ in workloads], answers)
@@ -147,7 +147,7 @@ def _server(options: argparse.Namespace, workloads: Sequence[tuple[HttpWorkload,
     with _running(options) as url:
         rates = []
         for workload, loop in workloads:
-            outcome = http.measure(options, (url,), workload, float(loop))
+            outcome = drive(http.load(options), (url,), workload, float(loop))
             if outcome.errors:
                 print(f"{workload.name}: {outcome.errors}", file=sys.stderr)
             rates.append(outcome.inputs / options.seconds)

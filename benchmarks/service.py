@@ -21,7 +21,10 @@ _ROOT = Path(__file__).parent.parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
-    """``mode`` is agg or e_p; ``engine`` is merged over the engine configuration as JSON."""
+    """``mode`` is agg or e_p; ``engine`` is merged over the engine configuration as JSON.
+
+    ``source`` is the folder of the package ``tessera`` that runs.
+    """
 
     model_path: Path
     mode: str = "agg"
@@ -29,6 +32,7 @@ class Deployment:
     engine: dict[str, object]
     worker_flags: tuple[str, ...] = ()
     frontend_flags: tuple[str, ...] = ("--max-in-flight", "100000")
+    source: Path = _ROOT / "components/src"
 
 
 @contextmanager
@@ -45,7 +49,7 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
     with tempfile.TemporaryDirectory() as store:
         environment = os.environ | {"DYN_FILE_KV": store}
         environment["PYTHONPATH"] = os.pathsep.join(
-            [str(_ROOT / "components/src"), os.environ.get("PYTHONPATH", "")]
+            [str(deployment.source), os.environ.get("PYTHONPATH", "")]
         )
         try:
             for mode, port in zip(modes, found, strict=False):

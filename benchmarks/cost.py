@@ -1,0 +1,283 @@
+"""``python -m benchmarks.cost``: processor milliseconds of a request, by process and by part of it.
+
+The engines cost nothing, so that what is left is the service. The floor is measured in the same run: an empty
+ASGI application, the tokenizer, and one empty call over Dynamo. Each input is sent alone and then with
+``--concurrency`` requests at once; images are never seen before. A part is the threads of one name.
+``--against`` compares with another commit: both services run in turns, A B B A, driven alike by this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from benchmarks import cpu, usage
+from benchmarks.bodies import HttpWorkload
+from benchmarks.free_family import DESCRIBED, installed
+from benchmarks.load import Load, drive
+from benchmarks.ports import free_ports
+from benchmarks.service import Deployment, service
+from benchmarks.table import number, table, write_csv
+
+WORKLOADS: Final = {
+    workload.name: workload
+    for workload in (
+        HttpWorkload(name="text-32", tokens=32),
+        HttpWorkload(name="text-128", tokens=128),
+        HttpWorkload(name="tile", size=(512, 512)),
+    )
+}
+_ROOT: Final = Path(__file__).parent.parent
+_FLOOR: Final = "floor"
+_STARTS_SECONDS: Final = 60.0
+# A part of less than this share of a request's processor time is one of the others.
+_LEAST_SHARE: Final = 0.01
+
+
+@dataclass(slots=True)
+class Cost:
+    """Of one input at one concurrency: latencies in seconds, and processor seconds by process and part."""
+
+    seconds: float = 0.0
+    latencies: list[float] = field(default_factory=list)
+    spent: cpu.Parts = field(default_factory=dict)
+
+    @property
+    def p50(self) -> float:
+        return statistics.median(self.latencies)
+
+    @property
+    def requests(self) -> float:
+        """Requests a second."""
+        return len(self.latencies) / self.seconds
+
+    def each(self, seconds: float) -> float:
+        return seconds / len(self.latencies)
+
+    @property
+    def processor(self) -> float:
+        """Seconds a request."""
+        return self.each(sum(self.spent.values()))
+
+
+class Meter:
+    """Implements ``benchmarks.load.Watch``: what the service that runs here spends of the processor."""
+
+    def __init__(self) -> None:
+        self._processes = cpu.service_processes(os.getpid())
+        self._before: cpu.Parts = {}
+        self.spent: cpu.Parts = {}
+
+    def begin(self) -> None:
+        self._before = cpu.parts(self._processes)
+
+    def end(self) -> None:
+        after = cpu.parts(self._processes)
+        self.spent = {part: spent - self._before.get(part, 0.0) for part, spent in after.items()}
+
+
+Costs = dict[tuple[str, int], Cost]
+"""By input and concurrency."""
+
+
+def measure(options: argparse.Namespace, load: Load, urls: Sequence[str], costs: Costs) -> None:
+    """Add what the running service costs; raises ``RuntimeError`` when it refuses a request."""
+    for name in options.inputs:
+        for loop in (1, options.concurrency):
+            meter = Meter()
+            outcome = drive(load, urls, WORKLOADS[name], loop, meter)
+            if outcome.errors or not outcome.latencies:
+                raise RuntimeError(f"{name}, {loop} at once: {outcome.errors or 'no answer'}")
+            cost = costs.setdefault((name, loop), Cost())
+            cost.seconds += load.seconds
+            cost.latencies += outcome.latencies
+            for part, spent in meter.spent.items():
+                cost.spent[part] = cost.spent.get(part, 0.0) + spent
+            print(f"  {name}, {loop} at once: {len(outcome.latencies) / load.seconds:.0f}/s", flush=True)
+
+
+@contextmanager
+def floor(tokenizer: Path, frontends: int, logs: Path) -> Iterator[tuple[str, ...]]:
+    """The URLs of the least service there can be."""
+    logs.mkdir(parents=True, exist_ok=True)
+    ports = free_ports(frontends)
+    command = [sys.executable, "-m", "benchmarks.floor"]
+    commands = [[*command, "worker"]] + [
+        [*command, "frontend", "--port", str(port), "--tokenizer", str(tokenizer)] for port in ports
+    ]
+    processes = []
+    with tempfile.TemporaryDirectory() as store, (logs / "floor.log").open("wb") as log:
+        environment = os.environ | {"DYN_FILE_KV": store}
+        try:
+            for each in commands:
+                processes.append(
+                    subprocess.Popen(each, env=environment, stdout=log, stderr=subprocess.STDOUT)
+                )
+            for port in ports:
+                _wait(port, processes)
+            yield tuple(f"http://127.0.0.1:{port}" for port in ports)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+
+
+def _wait(port: int, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    deadline = time.monotonic() + _STARTS_SECONDS
+    while True:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+        except OSError:
+            if any(process.poll() is not None for process in processes) or time.monotonic() > deadline:
+                raise RuntimeError("the floor does not start; see floor.log") from None
+            time.sleep(0.1)
+
+
+@contextmanager
+def _worktree(commit: str) -> Iterator[Path]:
+    """The package of another commit, for as long as it is compared with."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "tree"
+        git = ["git", "-C", str(_ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(tree), commit], check=True)
+        try:
+            yield tree / "components/src"
+        finally:
+            subprocess.run([*git, "remove", "--force", str(tree)], check=True)
+
+
+def _deployment(options: argparse.Namespace, checkpoint: Path) -> Deployment:
+    stage: dict[str, object] = {"device": "cpu", "dtype": "bfloat16", "graph_cost": 0}
+    return Deployment(
+        model_path=checkpoint,
+        mode=options.mode,
+        frontends=options.frontends,
+        engine={
+            "vision": {**stage, "max_batch_cost": 28, "max_queue_cost": 4096},
+            "text": {**stage, "max_batch_cost": 16384, "max_queue_cost": 4 << 20},
+            "preprocess": "processes",
+            "preprocess_threads": options.decoders,
+            "threads": 1,
+        },
+        worker_flags=("--multimodal-embedding-cache-capacity-gb", "0"),
+    )
+
+
+def _rows(services: dict[str, Costs], against: str) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """A row for each input, concurrency and service; shares are of the floor and of ``against``."""
+    header = ("input", "at once", "service", "p50 ms", "requests/s", "CPU ms")
+    others = {name: services[name] for name in (_FLOOR, against)}
+    for name in others:
+        header += (f"p50 / {name}", f"CPU / {name}")
+    rows: list[tuple[str, ...]] = []
+    for column in services[_FLOOR]:
+        for name, costs in services.items():
+            cost = costs[column]
+            shares: list[float] = []
+            for other in others.values():
+                shares += (cost.p50 / other[column].p50, cost.processor / other[column].processor)
+            values = (cost.p50 * 1e3, cost.requests, cost.processor * 1e3, *shares)
+            rows.append((column[0], str(column[1]), name, *map(number, values)))
+    return header, rows
+
+
+def _parts(costs: Costs) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """A column for each input and concurrency, in milliseconds a request."""
+    columns = list(costs)
+    header = ("process", "part", *(f"{name} @{loop}" for name, loop in columns))
+    shown = {
+        key: None
+        for cost in costs.values()
+        for key, spent in sorted(cost.spent.items())
+        if spent >= _LEAST_SHARE * sum(cost.spent.values())
+    }
+    rows: list[tuple[str, ...]] = []
+    for process in sorted({process for process, _ in shown}):
+        of_it = [key for key in shown if key[0] == process]
+        sums = [
+            sum(spent for key, spent in costs[column].spent.items() if key[0] == process)
+            for column in columns
+        ]
+        rows.append((process, "", *(_ms(costs[c], spent) for c, spent in zip(columns, sums, strict=True))))
+        for key in of_it:
+            rows.append(
+                ("", key[1], *(_ms(costs[column], costs[column].spent.get(key, 0.0)) for column in columns))
+            )
+        rest = [
+            spent - sum(costs[c].spent.get(key, 0.0) for key in of_it)
+            for c, spent in zip(columns, sums, strict=True)
+        ]
+        rows.append(("", "others", *(_ms(costs[c], spent) for c, spent in zip(columns, rest, strict=True))))
+    return header, rows
+
+
+def _ms(cost: Cost, spent: float) -> str:
+    return f"{cost.each(spent) * 1e3:.3f}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parse(argv)
+    options.out.mkdir(parents=True, exist_ok=True)
+    services: dict[str, Costs] = {_FLOOR: {}}
+    with ExitStack() as stack:
+        checkpoint = stack.enter_context(installed())
+        load = Load(
+            model_path=checkpoint,
+            model_name="benchmark",
+            clients=options.clients,
+            warm=options.warm,
+            seconds=options.seconds,
+            encoding="float",
+        )
+        new = _deployment(options, checkpoint)
+        turns = [("this", new)]
+        if options.against is not None:
+            old = replace(new, source=stack.enter_context(_worktree(options.against)))
+            turns = [(options.against, old), ("this", new), ("this", new), (options.against, old)]
+        logs = options.out / "logs"
+        print(_FLOOR, flush=True)
+        with floor(checkpoint / DESCRIBED / "tokenizer.json", options.frontends, logs) as urls:
+            measure(options, replace(load, check=False), urls, services[_FLOOR])
+        for name, deployment in turns:
+            print(name, flush=True)
+            with service(deployment, logs / name) as urls:
+                measure(options, load, urls, services.setdefault(name, {}))
+    header, rows = _rows(services, options.against or _FLOOR)
+    print("\n" + table(header, rows))
+    write_csv(options.out / "cost.csv", header, rows)
+    for name, costs in services.items():
+        header, part_rows = _parts(costs)
+        print(f"\nCPU ms of a request, {name}\n" + table(header, part_rows))
+        write_csv(options.out / f"cost-{name}.csv", header, part_rows)
+    return 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = usage.parser("benchmarks.cost", __doc__)
+    parser.add_argument("--against", metavar="COMMIT", help="compare with this commit of the repository")
+    parser.add_argument("--inputs", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
+    parser.add_argument("--mode", choices=("agg", "e_p"), default="agg")
+    parser.add_argument("--frontends", type=int, default=1)
+    parser.add_argument("--decoders", type=int, default=2, help="processes that decode images")
+    parser.add_argument("--concurrency", type=int, default=64, help="under load")
+    parser.add_argument("--clients", type=int, default=2, help="client processes")
+    parser.add_argument("--warm", type=float, default=1.0, help="seconds before each window")
+    parser.add_argument("--seconds", type=float, default=4.0, help="each window")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks-out"), help="CSV and logs")
+    return parser.parse_args(argv)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,27 @@
+"""What a request costs, by process and part, beside the least that it can."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from benchmarks import cost
+
+
+@pytest.mark.service
+def test_parts_of_a_service_beside_the_floor(tmp_path: Path) -> None:
+    arguments = ["--inputs", "tile", "--concurrency", "4", "--clients", "1", "--decoders", "1"]
+    assert cost.main([*arguments, "--warm", "0.1", "--seconds", "0.5", "--out", str(tmp_path)]) == 0
+    with (tmp_path / "cost.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    found = [(row["input"], row["at once"], row["service"]) for row in rows]
+    assert found == [("tile", loop, service) for loop in "14" for service in ("floor", "this")]
+    assert all(float(row["p50 ms"]) > 0 and float(row["CPU ms"]) > 0 for row in rows)
+    with (tmp_path / "cost-this.csv").open() as file:
+        parts = list(csv.DictReader(file))
+    assert {row["process"] for row in parts} == {"frontend", "worker", "decoders", ""}
+    assert {"event loop", "engine-text", "Dynamo's runtime"} <= {row["part"] for row in parts}
+    decoding = next(row for row in parts if row["process"] == "decoders")
+    assert float(decoding["tile @4"]) > 0
