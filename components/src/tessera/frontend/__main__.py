@@ -17,7 +17,7 @@ from tessera.frontend.http.auth import API_KEYS_VARIABLE
 from tessera.frontend.http.server import HttpServer
 from tessera.frontend.service import Service
 from tessera.frontend.settings import FrontendSettings, parse
-from tessera.logs import LogFormat, log_as, log_settings
+from tessera.logs import LogFormat, log_as, log_settings, write_behind
 from tessera.process_exit import leave, when_told
 from tessera.rpc import DRAIN_PATIENCE_SECONDS, FORGOTTEN, set_environment_defaults, until_back
 
@@ -43,6 +43,7 @@ async def serve(settings: FrontendSettings) -> None:
         server.should_exit = True
 
     when_told(stop)
+    write_behind()
     lost = asyncio.create_task(_leave_when_lost(service, stop))
     # What exists by now stays. The collector walked through all of it every few thousand requests, and each
     # that was in flight waited 40 ms for that.

@@ -13,7 +13,7 @@ import uvloop
 
 from tessera import tracing
 from tessera.errors import DiscoveryLost, EngineDead, TesseraError
-from tessera.logs import LogFormat, log_as, log_settings
+from tessera.logs import LogFormat, log_as, log_settings, write_behind
 from tessera.process_exit import leave, when_told
 from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
 from tessera.tasks import Left, run_until
@@ -52,6 +52,7 @@ async def serve(settings: WorkerSettings) -> None:
     started = time.monotonic()
     stop = asyncio.Event()
     when_told(stop.set)
+    write_behind()
     tracing.start(settings.mode.value, settings.traces)
     runtime = Runtime(settings.rpc)
     metrics = WorkerMetrics()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tessera import tracing, wire
 from tessera.errors import Overloaded, RequestCancelled, RequestError, TesseraError
-from tessera.logs import RequestLine, Value, note, serving
+from tessera.logs import Line, RequestLine, Value, note, serving
 from tessera.rpc import internal_error
 
 log = logging.getLogger("tessera.worker.access")
@@ -37,10 +37,9 @@ class Part:
     calls: int = 0
     running: int = 0
     sums: dict[str, int] = field(default_factory=dict)
-    timings: wire.Timings = field(default_factory=wire.Timings)
+    timings: wire.Timings | None = None
     failure: wire.Failure | None = None
     fault: bool = False
-    timer: asyncio.TimerHandle | None = None
 
 
 class AccessLog:
@@ -55,7 +54,9 @@ class AccessLog:
         self._handler = handler
         self._linger = linger
         self._newest: dict[str, Part] = {}
-        self._waiting: set[Part] = set()
+        # In the order in which their last calls ended. One timer is for all of them.
+        self._waiting: dict[Part, None] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     async def answer(self, message: wire.Request) -> wire.Reply:
         """What the handler replies to a call; the call's part of the line and its span are recorded.
@@ -68,7 +69,8 @@ class AccessLog:
         part = self.begin(message)
         try:
             with serving(part.line), tracing.answering(self._address, message):
-                note(trace_id=tracing.trace_id() or None)
+                if tracing.recording():
+                    note(trace_id=tracing.trace_id() or None)
                 reply = await self._handler(message)
         except BaseException as error:
             self.end(part, message, error)
@@ -85,10 +87,8 @@ class AccessLog:
             call = "embed" if isinstance(message, wire.EmbedRequest) else "encode"
             part = Part(RequestLine(message.request_id), call, now)
             self._newest[message.request_id] = part
-        if part.timer is not None:
-            part.timer.cancel()
-            part.timer = None
-            self._waiting.discard(part)
+        if part.calls and not part.running:
+            self._waiting.pop(part, None)
         part.calls += 1
         part.running += 1
         return part
@@ -102,18 +102,28 @@ class AccessLog:
             # At once: its traceback keeps alive whatever the call had in hand.
             self._write(part, outcome)
         elif not part.running:
-            part.timer = asyncio.get_running_loop().call_later(self._linger, self._write, part)
-            self._waiting.add(part)
+            self._waiting[part] = None
+            if self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(self._linger, self._write_due)
 
     def flush(self) -> None:
         """Write the lines of requests that no call is running for."""
         for part in list(self._waiting):
             self._write(part)
 
+    def _write_due(self) -> None:
+        now = time.monotonic()
+        for part in list(self._waiting):
+            if (left := part.ended + self._linger - now) > 0:
+                # Not for each of them: many become due soon after one another.
+                pause = max(left, self._linger / 20)
+                self._timer = asyncio.get_running_loop().call_later(pause, self._write_due)
+                return
+            self._write(part)
+        self._timer = None
+
     def _write(self, part: Part, unexpected: Exception | None = None) -> None:
-        if part.timer is not None:
-            part.timer.cancel()
-        self._waiting.discard(part)
+        self._waiting.pop(part, None)
         if self._newest.get(part.line.request_id) is part:
             del self._newest[part.line.request_id]
         level = logging.ERROR if part.fault else logging.INFO
@@ -129,42 +139,36 @@ class AccessLog:
             "calls": part.calls,
             **part.sums,
             **part.line.fields,
-            **part.timings.spent(),
         }
+        if part.timings is not None:
+            fields |= part.timings.spent()
         if part.failure is not None and part.fault:
             fields["error"] = part.failure.message
-        trace = None
-        if unexpected is not None:
-            trace = (type(unexpected), unexpected, unexpected.__traceback__)
-        words = (part.call, outcome)
-        record = log.makeRecord(log.name, level, __file__, 0, "%s %s", words, trace, extra={"fields": fields})
-        record.created = part.ended_at
-        record.msecs = part.ended_at % 1 * 1e3
-        log.handle(record)
+        words = f"{part.call} {outcome}"
+        log.handle(Line(log, level, words, fields, created=part.ended_at, error=unexpected))
 
 
 def _add(part: Part, message: Work, outcome: wire.Reply | BaseException) -> None:
-    def count(**numbers: int) -> None:
-        for name, number in numbers.items():
-            part.sums[name] = part.sums.get(name, 0) + number
-
+    sums = part.sums
     if isinstance(message, wire.EmbedRequest):
-        images = sum(len(item.images) for item in message.items)
-        count(
-            inputs=len(message.items),
-            tokens=sum(item.token_count for item in message.items),
-            images=images,
-        )
+        tokens = images = 0
+        for item in message.items:
+            tokens += item.token_count
+            images += len(item.images)
+        sums["inputs"] = sums.get("inputs", 0) + len(message.items)
+        sums["tokens"] = sums.get("tokens", 0) + tokens
+        sums["images"] = sums.get("images", 0) + images
     else:
-        count(images=1, units=message.image.units)
+        sums["images"] = sums.get("images", 0) + 1
+        sums["units"] = sums.get("units", 0) + message.image.units
     if isinstance(outcome, wire.EmbedReply):
-        count(cached_tokens=sum(outcome.cached_tokens))
+        sums["cached_tokens"] = sums.get("cached_tokens", 0) + sum(outcome.cached_tokens)
         if outcome.failures:
-            count(failed_inputs=len(outcome.failures))
+            sums["failed_inputs"] = sums.get("failed_inputs", 0) + len(outcome.failures)
             for failure in outcome.failures.values():
                 _add_failure(part, failure.error())
     if isinstance(outcome, wire.EmbedReply | wire.EncodeReply):
-        part.timings = part.timings.merge(outcome.timings)
+        part.timings = outcome.timings if part.timings is None else part.timings.merge(outcome.timings)
     elif isinstance(outcome, TesseraError):
         _add_failure(part, outcome)
     elif isinstance(outcome, Exception):

@@ -8,13 +8,14 @@ import re
 import time
 from collections.abc import Callable
 from contextvars import Context
+from functools import lru_cache
 from typing import Final
 
 from starlette.types import Scope
 
 from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.errors import Failure
-from tessera.logs import RequestLine, Value
+from tessera.logs import Line, RequestLine, Value
 
 _LINES_A_SECOND: Final = 10
 
@@ -109,7 +110,7 @@ class AccessLog:
             "status": status,
             "duration_ms": round(seconds * 1e3, 1),
             "key": None if key == Authenticator.ANONYMOUS else key,
-            "client": _address(scope),
+            "client": _address((scope.get("client") or ("",))[0]),
         }
         fields |= line.fields
         failure: Failure | None = state.get("failure")
@@ -118,15 +119,8 @@ class AccessLog:
             fields["code"] = failure.error["code"]
             fields["param"] = param if param and _PARAM.fullmatch(param) else None
             fields["error"] = failure.error["message"] if status >= 500 else None
-        log.log(
-            level,
-            "%s %s %d",
-            scope["method"],
-            route,
-            status,
-            exc_info=error,
-            extra={"fields": fields},
-        )
+        message = f"{scope['method']} {route} {status}"
+        log.handle(Line(log, level, message, fields, created=time.time(), error=error))
 
 
 def write_refused_head(request_id: str, failure: Failure) -> None:
@@ -135,8 +129,8 @@ def write_refused_head(request_id: str, failure: Failure) -> None:
     log.info("a request's head was refused with %d", failure.status, extra={"fields": fields})
 
 
-def _address(scope: Scope) -> str | None:
-    host = (scope.get("client") or ("",))[0]
+@lru_cache(maxsize=256)
+def _address(host: str) -> str | None:
     try:
         # A proxy on this host may have said it, in whatever words.
         return str(ipaddress.ip_address(host))
