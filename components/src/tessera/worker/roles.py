@@ -16,6 +16,7 @@ from tessera.cache import EmbeddingCache
 from tessera.engine.factory import make_text_engine, make_vision_engine, rounding
 from tessera.engine.placement import Placement, place
 from tessera.engine.settings import EngineSettings
+from tessera.engine.streams import reserve_pinned
 from tessera.errors import ConfigError, EngineDead
 from tessera.models import Model, open_model
 from tessera.models.base import VisionSpec
@@ -122,6 +123,9 @@ class Builder:
     async def _embed(self, model: Model) -> EmbedService:
         settings = self.settings.stages.text
         placement = place(settings)
+        if placement.is_cuda and model.vision is not None and self.settings.cache_bytes:
+            nbytes = self.settings.cache_bytes
+            await _timed("page-locked the cache of vision rows", lambda: reserve_pinned(nbytes))
         engine = await _timed("loaded the text engine", lambda: make_text_engine(model, settings, placement))
         await _timed("warmed the text engine", engine.warm)
         info = self._info(model, placement)
