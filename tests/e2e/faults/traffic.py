@@ -21,8 +21,8 @@ from tests.references.llama_nemotron_vl import Reference
 
 SAME = 0.9999
 # Of a client between two requests. It leaves room for what starts again and for the tests beside these: some
-# thirty requests a second are on their way when a process ends.
-PAUSE = 0.15
+# twenty requests a second come while a process ends and another takes its place.
+PAUSE = 0.25
 
 
 def picture(seed: int, size: int = 64) -> bytes:
