@@ -170,7 +170,7 @@ def test_the_arguments_are_understood(name: str, tmp_path: Path) -> None:
         else:
             worker = parse_worker(flags)
             assert worker.mode == role and worker.stages.transport.nixl_interfaces == "lo"
-            assert worker.cache_bytes == (4 << 30 if role == "embed" else 1 << 30)
+            assert worker.cache_bytes == (4 << 30 if role == "embed" else None)
 
 
 @pytest.mark.parametrize("name", RENDERED)

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import os
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -41,6 +42,21 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     environment = {"FRONTEND_ARGS": LIMITS, "AGG_ENGINE_ARGS": str(config)}
     with launch("agg.sh", checkpoint, folder / "log", workers=1, environment=environment) as running:
         yield running
+
+
+def test_the_log_says_what_was_given_and_what_was_chosen(service: Service) -> None:
+    log = service.log.read_text()
+    assert re.search(
+        r"^tessera: this host: .*\d+ cores?, \d+ GiB: 1 frontend, 1 agg worker$", log, re.MULTILINE
+    )
+    (line,) = re.findall(r"\d+ cores and [\d.]+ GiB: .*", log)
+    for said in (
+        r" image decoders, ",
+        r"vision 2 units \(given\) a batch and 4 \(given\) waiting, ",
+        r"text 512 tokens \(given\) a batch and 2,048 \(given\) waiting, ",
+        r"cache of vision rows [\d.]+ GiB$",
+    ):
+        assert re.search(said, line), line
 
 
 def url(pixels: tuple[int, int], *, noise: bool = False, seed: int = 0) -> str:

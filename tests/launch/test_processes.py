@@ -12,6 +12,8 @@ from tessera.launch import mps
 from tessera.launch.processes import Process, agg_workers, e_p_workers, processes
 from tessera.launch.role import command
 from tessera.launch.settings import LaunchSettings, SettingError
+from tessera.launch.split import settled
+from tessera.machine import Card, Machine
 
 ROOT = Path(__file__).parents[2]
 
@@ -31,7 +33,8 @@ def test_ports_cards_and_numbers_of_workers() -> None:
         "MODEL_OPTIONS": '{"max_pixels": 8192}',
     }
     settings = LaunchSettings.read(given)
-    found = processes(settings, e_p_workers(settings, ROOT, ("--colour", "blue")), {"DYN_SYSTEM_PORT": "7"})
+    kinds = e_p_workers(settings, ROOT, ("--colour", "blue"))
+    found = processes(settings, kinds, {"DYN_SYSTEM_PORT": "7"}, [[1, 1], [1, 2, 1]])
     frontends, workers = found[:2], found[2:]
     assert [process.name for process in found] == [
         *("frontend 0", "frontend 1", "encode worker 0", "encode worker 1"),
@@ -46,6 +49,8 @@ def test_ports_cards_and_numbers_of_workers() -> None:
         str(8081 + at) for at in range(5)
     ]
     assert [worker.environment["CUDA_VISIBLE_DEVICES"] for worker in workers] == ["4", "4", "0", "1", "0"]
+    assert [after(worker, "--workers-on-host") for worker in workers] == ["2", "2", "3", "3", "3"]
+    assert ["--workers-on-card" in worker.arguments for worker in workers] == [False] * 3 + [True, False]
     assert ["--colour" in worker.arguments for worker in workers] == [False, False, True, True, True]
     assert after(workers[2], "--encode-endpoint") == "dyn://tessera.encode.generate"
     assert {after(process, "--served-model-name") for process in found} == {"one"}
@@ -60,37 +65,50 @@ def test_a_frontend_understands_its_flags(tmp_path: Path) -> None:
         "FRONTEND_ARGS": "--max-inputs 7  --open-metrics",
         "ALLOWED_LOCAL_MEDIA_PATH": str(tmp_path),
     }
-    settings = LaunchSettings.read(given)
-    frontend, worker = processes(settings, agg_workers(settings, ROOT, ()), {})
+    settings = settled(LaunchSettings.read(given), Machine(cores=2, nbytes=8 << 30))
+    frontend, worker = processes(settings, agg_workers(settings, ROOT, ()), {}, [[1]])
     parsed = parse_frontend(frontend.arguments[2:])
     assert not parsed.page
     assert worker.environment == {"DYN_SYSTEM_PORT": "8081"}
 
 
+CARDS = (Card(entry="0", name="H200"), Card(entry="1", name="H200"))
+
+
 @pytest.mark.parametrize(
-    ("mode", "workers", "lists", "environment", "wanted"),
+    ("mode", "shared", "cards", "environment", "wanted"),
     [
-        ("on", 1, [""], {}, True),
-        ("off", 4, ["0"], {}, False),
-        ("on", 4, ["0"], {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}, False),
+        ("on", False, (), {}, True),
+        ("off", True, CARDS, {}, False),
+        ("on", True, CARDS, {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}, False),
+        ("auto", False, CARDS, {}, False),
+        ("auto", True, (), {}, False),
+        ("auto", True, (Card(entry="MIG-1", name="MIG 3g.20gb"),), {}, False),
         # Nothing of it is installed here.
-        ("auto", 4, ["0"], {"PATH": ""}, False),
+        ("auto", True, CARDS, {}, False),
     ],
 )
 def test_when_mps_is_started(
-    mode: str, workers: int, lists: list[str], environment: dict[str, str], wanted: bool
+    mode: str, shared: bool, cards: tuple[Card, ...], environment: dict[str, str], wanted: bool
 ) -> None:
-    assert mps.wanted(mode, workers, lists, environment) is wanted
+    assert mps.wanted(mode, shared, cards, environment) is wanted
 
 
-def test_cards_are_counted_once() -> None:
-    assert mps.distinct_cards(["", ""]) == 1
-    assert mps.distinct_cards(["0,1", "1,2"]) == 3
+def test_mps_is_started_where_it_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / mps.COMMAND[0]).write_text("#!/bin/sh\n")
+    (tmp_path / mps.COMMAND[0]).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert mps.wanted("auto", True, CARDS, {})
+
+
+def test_mps_sees_every_card_so_that_workers_name_them_alike() -> None:
+    own = mps.of_service({"CUDA_VISIBLE_DEVICES": "2,3", "HOME": "/root"}, Path("/tmp/mps"))
+    assert own == {"HOME": "/root"} | mps.of_workers(Path("/tmp/mps"))
 
 
 def test_a_mode_of_mps_that_is_none_is_named() -> None:
     with pytest.raises(SettingError, match="CUDA_MPS=maybe: is none of auto, on, off"):
-        mps.wanted("maybe", 1, [""], {})
+        mps.wanted("maybe", False, (), {})
 
 
 def test_a_role_is_reached_at_its_host_and_further_flags_come_last(tmp_path: Path) -> None:

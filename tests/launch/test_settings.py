@@ -22,8 +22,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_help_leaves_out_what_only_the_other_script_reads() -> None:
     whole, part = table_help(), table_help(without="e_p.sh")
-    assert "ENCODE_WORKERS, EMBED_WORKERS (1)" in whole and "CUDA_MPS (auto)" in whole
-    assert "ENCODE_WORKERS," not in part and "CUDA_MPS" not in part
+    assert "ENCODE_WORKERS, EMBED_WORKERS (one a card)" in whole and "CUDA_MPS (auto)" in whole
+    assert "ENCODE_WORKERS," not in part and "AGG_WORKERS" in part
+    assert "AGG_WORKERS" not in table_help(without="agg.sh")
     assert "`" not in whole and "](" not in whole
 
 

@@ -42,6 +42,11 @@ def place(settings: EngineSettings) -> Placement:
         )
     if not (device == "cpu" or device == "cuda" or device.removeprefix("cuda:").isdigit()):
         raise ConfigError(f"device {settings.device!r} is none of auto, cpu, cuda, cuda:N")
+    if device.startswith("cuda:") and int(device.removeprefix("cuda:")) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device {device!r} was asked for, of {torch.cuda.device_count()} visible ones: launch scripts "
+            "give each worker a card, and AGG_, ENCODE_ and EMBED_CUDA_VISIBLE_DEVICES say which"
+        )
     dtype = settings.dtype
     if dtype == "auto":
         dtype = "bfloat16" if device.startswith("cuda") else "float32"

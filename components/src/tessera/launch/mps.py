@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import Final
 
 from tessera.launch.settings import SettingError
+from tessera.machine import Card
 
 COMMAND: Final = ("nvidia-cuda-mps-control", "-f")
 """In the foreground it is a child like the others, and ends with them."""
 
 
-def wanted(mode: str, workers: int, lists: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether the service is to be started for so many workers on the cards of these lists.
+def wanted(mode: str, shared: bool, cards: Sequence[Card], environment: Mapping[str, str]) -> bool:
+    """Whether the service is to be started, for workers that share a card of the machine's or do not.
 
     ``mode`` is CUDA_MPS: ``auto`` (where a card has several workers and the service is installed), ``on`` or
-    ``off``. An empty list is every card. A service that runs already is used as it is.
+    ``off``. A service that runs already is used as it is.
 
     Raises ``SettingError`` for another mode.
     """
@@ -29,16 +30,23 @@ def wanted(mode: str, workers: int, lists: Sequence[str], environment: Mapping[s
         return False
     if mode == "on":
         return True
+    # Parts of a card that is cut up (MIG) would need a service for each.
+    if not (shared and cards) or any(card.name.startswith("MIG") for card in cards):
+        return False
     from shutil import which
 
-    if which(COMMAND[0]) is None or not Path("/dev/nvidiactl").exists():
-        return False
-    # CUDA_VISIBLE_DEVICES= hides every card.
-    if not environment.get("CUDA_VISIBLE_DEVICES", "all") and not any(lists):
-        return False
-    return workers > distinct_cards(lists)
+    return which(COMMAND[0]) is not None
 
 
-def distinct_cards(lists: Sequence[str]) -> int:
-    """Worker N takes entry N of its list, and without a list the first card of all."""
-    return len({card for cards in lists for card in (cards or "0").split(",")})
+def of_service(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The service's own environment; it and the workers meet in the folder.
+
+    Cards that are hidden from the service would be counted without them in the workers' variable.
+    """
+    own = {name: value for name, value in environment.items() if name != "CUDA_VISIBLE_DEVICES"}
+    return own | of_workers(folder)
+
+
+def of_workers(folder: Path) -> dict[str, str]:
+    """What workers find the service by."""
+    return dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), str(folder))

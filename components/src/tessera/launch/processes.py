@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -59,6 +59,12 @@ def worker_flags(settings: Shared, role: str, engine_args: str) -> list[str]:
     return [*mode, "--extra-engine-args", engine_args]
 
 
+def share_flags(*, on_host: int, on_card: int) -> list[str]:
+    """What a worker that does not have its host, or its card, for itself is told."""
+    flags = ["--workers-on-host", str(on_host)] if on_host > 1 else []
+    return flags + (["--workers-on-card", str(on_card)] if on_card > 1 else [])
+
+
 def without_source(environment: Mapping[str, str], root: Path) -> dict[str, str]:
     """The environment as it was before a launch script put the repository's source in front of PYTHONPATH.
 
@@ -79,6 +85,11 @@ def without_system_port(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name != "DYN_SYSTEM_PORT"}
 
 
+def listed(gpus: str) -> list[str]:
+    """The entries of a list such as 0,1, whose last comma may be too many."""
+    return gpus.removesuffix(",").split(",")
+
+
 @dataclass(frozen=True, slots=True)
 class Workers:
     """``count`` workers of one kind; ``gpus`` is a list like 0,1 of which each takes one in turn."""
@@ -89,11 +100,17 @@ class Workers:
     engine_args: str
     flags: tuple[str, ...] = ()
 
+    @property
+    def cards(self) -> list[str]:
+        """Each worker's CUDA_VISIBLE_DEVICES; empty without a list, where it sees all cards."""
+        entries = listed(self.gpus)
+        return [entries[index % len(entries)] for index in range(self.count)]
+
 
 def agg_workers(settings: LaunchSettings, root: Path, flags: tuple[str, ...]) -> list[Workers]:
-    """One worker with both stages; further flags are its own."""
+    """Workers with both stages; further flags are theirs."""
     engine_args = settings.agg_engine_args or settings.engine_args or engine_configs(root)
-    return [Workers("agg", 1, settings.agg_cuda_visible_devices, engine_args, flags)]
+    return [Workers("agg", settings.agg_workers, settings.agg_cuda_visible_devices, engine_args, flags)]
 
 
 def e_p_workers(settings: LaunchSettings, root: Path, flags: tuple[str, ...]) -> list[Workers]:
@@ -111,9 +128,15 @@ def e_p_workers(settings: LaunchSettings, root: Path, flags: tuple[str, ...]) ->
 
 
 def processes(
-    settings: LaunchSettings, workers: list[Workers], environment: Mapping[str, str]
+    settings: LaunchSettings,
+    workers: list[Workers],
+    environment: Mapping[str, str],
+    sharing: Sequence[Sequence[int]],
 ) -> list[Process]:
-    """Every process of a service on one machine, in the order in which they are started."""
+    """Every process of a service on one machine, in the order in which they are started.
+
+    ``sharing`` says for each worker of each kind how many workers are on its card.
+    """
     counts = {kind.role: kind.count for kind in workers}
     embed, encode = counts.get("agg", 0) + counts.get("embed", 0), counts.get("encode", 0)
     found = []
@@ -129,15 +152,15 @@ def processes(
         arguments = ("-m", "tessera.frontend", *flags)
         found.append(Process(name, "frontend", arguments, without_system_port(environment)))
     port = settings.dyn_system_port_base
-    for kind in workers:
-        cards = kind.gpus.removesuffix(",").split(",")
-        for index in range(kind.count):
+    for kind, on_card in zip(workers, sharing, strict=True):
+        for index, card in enumerate(kind.cards):
             own = {"DYN_SYSTEM_PORT": str(port)}
             if kind.gpus:
-                own["CUDA_VISIBLE_DEVICES"] = cards[index % len(cards)]
+                own["CUDA_VISIBLE_DEVICES"] = card
             flags = [
                 *worker_flags(settings, kind.role, kind.engine_args),
                 *shared_flags(settings),
+                *share_flags(on_host=kind.count, on_card=on_card[index]),
                 *kind.flags,
             ]
             arguments = ("-m", "tessera.worker", *flags)

@@ -17,6 +17,7 @@ from tessera.launch.children import Signals, Told
 from tessera.launch.processes import (
     engine_configs,
     frontend_flags,
+    share_flags,
     shared_flags,
     without_system_port,
     worker_flags,
@@ -100,6 +101,9 @@ def command(
     own["DYN_SYSTEM_PORT"] = settings.dyn_system_port
     own["DYN_SYSTEM_HOST"] = settings.dyn_system_host
     flags += worker_flags(settings, role, settings.engine_args or engine_configs(root))
+    flags += share_flags(on_host=settings.workers_on_host, on_card=settings.workers_on_card)
+    if role != "encode" and settings.cache_gb:
+        flags += ["--multimodal-embedding-cache-capacity-gb", settings.cache_gb]
     if role != "agg":
         # One that is empty means all of them.
         name = environment.get("NIXL_INTERFACES", found.name if found is not None else "")

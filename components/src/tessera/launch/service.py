@@ -23,7 +23,9 @@ from tessera.launch.processes import (
 )
 from tessera.launch.report import Report
 from tessera.launch.settings import LaunchSettings, SettingError, table_help
+from tessera.launch.split import described, on_cards, settled, sharing
 from tessera.launch.supervisor import Supervisor
+from tessera.machine import this_machine
 
 # Dynamo's.
 _HIGHEST_SYSTEM_PORT: Final = 32767
@@ -36,8 +38,7 @@ class Script:
     command: str
     text: str
     workers: Callable[[LaunchSettings, Path, tuple[str, ...]], list[Workers]]
-    others: str | None = None
-    shares_cards: bool = False
+    others: str
 
     def help(self) -> str:
         return (
@@ -50,8 +51,8 @@ class Script:
 SCRIPTS: Final = {
     "agg": Script(
         "agg",
-        "A frontend and one aggregated worker: both stages in one process.\n"
-        "Extra arguments go to the worker, for example --multimodal-embedding-cache-capacity-gb 10\n",
+        "FRONTENDS frontends, and AGG_WORKERS aggregated workers: both stages in one process.\n"
+        "Extra arguments go to the workers, for example --multimodal-embedding-cache-capacity-gb 10\n",
         agg_workers,
         others="e_p.sh",
     ),
@@ -63,7 +64,7 @@ SCRIPTS: Final = {
         "EXPECT_EMBED_WORKERS tell the frontends how many there are in all.\n"
         "Extra arguments go to the embed workers, for example --multimodal-embedding-cache-capacity-gb 10\n",
         e_p_workers,
-        shares_cards=True,
+        others="agg.sh",
     ),
 }
 
@@ -117,7 +118,9 @@ class Service:
     ) -> None:
         self._script, self._root, self._flags = script, root, flags
         self._signals, self._report = signals, report
-        self._settings = LaunchSettings.read(os.environ)
+        given = LaunchSettings.read(os.environ)
+        self._machine = this_machine(os.environ)
+        self._settings = settled(given, self._machine)
         self._workers = script.workers(self._settings, root, flags)
         self._environment = without_source(os.environ, root) | self._settings.of_dynamo()
         self._supervisor = Supervisor(signals, report, self._settings.stop_timeout_seconds)
@@ -189,9 +192,11 @@ class Service:
             self._environment["DYN_FILE_KV"] = str(self._folder("tessera"))
         try:
             self._leave_out_encode_workers()
-            if self._script.shares_cards:
-                self._start_mps()
-            for process in processes(self._settings, self._workers, self._environment):
+            workers = on_cards(self._workers, self._machine)
+            shares = sharing(workers, self._machine)
+            self._report.say(described(self._settings, workers, self._machine))
+            self._start_mps(any(count > 1 for counts in shares for count in counts))
+            for process in processes(self._settings, workers, self._environment, shares):
                 command = [self._python, *process.arguments]
                 self._supervisor.start(process.name, process.role, command, process.environment)
         except OSError as error:
@@ -226,13 +231,12 @@ class Service:
             raise SettingError(f"MODEL_PATH={self._settings.model_path}: {said}")
         return said
 
-    def _start_mps(self) -> None:
-        lists = [kind.gpus for kind in self._workers]
-        if not mps.wanted(self._settings.cuda_mps, self._worker_count, lists, self._environment):
+    def _start_mps(self, shared: bool) -> None:
+        if not mps.wanted(self._settings.cuda_mps, shared, self._machine.cards, self._environment):
             return
         folder = self._folder("tessera-mps")
-        self._environment |= dict.fromkeys(("CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"), str(folder))
-        self._supervisor.start_other(mps.COMMAND, self._environment, folder / "out")
+        self._supervisor.start_other(mps.COMMAND, mps.of_service(self._environment, folder), folder / "out")
+        self._environment |= mps.of_workers(folder)
         self._report.say(
             "workers share a card: started NVIDIA's Multi-Process Service (CUDA_MPS=off turns this off)"
         )

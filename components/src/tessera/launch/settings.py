@@ -13,6 +13,10 @@ _PACKAGE = Path(__file__).parents[1]
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
+OPEN: Final = -1
+"""A number of processes that is not given: it is chosen from the machine. No variable can hold it."""
+
+
 class SettingError(Exception):
     """A variable that cannot be used, and why."""
 
@@ -69,8 +73,10 @@ class Shared:
 class LaunchSettings(Shared):
     """What ``launch/agg.sh`` and ``launch/e_p.sh`` read."""
 
-    encode_workers: int = 1
-    embed_workers: int = 1
+    # One for each card where they are not given (launch/split).
+    agg_workers: int = OPEN
+    encode_workers: int = OPEN
+    embed_workers: int = OPEN
     # Lists of GPUs, one for each worker in turn: ENCODE_CUDA_VISIBLE_DEVICES=0,1
     agg_cuda_visible_devices: str = ""
     encode_cuda_visible_devices: str = ""
@@ -116,6 +122,11 @@ class RoleSettings(Shared):
     dyn_system_port_base: int = 9090
     slurm_localid: int = 0
     slurmd_nodename: str = ""
+    # Of workers that share what they see: those of this mode on the host, those of any mode on the card.
+    workers_on_host: int = 1
+    workers_on_card: int = 1
+    # Of a cache of vision rows, where it is not to be chosen.
+    cache_gb: str = ""
     python: str = "python3"
 
 
@@ -148,11 +159,22 @@ TABLE: Final = (
         "the demonstration model",
     ),
     Row("MODEL_OPTIONS", "a JSON object with options of the model's family (`--model-options`)", "none"),
-    Row("ENCODE_WORKERS, EMBED_WORKERS", "processes of each kind (`e_p.sh`)"),
+    Row(
+        "AGG_WORKERS",
+        "workers with both stages (`agg.sh`): one for each card, or entry of `AGG_CUDA_VISIBLE_DEVICES`; one "
+        "without cards",
+        "one a card",
+    ),
+    Row(
+        "ENCODE_WORKERS, EMBED_WORKERS",
+        "workers of each kind (`e_p.sh`): likewise, so that a card has one of each; no encode workers for a "
+        "model of text alone",
+        "one a card",
+    ),
     Row(
         "AGG_, ENCODE_, EMBED_CUDA_VISIBLE_DEVICES",
         "lists such as `0,1`, one entry for each worker in turn",
-        "all",
+        "all that `CUDA_VISIBLE_DEVICES` leaves",
     ),
     Row(
         "AGG_, ENCODE_, EMBED_ENGINE_ARGS",
@@ -179,7 +201,7 @@ TABLE: Final = (
     Row("ALLOWED_LOCAL_MEDIA_PATH, MAX_FILE_SIZE_MB", "local image files, bytes of one image"),
     Row(
         "CUDA_MPS",
-        "NVIDIA's MPS where several workers share a card: `auto`, `on`, `off` (`e_p.sh`)",
+        "NVIDIA's MPS where several workers share a card: `auto`, `on`, `off`",
     ),
     Row("MODALITY", "`text` makes embed workers that never ask for images"),
     Row(

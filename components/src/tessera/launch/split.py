@@ -1,0 +1,98 @@
+"""How many processes a host runs, and on which cards, where no variable says so."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tessera import defaults
+from tessera.launch.processes import Workers, listed
+from tessera.launch.settings import OPEN, LaunchSettings
+from tessera.machine import Card, Machine
+
+
+def settled(settings: LaunchSettings, machine: Machine) -> LaunchSettings:
+    """The settings with a number for each kind of process: one worker of each mode for each card.
+
+    A list of cards that is given for a mode stands for the cards of the machine.
+    """
+
+    def workers(given: int, cards: str) -> int:
+        if given != OPEN:
+            return given
+        return defaults.workers(len(listed(cards)) if cards else len(machine.cards))
+
+    return replace(
+        settings,
+        agg_workers=workers(settings.agg_workers, settings.agg_cuda_visible_devices),
+        encode_workers=workers(settings.encode_workers, settings.encode_cuda_visible_devices),
+        embed_workers=workers(settings.embed_workers, settings.embed_cuda_visible_devices),
+    )
+
+
+def on_cards(workers: Sequence[Workers], machine: Machine) -> list[Workers]:
+    """The workers with lists of the machine's cards where none is given, so that they take them in turn.
+
+    Those of the next mode go on where the last one's ended. With one card there is nothing to say.
+    """
+    cards, place, found = [card.entry for card in machine.cards], 0, []
+    for kind in workers:
+        if len(cards) > 1 and not kind.gpus:
+            turned = [cards[(place + index) % len(cards)] for index in range(len(cards))]
+            kind = replace(kind, gpus=",".join(turned))
+        place += kind.count
+        found.append(kind)
+    return found
+
+
+def sharing(workers: Sequence[Workers], machine: Machine) -> list[list[int]]:
+    """For each worker of each kind how many workers its card has, itself included; 1 without a card.
+
+    A worker without a list takes the first card that it sees.
+    """
+    first = machine.cards[0].entry if machine.cards else ""
+    of = [[card or first for card in kind.cards] for kind in workers]
+    counts = Counter(card for cards in of for card in cards if card)
+    return [[counts.get(card, 1) for card in cards] for cards in of]
+
+
+def described(settings: LaunchSettings, workers: Sequence[Workers], machine: Machine) -> str:
+    """One line: what the machine has, and what is started on it."""
+    kinds = [_counted(kind.count, f"{kind.role} worker") for kind in workers if kind.count]
+    started = [_counted(settings.frontends, "frontend")] if settings.frontends else []
+    started += kinds or ["no worker"]
+    return f"this host: {_machine(machine)}: {', '.join(started)}{_places(workers, machine)}"
+
+
+def _machine(machine: Machine) -> str:
+    alike = Counter(_card(card) for card in machine.cards)
+    parts = [f"{count} {card}" for card, count in alike.items()]
+    memory = f"{machine.nbytes / defaults.GIB:.0f} GiB"
+    return ", ".join([*parts, _counted(machine.cores, "core"), memory])
+
+
+def _card(card: Card) -> str:
+    return f"{card.name} of {card.nbytes / defaults.GIB:.0f} GiB" if card.nbytes else card.name
+
+
+def _places(workers: Sequence[Workers], machine: Machine) -> str:
+    """Which workers are on which card, where there are several of either."""
+    if not machine.cards or sum(kind.count for kind in workers) < 2:
+        return ""
+    first = machine.cards[0].entry
+    of: dict[str, Counter[str]] = {}
+    for kind in workers:
+        for card in kind.cards:
+            of.setdefault(card or first, Counter())[kind.role] += 1
+    said = {
+        card: " and ".join(f"{count} {role}" for role, count in roles.items()) for card, roles in of.items()
+    }
+    if len(set(said.values())) == 1 and len(said) == len(machine.cards):
+        (each,) = set(said.values())
+        return f", {each} on each card" if len(said) > 1 else ", on one card"
+    return "".join(f"; card {card}: {roles}" for card, roles in said.items())
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

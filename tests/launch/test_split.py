@@ -1,0 +1,157 @@
+"""Which processes a host gets, on which cards, and what is said of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tessera.launch.processes import Workers, agg_workers, e_p_workers, processes
+from tessera.launch.settings import LaunchSettings
+from tessera.launch.split import described, on_cards, settled, sharing
+from tessera.machine import Card, Machine
+from tessera.worker.settings import parse
+
+GIB = 1 << 30
+
+
+def host(cards: int, *, cores: int = 16, gib: int = 128) -> Machine:
+    found = tuple(Card(entry=str(at), name="H200", nbytes=140 * GIB) for at in range(cards))
+    return Machine(cores=cores, nbytes=gib * GIB, cards=found)
+
+
+def started(
+    script: str, machine: Machine, *, text_only: bool = False, **given: str
+) -> tuple[LaunchSettings, list[Workers], list[list[int]]]:
+    settings = settled(LaunchSettings.read(given), machine)
+    make = {"agg": agg_workers, "e_p": e_p_workers}[script]
+    kinds = make(settings, Path("/root"), ())
+    if text_only:
+        kinds = [kind for kind in kinds if kind.role != "encode"]
+    kinds = on_cards(kinds, machine)
+    return settings, kinds, sharing(kinds, machine)
+
+
+def line(script: str, machine: Machine, *, text_only: bool = False, **given: str) -> str:
+    settings, kinds, _ = started(script, machine, text_only=text_only, **given)
+    return described(settings, kinds, machine)
+
+
+def cards(script: str, machine: Machine, *, text_only: bool = False, **given: str) -> dict[str, list[str]]:
+    _, kinds, _ = started(script, machine, text_only=text_only, **given)
+    return {kind.role: kind.cards for kind in kinds}
+
+
+@pytest.mark.parametrize(
+    ("count", "agg", "both"),
+    [
+        # As it always was: a worker finds the one card, or that there is none.
+        (0, [""], [""]),
+        (1, [""], [""]),
+        (2, ["0", "1"], ["0", "1"]),
+        (8, [str(at) for at in range(8)], [str(at) for at in range(8)]),
+    ],
+)
+def test_every_card_gets_one_worker_of_each_mode(count: int, agg: list[str], both: list[str]) -> None:
+    assert cards("agg", host(count)) == {"agg": agg}
+    assert cards("e_p", host(count)) == {"encode": both, "embed": both}
+
+
+def test_a_model_of_text_alone_has_all_cards_for_its_texts() -> None:
+    assert cards("e_p", host(2), text_only=True) == {"embed": ["0", "1"]}
+
+
+def test_numbers_that_are_given_stay_and_take_the_cards_in_turn() -> None:
+    assert cards("e_p", host(2), ENCODE_WORKERS="1", EMBED_WORKERS="1") == {"encode": ["0"], "embed": ["1"]}
+    assert cards("e_p", host(4), ENCODE_WORKERS="1") == {"encode": ["0"], "embed": ["1", "2", "3", "0"]}
+    assert cards("e_p", host(4), ENCODE_WORKERS="0", EMBED_WORKERS="2") == {"encode": [], "embed": ["0", "1"]}
+    assert cards("agg", host(2), AGG_WORKERS="3") == {"agg": ["0", "1", "0"]}
+    assert cards("agg", host(0), AGG_WORKERS="3") == {"agg": ["", "", ""]}
+
+
+def test_lists_that_are_given_win() -> None:
+    lists = {"ENCODE_CUDA_VISIBLE_DEVICES": "6", "EMBED_CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,"}
+    assert cards("e_p", host(8), **lists) == {"encode": ["6"], "embed": ["GPU-a", "GPU-b"]}
+    assert cards("e_p", host(8), ENCODE_WORKERS="2", **lists)["encode"] == ["6", "6"]
+    assert cards("agg", host(2), AGG_CUDA_VISIBLE_DEVICES="1") == {"agg": ["1"]}
+
+
+@pytest.mark.parametrize(
+    ("script", "machine", "given", "shares"),
+    [
+        ("agg", host(0), {}, [[1]]),
+        ("agg", host(0), {"AGG_WORKERS": "2"}, [[1, 1]]),
+        ("agg", host(1), {"AGG_WORKERS": "2"}, [[2, 2]]),
+        ("agg", host(2), {}, [[1, 1]]),
+        ("e_p", host(1), {}, [[2], [2]]),
+        ("e_p", host(2), {}, [[2, 2], [2, 2]]),
+        ("e_p", host(2), {"ENCODE_WORKERS": "1", "EMBED_WORKERS": "1"}, [[1], [1]]),
+        ("e_p", host(2), {"ENCODE_WORKERS": "1"}, [[2], [1, 2]]),
+        ("e_p", host(2), {"EMBED_CUDA_VISIBLE_DEVICES": "0"}, [[2, 1], [2]]),
+    ],
+)
+def test_workers_are_told_who_is_on_their_card(
+    script: str, machine: Machine, given: dict[str, str], shares: list[list[int]]
+) -> None:
+    assert started(script, machine, **given)[2] == shares
+
+
+def test_workers_understand_what_they_are_told(tmp_path: Path) -> None:
+    machine, model = host(2), str(tmp_path)
+    settings, kinds, shares = started("e_p", machine, MODEL_PATH=model, ENGINE_ARGS="", FRONTENDS="0")
+    (tmp_path / "none.yaml").touch()
+    for process in processes(settings, kinds, {}, shares):
+        arguments = list(process.arguments[2:])
+        arguments[arguments.index("--extra-engine-args") + 1] = str(tmp_path / "none.yaml")
+        worker = parse(arguments)
+        assert (worker.host_workers, worker.card_workers, worker.mode) == (2, 2, process.role)
+
+
+@pytest.mark.parametrize(
+    ("script", "machine", "given", "said"),
+    [
+        ("agg", host(0, cores=1, gib=4), {}, "1 core, 4 GiB: 1 frontend, 1 agg worker"),
+        (
+            "agg",
+            host(1),
+            {"FRONTENDS": "6"},
+            "1 H200 of 140 GiB, 16 cores, 128 GiB: 6 frontends, 1 agg worker",
+        ),
+        (
+            *("agg", host(2, cores=32, gib=256), {}),
+            "2 H200 of 140 GiB, 32 cores, 256 GiB: 1 frontend, 2 agg workers, 1 agg on each card",
+        ),
+        (
+            *("e_p", host(1), {}),
+            "1 H200 of 140 GiB, 16 cores, 128 GiB: 1 frontend, 1 encode worker, 1 embed worker, on one card",
+        ),
+        (
+            *("e_p", host(2), {}),
+            "2 H200 of 140 GiB, 16 cores, 128 GiB: 1 frontend, 2 encode workers, 2 embed workers, "
+            "1 encode and 1 embed on each card",
+        ),
+        (
+            *("e_p", host(2), {"ENCODE_WORKERS": "1", "EMBED_WORKERS": "1"}),
+            "2 H200 of 140 GiB, 16 cores, 128 GiB: 1 frontend, 1 encode worker, 1 embed worker; "
+            "card 0: 1 encode; card 1: 1 embed",
+        ),
+        (
+            *("e_p", host(0), {"ENCODE_WORKERS": "0", "EMBED_WORKERS": "0", "FRONTENDS": "2"}),
+            "16 cores, 128 GiB: 2 frontends, no worker",
+        ),
+    ],
+)
+def test_one_line_says_what_is_there_and_what_is_started(
+    script: str, machine: Machine, given: dict[str, str], said: str
+) -> None:
+    assert line(script, machine, **given) == f"this host: {said}"
+
+
+def test_cards_of_several_kinds_are_counted_apart() -> None:
+    mixed = Machine(
+        cores=8,
+        nbytes=64 * GIB,
+        cards=(Card(entry="0", name="GB10"), Card(entry="MIG-1", name="MIG 3g.20gb", nbytes=20 * GIB)),
+    )
+    said = line("agg", mixed, AGG_WORKERS="1")
+    assert said == "this host: 1 GB10, 1 MIG 3g.20gb of 20 GiB, 8 cores, 64 GiB: 1 frontend, 1 agg worker"
