@@ -20,7 +20,7 @@ def test_every_code_is_its_own() -> None:
 @pytest.mark.parametrize("kind", tree(), ids=lambda kind: kind.code)
 def test_an_error_survives_the_wire(kind: type[TesseraError]) -> None:
     sent = kind("what went wrong", param="input[2]", retry_after=1.5)
-    reply = wire.decode_reply(wire.encode(wire.Failure.of(sent)))
+    reply = wire.decode_replies(wire.encode(wire.Failure.of(sent)))
     assert isinstance(reply, wire.Failure)
     received = reply.error()
     assert type(received) is kind

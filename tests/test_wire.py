@@ -60,12 +60,19 @@ REPLIES: list[wire.Reply] = [
 
 @pytest.mark.parametrize("message", REQUESTS, ids=lambda message: type(message).__name__)
 def test_requests_come_back_equal(message: wire.Request) -> None:
-    assert wire.decode_request(wire.encode(message)) == message
+    calls = wire.Calls(caller=1, first=7, requests=(message, wire.Describe()), cancelled=(3,))
+    assert wire.decode_calls(wire.encode(calls)) == calls
 
 
 @pytest.mark.parametrize("message", REPLIES, ids=lambda message: type(message).__name__)
 def test_replies_come_back_equal(message: wire.Reply) -> None:
-    assert wire.decode_reply(wire.encode(message)) == message
+    replies = wire.Replies(replies={3: message, 0: wire.Forgotten()})
+    assert wire.decode_replies(wire.encode(replies)) == replies
+
+
+def test_a_failure_may_stand_for_all_replies() -> None:
+    failure = wire.Failure(code="protocol_error", message="no")
+    assert wire.decode_replies(wire.encode(failure)) == failure
 
 
 def test_another_version_is_refused_naming_both() -> None:
@@ -73,7 +80,7 @@ def test_another_version_is_refused_naming_both() -> None:
     with pytest.raises(
         ProtocolError, match=rf"version {wire.VERSION}, its peer sent version {wire.VERSION + 1}"
     ):
-        wire.decode_request(payload)
+        wire.decode_calls(payload)
 
 
 def test_an_image_says_its_plan() -> None:
@@ -85,7 +92,7 @@ def test_an_image_says_its_plan() -> None:
 
 @pytest.mark.parametrize("payload", [b"", "text", None, 5, {"type": "Describe"}], ids=repr)
 def test_what_is_no_message_is_refused(payload: object) -> None:
-    for decode in (wire.decode_request, wire.decode_reply):
+    for decode in (wire.decode_calls, wire.decode_replies):
         with pytest.raises(ProtocolError):
             decode(payload)
 
@@ -97,13 +104,16 @@ def test_unknown_fields_and_wrong_types_are_refused() -> None:
         ({"type": "EmbedRequest", "request_id": "r", "items": [], "timeout_ms": "5"}, "timeout_ms"),
         ({"type": "EmbedRequest", "request_id": "r", "items": []}, "timeout_ms"),
     ):
+        calls = {"type": "Calls", "caller": 1, "first": 0, "requests": [body]}
         with pytest.raises(ProtocolError, match=match):
-            wire.decode_request(bytes((wire.VERSION,)) + msgspec.msgpack.encode(body))
+            wire.decode_calls(bytes((wire.VERSION,)) + msgspec.msgpack.encode(calls))
 
 
 def test_a_reply_is_no_request() -> None:
     with pytest.raises(ProtocolError):
-        wire.decode_request(wire.encode(INFO))
+        wire.decode_calls(wire.encode(INFO))
+    with pytest.raises(ProtocolError):
+        wire.decode_calls(wire.encode(wire.Replies(replies={0: INFO})))
 
 
 @settings(max_examples=300, deadline=None)
@@ -112,7 +122,7 @@ def test_a_reply_is_no_request() -> None:
 @example(junk=b"\x91" * 190)
 def test_bytes_from_anywhere_raise_nothing_but_protocol_errors(junk: bytes) -> None:
     payload = bytes((wire.VERSION,)) + junk
-    for decode in (wire.decode_request, wire.decode_reply):
+    for decode in (wire.decode_calls, wire.decode_replies):
         with suppress(ProtocolError):
             decode(payload)
 
@@ -120,11 +130,12 @@ def test_bytes_from_anywhere_raise_nothing_but_protocol_errors(junk: bytes) -> N
 @settings(max_examples=200, deadline=None)
 @given(data=st.data())
 def test_damaged_messages_raise_nothing_but_protocol_errors(data: st.DataObject) -> None:
-    payload = bytearray(wire.encode(data.draw(st.sampled_from(REQUESTS))))
+    requests = tuple(data.draw(st.lists(st.sampled_from(REQUESTS), max_size=3)))
+    payload = bytearray(wire.encode(wire.Calls(caller=1, first=0, requests=requests)))
     for _ in range(data.draw(st.integers(1, 4))):
         payload[data.draw(st.integers(1, len(payload) - 1))] = data.draw(st.integers(0, 255))
     with suppress(ProtocolError):
-        wire.decode_request(bytes(payload))
+        wire.decode_calls(bytes(payload))
 
 
 def test_timings_merge_to_the_largest_of_each_stage() -> None:

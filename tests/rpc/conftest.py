@@ -99,6 +99,22 @@ class Deployment:
         assert line.startswith(b"serving"), line
         return process
 
+    async def call_from_elsewhere(
+        self, instance: int, *params: str, size: int = 1
+    ) -> asyncio.subprocess.Process:
+        """A caller of its own process, see ``rpc_caller``."""
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.rpc.rpc_caller", self.namespace, str(instance), str(size), *params)
+        )
+
+        async def stop() -> None:
+            if process.returncode is None:
+                process.kill()
+            await process.wait()
+
+        self._cleanup.append(stop)
+        return process
+
     async def close(self) -> None:
         for stop in reversed(self._cleanup):
             await stop()

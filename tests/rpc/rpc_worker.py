@@ -1,7 +1,7 @@
-"""A worker process: python -m tests.rpc.rpc_worker NAMESPACE [echo|slow|second|other]
+"""A worker process: python -m tests.rpc.rpc_worker NAMESPACE [echo|slow|later|second|other]
 
-``echo`` answers at once, ``slow`` never, ``second`` after a second of which it says that it has begun,
-``other`` says that it serves another model. SIGTERM ends it as it
+``echo`` answers at once, ``slow`` never, ``later`` never what says so in its ``param``, ``second`` after a
+second of which it says that it has begun, ``other`` says that it serves another model. SIGTERM ends it as it
 ends a real worker: out of discovery first, what is in flight finished.
 """
 
@@ -25,7 +25,7 @@ async def main(namespace: str, kind: str = "echo") -> None:
     async def handle(message: wire.Request) -> wire.Reply:
         if isinstance(message, wire.Describe):
             return msgspec.structs.replace(INFO, fingerprint="bad" if kind == "other" else "good")
-        if kind == "slow":
+        if kind == "slow" or (kind == "later" and "later" in repr(message)):
             await asyncio.sleep(600)
         if kind == "second":
             print("begun", flush=True)

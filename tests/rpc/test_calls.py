@@ -106,7 +106,7 @@ async def test_another_version_is_refused_by_either_side(
     with pytest.raises(ProtocolError, match=r"version \d+, its peer sent version 99"):
         await client.call(server.instance, echo(), timeout=10)
     monkeypatch.setattr(
-        wire, "encode", lambda m: b"\x63" + right(m)[1:] if isinstance(m, wire.EmbedRequest) else right(m)
+        wire, "encode", lambda m: b"\x63" + right(m)[1:] if isinstance(m, wire.Calls) else right(m)
     )
     with pytest.raises(ProtocolError, match=r"version \d+, its peer sent version 99"):
         await client.call(server.instance, echo(), timeout=10)

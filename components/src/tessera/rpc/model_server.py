@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from tessera import errors, tracing
 from tessera.errors import RequestCancelled, TesseraError
 from tessera.rpc.runtime import Runtime
 from tessera.rpc.server import UNREGISTER_SECONDS, Server, internal_error
+from tessera.tasks import Left, run_until
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,16 @@ class ModelServer(Server):
         except Exception as error:
             log.exception("%s: a request failed", self.address)
             yield _refusal(internal_error(error))
+
+    async def _unless_gone(self, work: Coroutine[Any, Any, Json], context: Any) -> Json:
+        """The result of ``work``; cancels it and raises ``RequestCancelled`` when its caller goes away."""
+        self._in_flight += 1
+        try:
+            return await run_until(context.async_killed_or_stopped(), work)
+        except Left:
+            raise RequestCancelled("the caller went away") from None
+        finally:
+            self._in_flight -= 1
 
     async def _embed(self, request: Mapping[str, Any], context: Any) -> Json:
         # The span is the work's own: a generator may be resumed in another context than it began in.

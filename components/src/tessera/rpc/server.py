@@ -4,22 +4,70 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+from typing import Any, Final
 
 from tessera import wire
 from tessera.errors import RequestCancelled, TesseraError, Unavailable
 from tessera.rpc.runtime import Runtime, send_at_once
-from tessera.tasks import Left, run_until
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 Handler = Callable[[wire.Request], Awaitable[wire.Reply]]
 
 UNREGISTER_SECONDS = 3.0
+_DROPPED: Final = wire.Failure.of(RequestCancelled("the call was cancelled"))
 _HEALTH_PROBE = {"probe": "tessera"}
+
+
+# Replies of more bytes do not wait for each other.
+_CHUNK_BYTES: Final = 1 << 20
+
+
+class _Joint:
+    """The requests of one ``Calls``: a task for each, and their replies as they are ready."""
+
+    def __init__(self, calls: wire.Calls, server: Server) -> None:
+        loop = asyncio.get_running_loop()
+        self._server = server
+        self._calls = calls
+        self._ready: dict[int, wire.Reply] = {}
+        self._running: dict[int, asyncio.Task[wire.Reply]] = {}
+        self._woken: asyncio.Future[None] | None = None
+        for position, request in enumerate(calls.requests):
+            task = loop.create_task(server.answer(request))
+            self._running[position] = task
+            server.began(calls.caller, calls.first + position, task)
+            task.add_done_callback(partial(self._ended, position))
+
+    async def ready(self) -> dict[int, wire.Reply]:
+        """Wait for the next replies: those that are ready in one round of the loop. Empty after the last."""
+        if not self._ready:
+            if not self._running:
+                return {}
+            self._woken = asyncio.get_running_loop().create_future()
+            await self._woken
+        size = 0
+        chunk: dict[int, wire.Reply] = {}
+        for position, reply in list(self._ready.items()):
+            size += wire.nbytes(reply)
+            if chunk and size > _CHUNK_BYTES:
+                break
+            chunk[position] = self._ready.pop(position)
+        return chunk
+
+    def stop(self, _: object = None) -> None:
+        """Cancel what is not done. The caller, if it still listens, is told so."""
+        for task in self._running.values():
+            task.cancel()
+
+    def _ended(self, position: int, task: asyncio.Task[wire.Reply]) -> None:
+        del self._running[position]
+        self._server.ended(self._calls.caller, self._calls.first + position)
+        self._ready[position] = _DROPPED if task.cancelled() else task.result()
+        if self._woken is not None and not self._woken.done():
+            self._woken.set_result(None)
 
 
 class Server:
@@ -34,6 +82,7 @@ class Server:
         self._handler = handler
         self._runtime = runtime
         self._in_flight = 0
+        self._tasks: dict[tuple[int, int], asyncio.Task[wire.Reply]] = {}
         self._served: asyncio.Future[Any] | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._stopping = False
@@ -137,27 +186,37 @@ class Server:
         if not isinstance(request, bytes):
             yield {"status": "ok"}
             return
-        yield wire.encode(await self._answer(request, context))
-
-    async def _answer(self, payload: bytes, context: Any) -> wire.Reply:
         try:
-            message = wire.decode_request(payload)
+            calls = wire.decode_calls(request)
         except TesseraError as error:
-            return wire.Failure.of(error)
+            yield wire.encode(wire.Failure.of(error))
+            return
+        for number in calls.cancelled:
+            if task := self._tasks.get((calls.caller, number)):
+                task.cancel()
+        if not calls.requests:
+            yield wire.encode(wire.Replies(replies={}))
+            return
+        joint = _Joint(calls, self)
+        gone = asyncio.ensure_future(context.async_killed_or_stopped())
+        gone.add_done_callback(joint.stop)
         try:
-            return await self._unless_gone(self.answer(message), context)
-        except RequestCancelled as error:
-            return wire.Failure.of(error)
-
-    async def _unless_gone(self, work: Coroutine[Any, Any, T], context: Any) -> T:
-        """The result of ``work``; cancels it and raises ``RequestCancelled`` when its caller goes away."""
-        self._in_flight += 1
-        try:
-            return await run_until(context.async_killed_or_stopped(), work)
-        except Left:
-            raise RequestCancelled("the caller went away") from None
+            while replies := await joint.ready():
+                yield wire.encode(wire.Replies(replies=replies))
         finally:
-            self._in_flight -= 1
+            joint.stop()
+            gone.remove_done_callback(joint.stop)
+            if not gone.cancel() and not gone.cancelled():
+                # An error counts as leaving; asyncio complains of one that is not retrieved.
+                gone.exception()
+
+    def began(self, caller: int, number: int, task: asyncio.Task[wire.Reply]) -> None:
+        self._in_flight += 1
+        self._tasks[caller, number] = task
+
+    def ended(self, caller: int, number: int) -> None:
+        self._in_flight -= 1
+        self._tasks.pop((caller, number), None)
 
     async def answer(self, message: wire.Request) -> wire.Reply:
         """What the handler replies, also to a message of this process's own; errors are ``Failure``s."""
