@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from benchmarks.ports import free_ports
 from benchmarks.proc import children
 from prometheus_client.parser import text_string_to_metric_families
 
+from tessera.frontend.group import GROUP_VARIABLE
 from tests.proc import command_line
 
 ROOT = Path(__file__).parents[2]
@@ -24,12 +26,16 @@ MODEL = "tessera-random"
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """``worker_ports`` are in the order in which the script starts workers: encode first, then embed."""
+    """``worker_ports`` are in the order in which the script starts workers: encode first, then embed.
+
+    All frontends answer at ``url``, each of several at one of ``frontend_urls``, too.
+    """
 
     url: str
     worker_ports: tuple[int, ...]
     script: subprocess.Popen[bytes]
     log: Path
+    frontend_urls: tuple[str, ...] = ()
 
     def health(self) -> dict[str, object]:
         return httpx.get(f"{self.url}/health").json()
@@ -52,7 +58,6 @@ class Service:
         """
         first_port = self.worker_ports[0]
         frontends = count - len(self.worker_ports)
-        http_port = int(self.url.rpartition(":")[2])
         found = [-1] * count
         for pid in self.pids():
             try:
@@ -66,7 +71,9 @@ class Service:
                 if port is not None:
                     found[frontends + int(port.partition(b"=")[2]) - first_port] = pid
             elif "tessera.frontend" in arguments:
-                found[int(arguments[arguments.index("--port") + 1]) - http_port] = pid
+                seat = next((entry for entry in environ if entry.startswith(GROUP_VARIABLE.encode())), None)
+                if seat is not None:
+                    found[json.loads(seat.partition(b"=")[2])["index"]] = pid
         return found
 
     def wait_workers(self, embed: int, encode: int, timeout: float = 90.0) -> None:
@@ -119,13 +126,14 @@ def launch(
     environment: dict[str, str] | None = None,
 ) -> Iterator[Service]:
     """Run ``launch/<script>``, wait for its ready line, and end it with Ctrl-C; nothing may be left."""
-    ports = free_ports(frontends + workers)
-    port, worker_ports = ports[0], ports[frontends:]
+    port, *others = free_ports(1 + (frontends if frontends > 1 else 0) + workers)
+    own, worker_ports = others[: len(others) - workers], others[len(others) - workers :]
     settings = {
         "MODEL_PATH": str(checkpoint),
         "SERVED_MODEL_NAME": MODEL,
         "FRONTENDS": str(frontends),
         "DYN_HTTP_PORT": str(port),
+        "FRONTEND_PORT_BASE": str(own[0] if own else 0),
         "DYN_SYSTEM_PORT_BASE": str(worker_ports[0] if worker_ports else 1),
         "READY_TIMEOUT_SECONDS": "240",
         # Two cores serve up to five processes here.
@@ -140,7 +148,8 @@ def launch(
             start_new_session=True,
             preexec_fn=default_signals,
         )
-    service = Service(f"http://127.0.0.1:{port}", tuple(worker_ports), process, log)
+    urls = tuple(f"http://127.0.0.1:{one}" for one in own)
+    service = Service(f"http://127.0.0.1:{port}", tuple(worker_ports), process, log, urls)
     try:
         deadline = time.monotonic() + 270
         while b"tessera: ready at" not in log.read_bytes():

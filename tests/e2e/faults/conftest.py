@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import pytest
 
 from tests.e2e.faults.traffic import Known, known_inputs
@@ -27,7 +26,7 @@ text: {max_queue_seconds: 600}
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Two frontends, two encode and two embed workers."""
+    """Two frontends, two encode and two embed workers; ``urls`` are of each frontend alone."""
 
     service: Service
     urls: tuple[str, str]
@@ -61,6 +60,5 @@ def deployed(checkpoint: Path, folder: Path, engine: str) -> Iterator[Deployment
     with launch(
         "e_p.sh", checkpoint, log, workers=4, frontends=2, arguments=small, environment=environment
     ) as service:
-        first = httpx.URL(service.url)
-        assert first.port is not None
-        yield Deployment(service, (service.url, str(first.copy_with(port=first.port + 1))))
+        first, second = service.frontend_urls
+        yield Deployment(service, (first, second))

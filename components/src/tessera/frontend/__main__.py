@@ -13,8 +13,9 @@ import uvloop
 from tessera import tracing
 from tessera.errors import DiscoveryLost, TesseraError
 from tessera.frontend.app import make_app
+from tessera.frontend.group import GROUP_VARIABLE
 from tessera.frontend.http.auth import API_KEYS_VARIABLE
-from tessera.frontend.http.server import HttpServer
+from tessera.frontend.http.server import HttpServer, SharedPort
 from tessera.frontend.service import Service
 from tessera.frontend.settings import FrontendSettings, parse
 from tessera.logs import LogFormat, log_as, log_settings, write_behind
@@ -34,6 +35,7 @@ async def serve(settings: FrontendSettings) -> None:
         port=settings.port,
         drain_seconds=settings.drain_seconds,
         limits=settings.limits.connection,
+        shared=SharedPort(settings.seat, service.group) if settings.seat else None,
     )
 
     def stop() -> None:
@@ -74,7 +76,8 @@ def main() -> int:
     log_as("frontend", settings := log_settings())
     set_environment_defaults(json_log=settings.format is LogFormat.JSON)
     try:
-        uvloop.run(serve(parse(api_keys=os.environ.pop(API_KEYS_VARIABLE, None))))
+        keys, seat = (os.environ.pop(name, None) for name in (API_KEYS_VARIABLE, GROUP_VARIABLE))
+        uvloop.run(serve(parse(api_keys=keys, seat=seat)))
     except DiscoveryLost as error:
         log.error("%s", error)
         return FORGOTTEN

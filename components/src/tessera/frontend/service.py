@@ -12,6 +12,7 @@ from fastapi import APIRouter
 
 from tessera import wire
 from tessera.frontend.api.endpoint import Endpoint
+from tessera.frontend.group import PULSE_SECONDS, FrontendGroup
 from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
 from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.errors import ErrorShape, openai_error
@@ -65,6 +66,8 @@ class Service:
     limiter: RateLimiter
     admission: Admission
     metrics: FrontendMetrics
+    group: FrontendGroup
+    pulse: asyncio.Task[None]
     draining: asyncio.Event = field(default_factory=asyncio.Event)
 
     @classmethod
@@ -73,7 +76,10 @@ class Service:
         model = open_model(settings.model_path, settings.model_options)
         runtime = Runtime(settings.rpc)
         name = f"frontend-{uuid.uuid4().hex}"
-        workers = await _workers(settings, runtime, model, name)
+        group = FrontendGroup(settings.seat)
+        # Workers divide what they take among those who ask: the frontends of one host are one.
+        caller = f"frontends-{settings.seat.name}" if settings.seat else name
+        workers = await _workers(settings, runtime, model, caller)
         media = MediaLoader(settings.media, settings.limits.images)
         metrics = FrontendMetrics()
         embedder = _embedder(settings, model, workers, metrics, name)
@@ -105,12 +111,22 @@ class Service:
             limiter=limiter,
             admission=admission,
             metrics=metrics,
+            group=group,
+            pulse=asyncio.create_task(_pulse(group, workers), name="pulse"),
         )
 
     async def close(self) -> None:
+        self.pulse.cancel()
         await self.media.close()
         for peers in self.workers.by_component.values():
             await peers.close()
+
+
+async def _pulse(group: FrontendGroup, workers: Workers) -> None:
+    """Tell the other frontends of the group that this one is there, until cancelled."""
+    while group.siblings:
+        group.pulse(embed=len(workers.embed.ready), encode=len(workers.encode.ready))
+        await asyncio.sleep(PULSE_SECONDS)
 
 
 def described(model: Model) -> dict[str, Any]:

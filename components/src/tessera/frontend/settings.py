@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from tessera.frontend.group import Seat
 from tessera.frontend.http.admission import RESPONSES_IN_FLIGHT
 from tessera.frontend.http.auth import API_KEYS_VARIABLE, ApiKey, read_keys
 from tessera.frontend.http.connection import ConnectionLimits
@@ -148,10 +149,15 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     log: Annotated[LogSettings, Setting(group="log")] = LogSettings()
     traces: tuple[str, ...] = ()
     """The exporters of traces, by name."""
+    seat: Seat | None = None
+    """Among the frontends that answer on one port."""
 
 
-def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> FrontendSettings:
-    """``api_keys`` is the environment variable's value: keys have no place on a command line.
+def parse(
+    argv: Sequence[str] | None = None, *, api_keys: str | None = None, seat: str | None = None
+) -> FrontendSettings:
+    """``api_keys`` is the environment variable's value: keys have no place on a command line. ``seat`` is
+    what the launcher says (``frontend/group``).
 
     Raises ``ConfigError`` for values that argparse cannot judge; exits with status 2 for the rest.
     """
@@ -169,4 +175,5 @@ def parse(argv: Sequence[str] | None = None, *, api_keys: str | None = None) -> 
         encode_endpoint=given.encode_endpoint or f"dyn://{namespace}.encode.generate",
         access=access,
         traces=exporters(given.want_traces),
+        seat=Seat.read(seat),
     )

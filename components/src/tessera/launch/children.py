@@ -71,15 +71,30 @@ def _wait(numbers: set[signal.Signals], seconds: float | None) -> int:
     return 0 if came is None else came.si_signo
 
 
-def spawn(command: Sequence[str], environment: Mapping[str, str], *, output: Path | None = None) -> int:
+FIRST_DESCRIPTOR: Final = 3
+"""The number by which a child knows the first of the descriptors that it inherits."""
+
+
+def spawn(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    output: Path | None = None,
+    descriptors: Sequence[int] = (),
+) -> int:
     """Start a process in the background: it has no input, and ignores what a terminal sends; its id.
 
-    ``output`` is a file for what it writes. Raises ``OSError`` when the program cannot be started.
+    ``output`` is a file for what it writes. Of ``descriptors`` it inherits copies, with numbers from
+    ``FIRST_DESCRIPTOR`` on; their own numbers are above those. Raises ``OSError`` when the program cannot be
+    started.
     """
     actions: list[_Action] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     if output is not None:
         actions.append((os.POSIX_SPAWN_OPEN, 1, str(output), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
         actions.append((os.POSIX_SPAWN_DUP2, 1, 2))
+    actions += [
+        (os.POSIX_SPAWN_DUP2, own, number) for number, own in enumerate(descriptors, FIRST_DESCRIPTOR)
+    ]
     return _spawn(command, environment, actions, set())
 
 
@@ -118,6 +133,7 @@ class Child:
     """A process that is started again when it ends; ``pid`` is None while it is not there.
 
     ``status`` is what it ended with last, as a shell says it.
+    ``descriptors`` are what it inherits.
     ``due`` is when it will be started again, of ``time.monotonic``. ``delay`` is how many seconds after its
     end that is.
     """
@@ -126,6 +142,7 @@ class Child:
     role: str
     command: Sequence[str]
     environment: Mapping[str, str]
+    descriptors: Sequence[int] = ()
     pid: int | None = None
     started: float = 0.0
     delay: int = 1

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tessera.launch.port import Port
 from tessera.launch.settings import LaunchSettings, Shared
 
 
@@ -18,6 +19,8 @@ class Process:
     role: str
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
+    descriptors: Sequence[int] = ()
+    """What it inherits."""
 
 
 def engine_configs(root: Path) -> str:
@@ -132,16 +135,18 @@ def processes(
     workers: list[Workers],
     environment: Mapping[str, str],
     sharing: Sequence[Sequence[int]],
+    port: Port | None = None,
 ) -> list[Process]:
     """Every process of a service on one machine, in the order in which they are started.
 
-    ``sharing`` says for each worker of each kind how many workers are on its card.
+    ``sharing`` says for each worker of each kind how many workers are on its card. ``port`` is the one that
+    the frontends share; without it each opens its own.
     """
     counts = {kind.role: kind.count for kind in workers}
     embed, encode = counts.get("agg", 0) + counts.get("embed", 0), counts.get("encode", 0)
     found = []
     for index in range(settings.frontends):
-        flags = frontend_flags(settings, settings.dyn_http_port + index)
+        flags = frontend_flags(settings, settings.dyn_http_port)
         # The numbers of workers that will be started, so that a missing one shows.
         flags += ["--expect-embed", settings.expect_embed_workers or str(embed)]
         flags += ["--expect-encode", settings.expect_encode_workers or str(encode)]
@@ -150,11 +155,14 @@ def processes(
         flags += [*settings.frontend_args.split(), *shared_flags(settings)]
         name = f"frontend {index}" if settings.frontends > 1 else "frontend"
         arguments = ("-m", "tessera.frontend", *flags)
-        found.append(Process(name, "frontend", arguments, without_system_port(environment)))
-    port = settings.dyn_system_port_base
+        own = without_system_port(environment)
+        if port is not None:
+            own |= port.seat(index)
+        found.append(Process(name, "frontend", arguments, own, port.descriptors if port else ()))
+    system_port = settings.dyn_system_port_base
     for kind, on_card in zip(workers, sharing, strict=True):
         for index, card in enumerate(kind.cards):
-            own = {"DYN_SYSTEM_PORT": str(port)}
+            own = {"DYN_SYSTEM_PORT": str(system_port)}
             if kind.gpus:
                 own["CUDA_VISIBLE_DEVICES"] = card
             flags = [
@@ -165,5 +173,5 @@ def processes(
             ]
             arguments = ("-m", "tessera.worker", *flags)
             found.append(Process(f"{kind.role} worker {index}", kind.role, arguments, {**environment, **own}))
-            port += 1
+            system_port += 1
     return found

@@ -29,7 +29,7 @@ _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def workers(url: str) -> dict[str, int] | None:
-    """The numbers of workers, or None when the frontend does not answer yet."""
+    """The numbers of workers, and of the ``frontends`` that know so many; None when nothing answers yet."""
     request = urllib.request.Request(f"{url}/health")
     try:
         try:
@@ -40,7 +40,7 @@ def workers(url: str) -> dict[str, int] | None:
     except (OSError, ValueError, http.client.HTTPException):
         return None
     found = body.get("workers") if isinstance(body, dict) else None
-    return found if isinstance(found, dict) else None
+    return {**found, "frontends": body.get("frontends", 1)} if isinstance(found, dict) else None
 
 
 def _serves(url: str) -> bool:
@@ -56,13 +56,15 @@ def _serves(url: str) -> bool:
 class Expected:
     """What a service is ready with: ``embed`` and ``encode`` workers known to each of ``frontends``.
 
-    ``workers`` are asked themselves, on a host without a frontend. Both are URLs.
+    ``workers`` are asked themselves, on a host without a frontend. Both are URLs; ``together`` is how many
+    frontends answer behind each.
     """
 
     frontends: Sequence[str]
     workers: Sequence[str]
     embed: int
     encode: int
+    together: int = 1
 
     def _is_there(self) -> bool:
         return all(self._knows_all(url) for url in self.frontends) and all(map(_serves, self.workers))
@@ -73,6 +75,7 @@ class Expected:
             found is not None
             and found.get("embed", 0) >= self.embed
             and found.get("encode", 0) >= self.encode
+            and found["frontends"] >= self.together
         )
 
     def wait(self, timeout: float, hopeless: Callable[[], bool] = lambda: False) -> bool:

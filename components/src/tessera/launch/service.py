@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from typing import Final, NoReturn
 
 from tessera.launch import mps
 from tessera.launch.children import Signals, Told, collect, run, spawn
+from tessera.launch.port import Port
 from tessera.launch.processes import (
     Workers,
     agg_workers,
@@ -125,15 +127,23 @@ class Service:
         self._environment = without_source(os.environ, root) | self._settings.of_dynamo()
         self._supervisor = Supervisor(signals, report, self._settings.stop_timeout_seconds)
         self._folders: list[Path] = []
+        self._port: Port | None = None
 
     @property
     def _worker_count(self) -> int:
         return sum(kind.count for kind in self._workers)
 
     @property
-    def _http_ports(self) -> range:
-        first = self._settings.dyn_http_port
-        return range(first, first + self._settings.frontends)
+    def _http_ports(self) -> dict[int, str]:
+        """Every port on which frontends answer, with the variable that it comes from."""
+        settings = self._settings
+        if not settings.frontends:
+            return {}
+        first = settings.frontend_port_base
+        own = range(first, first + settings.frontends if first else 0)
+        return {settings.dyn_http_port: f"DYN_HTTP_PORT={settings.dyn_http_port}"} | dict.fromkeys(
+            own, f"FRONTEND_PORT_BASE={first}"
+        )
 
     @property
     def _system_ports(self) -> range:
@@ -151,10 +161,11 @@ class Service:
         """
         settings = self._settings
         # Somebody else's answers on that port would look like our own.
-        for port in self._http_ports:
+        for port, variable in self._http_ports.items():
             if _listens(settings.dyn_http_host, port):
-                said = f"something listens on {settings.dyn_http_host}:{port} already"
-                raise SettingError(f"DYN_HTTP_PORT={settings.dyn_http_port}: {said}")
+                raise SettingError(
+                    f"{variable}: something listens on {settings.dyn_http_host}:{port} already"
+                )
         ports, said = self._system_ports, f"DYN_SYSTEM_PORT_BASE={settings.dyn_system_port_base}"
         if ports.start < 1 or ports.stop > _HIGHEST_SYSTEM_PORT + 1:
             raise SettingError(f"{said}: Dynamo takes ports up to {_HIGHEST_SYSTEM_PORT}")
@@ -196,11 +207,27 @@ class Service:
             shares = sharing(workers, self._machine)
             self._report.say(described(self._settings, workers, self._machine))
             self._start_mps(any(count > 1 for counts in shares for count in counts))
-            for process in processes(self._settings, workers, self._environment, shares):
+            self._open_port()
+            for process in processes(self._settings, workers, self._environment, shares, self._port):
                 command = [self._python, *process.arguments]
-                self._supervisor.start(process.name, process.role, command, process.environment)
+                self._supervisor.start(
+                    process.name, process.role, command, process.environment, process.descriptors
+                )
         except OSError as error:
             raise SettingError(str(error)) from error
+
+    def _open_port(self) -> None:
+        settings = self._settings
+        if not settings.frontends:
+            return
+        host, port = settings.dyn_http_host, settings.dyn_http_port
+        try:
+            self._port = Port.open(host, port, settings.frontends, own=settings.frontend_port_base)
+        except (OSError, OverflowError, UnicodeError) as error:
+            said = f"cannot listen on {host}:{port}: {error}"
+            if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+                said = f"something listens on {host}:{port} already"
+            raise SettingError(f"DYN_HTTP_PORT={port}: {said}") from error
 
     def _leave_out_encode_workers(self) -> None:
         """Start none for a model that reads text alone. Raises ``SettingError`` for what is no model."""
@@ -262,6 +289,7 @@ class Service:
         urls = [f"http://{settings.dyn_http_host}:{port}" for port in self._http_ports]
         expected = Expected(
             frontends=urls,
+            together=settings.frontends,
             # A host without a frontend has its workers to ask.
             workers=[f"http://{settings.dyn_system_host}:{port}" for port in self._system_ports if not urls],
             embed=counts.get("agg", 0) + counts.get("embed", 0),
@@ -302,6 +330,8 @@ class Service:
 
     def stop(self) -> None:
         """End every process in order, and remove what was made for them."""
+        if self._port is not None:
+            self._port.close()
         self._supervisor.stop()
         import shutil
 

@@ -84,8 +84,10 @@ class LaunchSettings(Shared):
     agg_engine_args: str = ""
     encode_engine_args: str = ""
     embed_engine_args: str = ""
-    # Frontends listen on this many ports from DYN_HTTP_PORT on; 0 for a host that has workers alone.
+    # All of them answer on DYN_HTTP_PORT; 0 for a host that has workers alone.
     frontends: int = 1
+    # Each answers on a port of its own as well, from this one on; 0: none does.
+    frontend_port_base: int = 0
     # Workers answer /health and /metrics on this port and the ones above it.
     dyn_system_port_base: int = 8081
     dyn_system_host: str = "127.0.0.1"
@@ -183,9 +185,14 @@ TABLE: Final = (
     ),
     Row(
         "FRONTENDS",
-        "frontends, on `DYN_HTTP_PORT` and above; any number of processes may be 0 on a host of several",
+        "frontends, all on one port; any number of processes may be 0 on a host of several",
     ),
-    Row("DYN_HTTP_HOST, DYN_HTTP_PORT", "where the frontend listens"),
+    Row("DYN_HTTP_HOST, DYN_HTTP_PORT", "where the frontends listen"),
+    Row(
+        "FRONTEND_PORT_BASE",
+        "first frontend's port of its own, the next ones above it, for a balancer that wants to see each",
+        "none",
+    ),
     Row(
         "DYN_SYSTEM_PORT_BASE",
         "first worker's `/health` and `/metrics`, the next ones above it; below 32768. A second service on "

@@ -61,9 +61,19 @@ class Supervisor:
         # Processes beside the service, which are not started again.
         self._others: set[int] = set()
 
-    def start(self, name: str, role: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start a process that is started again whenever it ends. Raises ``OSError``."""
-        child = Child(name, role, command, environment)
+    def start(
+        self,
+        name: str,
+        role: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Start a process that is started again whenever it ends. Raises ``OSError``.
+
+        It inherits copies of ``descriptors``, as ``children.spawn`` says.
+        """
+        child = Child(name, role, command, environment, descriptors)
         self.children.append(child)
         self._start(child)
 
@@ -115,7 +125,7 @@ class Supervisor:
     def _start(self, child: Child) -> None:
         child.due = None
         child.started = time.monotonic()
-        child.pid = spawn(child.command, child.environment)
+        child.pid = spawn(child.command, child.environment, descriptors=child.descriptors)
 
     def _start_again(self, child: Child) -> None:
         child.delay = min(2 * child.delay, _LONGEST_DELAY)

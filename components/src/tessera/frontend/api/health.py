@@ -14,8 +14,9 @@ _TEXT: Final[Schema] = {"type": "string"}
 _FLAG: Final[Schema] = {"type": "boolean"}
 _BY_COMPONENT: Final = object_of(("embed", "encode"), embed=WHOLE, encode=WHOLE)
 _HEALTH: Final = object_of(
-    ("status", "workers", "missing", "images"),
+    ("status", "frontends", "workers", "missing", "images"),
     status=_TEXT,
+    frontends=WHOLE,
     workers=_BY_COMPONENT,
     missing=_BY_COMPONENT,
     images=_FLAG,
@@ -37,19 +38,22 @@ def _routes(service: Service) -> APIRouter:
         "/health", openapi_extra=answers(_HEALTH, 503), summary="Whether a worker that can serve is there"
     )
     async def health() -> Response:
-        workers = {component: len(found.ready) for component, found in peers.items()}
+        known = {component: len(found.ready) for component, found in peers.items()}
+        frontends, *least = service.group.reach(known["embed"], known["encode"])
+        workers = dict(zip(("embed", "encode"), least, strict=True))
         missing = {
             component: max(0, service.workers.expected[component] - count)
             for component, count in workers.items()
         }
         # Aggregated workers encode for themselves; others need an encode worker for images.
         images = service.model.vision is not None and any(
-            info.role == "agg" or (info.images and workers["encode"] > 0)
+            info.role == "agg" or (info.images and known["encode"] > 0)
             for info in peers["embed"].ready.values()
         )
         ready = is_ready()
         body = {
             "status": "ready" if ready else "not ready",
+            "frontends": frontends,
             "workers": workers,
             "missing": missing,
             "images": images,

@@ -12,7 +12,7 @@ import asyncio
 import re
 import resource
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any, Final, cast
 
 import httptools
@@ -170,9 +170,17 @@ class GuardedProtocol(HttpToolsProtocol):
 
     _reader: SlowReader
 
-    def __init__(self, *args: Any, limits: ConnectionLimits, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        limits: ConnectionLimits,
+        changed: Callable[[], None] = lambda: None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
+        # Called when there is a connection more or less.
+        self._changed = changed
         self.timeout_keep_alive = limits.keep_alive_seconds  # type: ignore[assignment]
         self._in_head = True
         self._head_bytes = 0
@@ -190,6 +198,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._changed()
         self._reader = SlowReader(transport, self.loop, seconds=self._limits.write_seconds)
         excess = len(self.connections) - max_connections()
         if excess > _REFUSED_AT_ONCE:
@@ -206,6 +215,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._reader.stop()
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
+        self._changed()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:

@@ -1,0 +1,167 @@
+"""Three frontends that answer on one port, as one service."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.service import MODEL, Service, launch
+from tests.signals import freeze
+
+pytestmark = pytest.mark.service
+
+FRONTENDS = 3
+
+
+@pytest.fixture(scope="module")
+def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    log = tmp_path_factory.mktemp("one-port") / "log"
+    with launch("agg.sh", checkpoint, log, workers=1, frontends=FRONTENDS) as running:
+        yield running
+
+
+@pytest.fixture
+def whole(service: Service) -> Service:
+    wait_whole(service)
+    return service
+
+
+def wait_whole(service: Service) -> None:
+    until(lambda: all(known(url) == (FRONTENDS, 1) for url in (service.url, *service.frontend_urls)))
+
+
+def known(url: str) -> tuple[int, int]:
+    """The frontends and the embed workers that a frontend tells of; zeros where none answers."""
+    try:
+        said = httpx.get(f"{url}/health", timeout=10).json()
+    except httpx.TransportError:
+        return 0, 0
+    return said["frontends"], said["workers"]["embed"]
+
+
+def until(done: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def frontends(service: Service) -> list[int]:
+    return service.pids_in_order(FRONTENDS + 1)[:FRONTENDS]
+
+
+class Connection:
+    """A kept connection to the port that all share."""
+
+    def __init__(self, service: Service) -> None:
+        port = int(service.url.rpartition(":")[2])
+        self._http = HTTPConnection("127.0.0.1", port, timeout=30)
+        self._http.connect()
+        # A broken one must not be replaced.
+        self._http.auto_open = 0
+        self.socket = self._http.sock
+
+    def answers(self) -> bool:
+        """Whether a request is answered; false when the connection breaks."""
+        try:
+            self._http.request("GET", "/live")
+            return self._http.getresponse().read() == b'{"status":"live"}'
+        except (ConnectionError, HTTPException):
+            return False
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def owners(connections: list[Connection], pids: list[int]) -> list[int]:
+    """The process that has taken each connection."""
+    holders = {}
+    for pid in pids:
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                holders[os.readlink(entry)] = pid
+            except FileNotFoundError:
+                continue
+    # The other end's line in the table of connections names this end second.
+    inodes = {}
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        inodes[fields[1], fields[2]] = f"socket:[{fields[9]}]"
+    found = []
+    for connection in connections:
+        here, there = (f"0100007F:{end[1]:04X}" for end in ends(connection))
+        found.append(holders[inodes[there, here]])
+    return found
+
+
+def ends(connection: Connection) -> tuple[tuple[str, int], tuple[str, int]]:
+    return connection.socket.getsockname(), connection.socket.getpeername()
+
+
+def answered(connections: list[Connection]) -> int:
+    return sum(one.answers() for one in connections)
+
+
+def opened(stack: ExitStack, service: Service, count: int) -> list[Connection]:
+    """So many connections in a burst, of which each has been answered."""
+    connections = [stack.enter_context(closing(Connection(service))) for _ in range(count)]
+    assert answered(connections) == len(connections)
+    return connections
+
+
+def test_each_frontend_takes_its_part_of_the_connections(whole: Service) -> None:
+    with ExitStack() as stack:
+        connections = opened(stack, whole, 240)
+        taken = Counter(owners(connections, frontends(whole)))
+    assert len(taken) == FRONTENDS
+    assert all(64 <= count <= 96 for count in taken.values()), taken
+
+
+def test_a_frozen_frontend_holds_up_no_new_connection(whole: Service) -> None:
+    with ExitStack() as stack:
+        victim = frontends(whole)[1]
+        freeze(victim)
+        try:
+            connections = opened(stack, whole, 60)
+            assert victim not in owners(connections, frontends(whole))
+            until(lambda: known(whole.url) == (FRONTENDS - 1, 1))
+        finally:
+            os.kill(victim, signal.SIGCONT)
+        until(lambda: known(whole.url) == (FRONTENDS, 1))
+        assert answered(connections) == len(connections)
+
+
+def test_a_frontend_that_is_killed_loses_its_own_connections_alone(whole: Service) -> None:
+    with ExitStack() as stack:
+        connections = opened(stack, whole, 60)
+        pids = frontends(whole)
+        held = owners(connections, pids)
+        os.kill(pids[2], signal.SIGKILL)
+        until(lambda: f"(pid {pids[2]}) ended" in whole.log.read_text())
+        kept = [one.answers() for one in connections]
+        assert kept == [pid != pids[2] for pid in held]
+        # The others take all while it is started again.
+        assert opened(stack, whole, 30)
+
+
+def test_a_rolling_restart_refuses_nobody(whole: Service) -> None:
+    """Each request comes by a connection of its own: one that is in the queue outlives whoever ends."""
+    count = 0
+    for number in range(FRONTENDS):
+        pid = frontends(whole)[number]
+        os.kill(pid, signal.SIGTERM)
+        while frontends(whole)[number] in (-1, pid) or known(whole.url) != (FRONTENDS, 1):
+            answer = httpx.post(f"{whole.url}/v1/embeddings", json={"model": MODEL, "input": "a"}, timeout=30)
+            assert answer.status_code == 200, answer.text
+            count += 1
+        assert f"(pid {pid}) ended with status 0" in whole.log.read_text()
+    assert count
