@@ -67,6 +67,10 @@ _ENVIRONMENT_DEFAULTS = {
     # The runtime's ten seconds end every process of a service whose etcd is restarted. A dead worker stays
     # listed for longer with this, but is found out by its silence and not by its lease.
     "ETCD_LEASE_TTL": "30",
+    # The runtime starts a thread a core. They wake each other for work that one does at less cost: a call
+    # alone takes 1.18 ms of processor time on both sides together with one thread, 1.22 with two and 1.36
+    # with sixteen, one of 64 at once 0.050, 0.063 and 0.055; each takes 0.8 GB of images a second.
+    "DYN_RUNTIME_NUM_WORKER_THREADS": "1",
 }
 
 
