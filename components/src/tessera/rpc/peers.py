@@ -112,8 +112,11 @@ class _Line:
 
     def add(self, request: wire.Request) -> _Call:
         call = _Call(request, wire.nbytes(request), self._loop.create_future())
-        self._waiting.append(call)
-        self._leave_soon()
+        if call.nbytes > _LARGE_BYTES:
+            self._start([call], large=True)
+        else:
+            self._waiting.append(call)
+            self._leave_soon()
         return call
 
     def drop(self, call: _Call) -> None:
@@ -151,9 +154,6 @@ class _Line:
         together: list[_Call] = []
         size = 0
         for call in waiting:
-            if call.nbytes > _LARGE_BYTES:
-                self._start([call], large=True)
-                continue
             if size + call.nbytes > _JOINT_BYTES or len(together) == _JOINT_REQUESTS:
                 self._start(together)
                 together, size = [], 0
@@ -176,7 +176,7 @@ class _Line:
         )
         self._joints.add(joint)
         self._starting += not large
-        joint.task = self._loop.create_task(self._travel(joint, message))
+        joint.task = self._loop.create_task(self._travel(joint, message), context=self._context)
 
     async def _travel(self, joint: _Joint, message: wire.Calls) -> None:
         context = new_context()
