@@ -20,12 +20,20 @@ from tests.signals import freeze
 pytestmark = pytest.mark.service
 
 FRONTENDS = 3
+KEYS = {name: f"sk-one-port-{name}" for name in ("steady", "hasty")}
+PER_MINUTE = 240
 
 
 @pytest.fixture(scope="module")
 def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     log = tmp_path_factory.mktemp("one-port") / "log"
-    with launch("agg.sh", checkpoint, log, workers=1, frontends=FRONTENDS) as running:
+    environment = {
+        "TESSERA_API_KEYS": ",".join(f"{key} {name}" for name, key in KEYS.items()),
+        "FRONTEND_ARGS": f"--requests-per-minute {PER_MINUTE} --open-metrics",
+    }
+    with launch(
+        "agg.sh", checkpoint, log, workers=1, frontends=FRONTENDS, environment=environment
+    ) as running:
         yield running
 
 
@@ -118,6 +126,11 @@ def opened(stack: ExitStack, service: Service, count: int) -> list[Connection]:
     return connections
 
 
+def post(url: str, key: str, body: object) -> httpx.Response:
+    headers = {"authorization": f"Bearer {KEYS[key]}"}
+    return httpx.post(f"{url}/v1/embeddings", json=body, headers=headers, timeout=30)
+
+
 def test_each_frontend_takes_its_part_of_the_connections(whole: Service) -> None:
     with ExitStack() as stack:
         connections = opened(stack, whole, 240)
@@ -160,8 +173,29 @@ def test_a_rolling_restart_refuses_nobody(whole: Service) -> None:
         pid = frontends(whole)[number]
         os.kill(pid, signal.SIGTERM)
         while frontends(whole)[number] in (-1, pid) or known(whole.url) != (FRONTENDS, 1):
-            answer = httpx.post(f"{whole.url}/v1/embeddings", json={"model": MODEL, "input": "a"}, timeout=30)
+            answer = post(whole.url, "steady", {"model": MODEL, "input": "a"})
             assert answer.status_code == 200, answer.text
             count += 1
+            # Within the key's rate.
+            time.sleep(0.1)
         assert f"(pid {pid}) ended with status 0" in whole.log.read_text()
     assert count
+
+
+def test_a_key_has_one_rate_at_all_frontends(whole: Service) -> None:
+    """Nobody is let in beyond a minute's worth, and a frontend that is started again gives no second one."""
+    began = time.monotonic()
+    admitted = 0
+    while not (codes := [post(url, "hasty", {}).status_code for url in whole.frontend_urls]).count(429):
+        admitted += codes.count(400)
+    admitted += codes.count(400)
+    ended = time.monotonic()
+    assert PER_MINUTE <= admitted <= PER_MINUTE + (ended - began) * PER_MINUTE / 60
+    pid = frontends(whole)[0]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: frontends(whole)[0] not in (-1, pid) and known(whole.frontend_urls[0]) == (FRONTENDS, 1))
+    admitted = 0
+    while post(whole.frontend_urls[0], "hasty", {}).status_code == 400:
+        admitted += 1
+        assert admitted <= 1 + (time.monotonic() - ended) * PER_MINUTE / 60
+    assert post(whole.frontend_urls[1], "steady", {}).status_code == 400

@@ -39,12 +39,13 @@ class Budget:
 
     def admits(self, client: str, amount: int) -> bool:
         """Whether ``take`` would keep to the rules; a first piece of any size always does."""
-        if not self._used:
+        used = self.used
+        if not used:
             return True
-        free = self._limit() - self._used
+        free = self._limit() - used
         if amount > free:
             return False
-        held = self._held.get(client, 0) if client else 0
+        held = self.held(client) if client else 0
         return not held or held + amount <= _FACTOR * (free - amount)
 
     def take(self, client: str, amount: int) -> None:

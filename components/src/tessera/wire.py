@@ -238,7 +238,7 @@ class EncodeReply(Message, frozen=True, kw_only=True):
 
 
 class Describe(Message, frozen=True, kw_only=True):
-    """Ask an instance what it is; ``caller`` names a frontend, which is told its share of the room there."""
+    """Ask an instance what it is; ``caller`` names the frontends of one port, which share their part."""
 
     caller: str = ""
 

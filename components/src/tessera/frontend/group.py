@@ -64,15 +64,19 @@ _NAMES: Final = 10
 _VERSION: Final = 11
 _HEAD: Final = 16
 
-# Words of each name behind that: its hash, what it holds, and two rates of five words.
+# Words of each name behind that: its hash, what it holds, and two rates. ``http/admission`` writes and reads
+# the five words of a rate: the record's version, odd while it is written and 0 where there is none; what this
+# frontend has ever taken; and of the record what all had taken, the level of the bucket, and when that was.
 HELD_TOKENS: Final = 1
 HELD_UNITS: Final = 2
 HELD_BYTES: Final = 3
 REQUEST_RATE: Final = 4
 TOKEN_RATE: Final = 9
 _ENTRY: Final = 16
-MAX_NAMES: Final = 4096
-_SLOT: Final = _HEAD + MAX_NAMES * _ENTRY
+_MAX_NAMES: Final = 65536
+MOST_NAMES: Final = _MAX_NAMES // 2
+"""API keys that a frontend may have; those that were renamed take room, too, until it is started again."""
+_SLOT: Final = _HEAD + _MAX_NAMES * _ENTRY
 
 PULSE_SECONDS: Final = 0.1
 """How often a frontend says that it is there."""
@@ -92,6 +96,7 @@ class FrontendGroup:
     shows that it lives by a record lock on the byte of its index, which the kernel takes back when it ends.
     ``words`` and ``reals`` are the table as int64 and float64; ``base`` is where the own slot begins,
     ``siblings`` where all others do, and ``others`` where those do that are there now (changed in place).
+    ``epoch`` changes when ``others`` does, or the names in a slot.
     """
 
     def __init__(self, seat: Seat | None = None) -> None:
@@ -114,6 +119,8 @@ class FrontendGroup:
             memory = mmap.mmap(seat.table, nbytes)
         self.words = memoryview(memory).cast("q")
         self.reals = memoryview(memory).cast("d")
+        self.epoch = 0
+        self._seen: tuple[list[int], list[int]] = ([], [])
         self._places: dict[int, tuple[int, dict[int, int]]] = {}
         self._clear()
 
@@ -123,15 +130,20 @@ class FrontendGroup:
         for at in range(self.base, self.base + _HEAD):
             if at - self.base not in (_NAMES, _VERSION):
                 words[at] = 0
+        if words[self.base + _NAMES] > MOST_NAMES:
+            words[self.base + _NAMES] = 0
+            words[self.base + _VERSION] += 1
+            begin = self.base + _HEAD
+            for at in range(begin, begin + _MAX_NAMES * _ENTRY):
+                words[at] = 0
         for number in range(words[self.base + _NAMES]):
             entry = self.base + _HEAD + number * _ENTRY
             for held in (HELD_TOKENS, HELD_UNITS, HELD_BYTES):
                 words[entry + held] = 0
             for rate in (REQUEST_RATE, TOKEN_RATE):
                 if words[entry + rate] % 2:
-                    # It ended while it wrote: the record counts as an old one.
-                    self.reals[entry + rate + 4] = 0.0
-                    words[entry + rate] += 1
+                    # It ended while it wrote: there is no record here.
+                    words[entry + rate] = 0
 
     def place(self, name: str) -> int:
         """Where the words of a name begin in the own slot; for a new one they are made."""
@@ -140,31 +152,16 @@ class FrontendGroup:
         if (at := found.get(hashed)) is not None:
             return at
         count = self.words[self.base + _NAMES]
-        if count == MAX_NAMES:
-            # Keys have been renamed thousands of times since the service began.
-            self._forget_names()
-            count = 0
         at = self.base + _HEAD + count * _ENTRY
         self.words[at] = hashed
         self.words[self.base + _NAMES] = count + 1
         self.words[self.base + _VERSION] += 1
         return at
 
-    def _forget_names(self) -> None:
-        self.words[self.base + _NAMES] = 0
-        self.words[self.base + _VERSION] += 1
-        begin = self.base + _HEAD
-        for at in range(begin, begin + MAX_NAMES * _ENTRY):
-            self.words[at] = 0
-
     def places(self, name: str, slots: Sequence[int]) -> list[int]:
         """Where the words of a name begin in those of other slots that have it."""
         hashed = hash_of(name)
         return [at for slot in slots if (at := self._names(slot).get(hashed)) is not None]
-
-    def version(self) -> int:
-        """Changes when a name has come to any slot."""
-        return sum(self.words[slot + _VERSION] for slot in self.siblings)
 
     def _names(self, slot: int) -> dict[int, int]:
         version, names = self._places.get(slot, (-1, {}))
@@ -187,6 +184,10 @@ class FrontendGroup:
         oldest = time.monotonic_ns() - _SILENT_NS
         there = [slot for slot in self.siblings if self.words[slot + PULSE] > oldest and self._lives(slot)]
         less = not set(self.others) <= set(there)
+        seen = there, [self.words[slot + _VERSION] for slot in self.siblings]
+        if seen != self._seen:
+            self._seen = seen
+            self.epoch += 1
         self.others[:] = there
         return less
 

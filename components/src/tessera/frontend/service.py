@@ -11,8 +11,9 @@ from typing import Any, Final
 from fastapi import APIRouter
 
 from tessera import wire
+from tessera.errors import ConfigError
 from tessera.frontend.api.endpoint import Endpoint
-from tessera.frontend.group import PULSE_SECONDS, FrontendGroup
+from tessera.frontend.group import MOST_NAMES, PULSE_SECONDS, FrontendGroup
 from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
 from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.errors import ErrorShape, openai_error
@@ -84,16 +85,20 @@ class Service:
         metrics = FrontendMetrics()
         embedder = _embedder(settings, model, workers, metrics, name)
         keys = Authenticator(settings.access.keys)
+        if len(keys.names) > MOST_NAMES:
+            raise ConfigError(f"{len(keys.names)} API keys are more than {MOST_NAMES}")
         limiter = RateLimiter(
             keys.names,
             requests_per_minute=settings.access.requests_per_minute,
             tokens_per_minute=settings.access.tokens_per_minute,
+            group=group,
         )
         capacity = Capacity.of_workers(workers.embed, workers.encode, unknown=_UNKNOWN_CAPACITY)
         admission = Admission(
             capacity,
             max_requests=settings.limits.max_in_flight,
             max_response_bytes=settings.limits.max_response_bytes,
+            group=group,
         )
         metrics.set_info(settings.served_model_name)
         for component, peers in workers.by_component.items():

@@ -1,4 +1,4 @@
-"""How much of a worker's room each frontend may fill."""
+"""How much of a worker's room the frontends of each host may fill."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class Share:
 
 
 class FrontendShares:
-    """What each of the frontends that ask may send to this worker; those that asked lately are counted.
+    """What each of the callers that ask may send to this worker; those that asked lately are counted.
+
+    A caller is one frontend, or all that answer on one port: those count together what they have let in.
 
     A frontend refuses what is beyond its workers' room before it reads it. If each were told of all the room,
     two would let in twice as much, and the worker would refuse half of it after it had been tokenised.
@@ -34,7 +36,7 @@ class FrontendShares:
         self._asked: dict[str, float] = {}
 
     def of(self, caller: str) -> Share:
-        """The share of the frontend of that name, which has asked now; all for one without a name."""
+        """The share of the caller of that name, which has asked now; all for one without a name."""
         if not caller:
             return Share(1)
         now = self._asked[caller] = self._clock()
