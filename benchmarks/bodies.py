@@ -19,6 +19,8 @@ from tessera.models.base import Content, Model, Truncate
 
 _START_OF_IMAGE = b"\xff\xd8"
 
+_WORDS = 2000
+
 IMAGE_TEXT = "a page"
 """What every image comes with."""
 
@@ -80,9 +82,12 @@ class Bodies:
         seed: int,
         variety: int = 64,
         encoding: str = "base64",
+        chat: bool = False,
     ) -> None:
+        """With ``chat`` a text is a conversation, for servers that have no prompt for other texts."""
         self._workload = workload
         self._encoding = encoding
+        self._chat = chat
         self._name = name
         self._random = random.Random(seed)
         self._seed = seed
@@ -126,18 +131,24 @@ class Bodies:
         found = []
         for key in range(variety):
             texts = [self._text(model) for _ in range(self._workload.inputs)]
-            head, tail = self._envelope(input=texts if len(texts) > 1 else texts[0])
+            asked: list[object] = list(texts)
+            if self._chat:
+                asked = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in texts]
+            field = "messages" if self._chat else "input"
+            head, tail = self._envelope(**{field: asked if len(asked) > 1 else asked[0]})
             found.append(Body(head + tail, key, len(texts)))
         return found
 
     def _text(self, model: Model) -> str:
-        """Words until the prompt has exactly as many tokens as the workload says."""
-        vocabulary = _words(model.path) or "abcdefghijklmnopqrstuvwxyz"
+        """Words until the prompt has the tokens that the workload says, or one where it has more anyway."""
+        vocabulary = _words(model.path)
         words: list[str] = []
         while (missing := self._workload.tokens - _count(model, " ".join(words))) > 0:
             words += self._random.choices(vocabulary, k=missing)
-            while words and _count(model, " ".join(words)) > self._workload.tokens:
-                words.pop()
+            while (excess := _count(model, " ".join(words)) - self._workload.tokens) > 0:
+                if len(words) == 1:
+                    return words[0]
+                del words[max(1, len(words) - excess) :]
         return " ".join(words)
 
     def _make_images(self, variety: int) -> list[bytes]:
@@ -167,11 +178,14 @@ def _marked(picture: bytes, mark: str) -> bytes:
 
 @cache
 def _words(path: Path) -> list[str]:
-    """Words that are a token behind a space, as most words of a text are."""
+    """Words that are a token behind a space, as most words of a text are; letters where there are none."""
     model = open_model(path)
     names = (model.token_text(token) for token in range(model.vocab_size))
-    words = (name[1:] for name in names if name.startswith("\u0120"))
-    return sorted(word for word in words if len(word) > 2 and word.isascii() and word.isalpha())
+    words = sorted(name[1:] for name in names if name.startswith("\u0120") and name[1:].isalpha())
+    words = [word for word in words if len(word) > 2 and word.isascii()]
+    some = random.Random(0).sample(words, min(len(words), _WORDS)) + list("abcdefghijklmnopqrstuvwxyz")
+    before = _count(model, "a")
+    return [word for word in some if _count(model, f"a {word}") == before + 1]
 
 
 def _count(model: Model, text: str) -> int:

@@ -71,22 +71,6 @@ class Cost:
         return self.each(sum(self.spent.values()))
 
 
-class Meter:
-    """Implements ``benchmarks.load.Watch``: what the service that runs here spends of the processor."""
-
-    def __init__(self) -> None:
-        self._processes = cpu.service_processes(os.getpid())
-        self._before: cpu.Parts = {}
-        self.spent: cpu.Parts = {}
-
-    def begin(self) -> None:
-        self._before = cpu.parts(self._processes)
-
-    def end(self) -> None:
-        after = cpu.parts(self._processes)
-        self.spent = {part: spent - self._before.get(part, 0.0) for part, spent in after.items()}
-
-
 Costs = dict[tuple[str, int], Cost]
 """By input and concurrency."""
 
@@ -95,7 +79,7 @@ def measure(options: argparse.Namespace, load: Load, urls: Sequence[str], costs:
     """Add what the running service costs; raises ``RuntimeError`` when it refuses a request."""
     for name in options.inputs:
         for loop in (1, options.concurrency):
-            meter = Meter()
+            meter = cpu.Meter()
             outcome = drive(load, urls, WORKLOADS[name], loop, meter)
             if outcome.errors or not outcome.latencies:
                 raise RuntimeError(f"{name}, {loop} at once: {outcome.errors or 'no answer'}")

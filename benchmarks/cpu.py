@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,8 +19,14 @@ _MODULES = {
     "tessera.worker": "worker",
     "tessera.launch": "launcher",
     "benchmarks.floor": "floor",
+    # vLLM's, some of which write their own titles.
+    "vllm.entrypoints.cli.main": "frontend",
+    "VLLM::APIServer": "frontend",
+    "VLLM::EngineCore": "worker",
+    "VLLM::Worker": "worker",
 }
 _STAGES = {"encode": "encode worker", "embed": "embed worker"}
+WORKERS = ("worker", "encode worker", "embed worker")
 
 
 def seconds(pids: Iterable[int]) -> float:
@@ -57,7 +64,9 @@ def service_processes(pid: int) -> dict[int, str]:
         below = [child for parent in below for child in children(parent)]
         for child in below:
             arguments = _arguments(child)
-            for module in arguments:
+            for argument in arguments:
+                # Behind a title there may be a number.
+                module = argument.split("_", 1)[0] if argument.startswith("VLLM::") else argument
                 if module in _MODULES:
                     found[child] = next(
                         (_STAGES[word] for word in arguments if word in _STAGES), _MODULES[module]
@@ -96,3 +105,26 @@ def parts(processes: dict[int, str]) -> Parts:
             total -= spent
         found[process, "ended threads"] += total
     return found
+
+
+class Meter:
+    """Implements ``benchmarks.load.Watch``: what the services that this process runs spend meanwhile."""
+
+    def __init__(self) -> None:
+        self._processes = service_processes(os.getpid())
+        self._before: Parts = {}
+        self._began = 0.0
+        self.spent: Parts = {}
+        self.seconds = 0.0
+
+    def begin(self) -> None:
+        self._before, self._began = parts(self._processes), time.monotonic()
+
+    def end(self) -> None:
+        after, self.seconds = parts(self._processes), time.monotonic() - self._began
+        self.spent = {part: spent - self._before.get(part, 0.0) for part, spent in after.items()}
+
+    def cores(self, *processes: str) -> float | None:
+        """Processors that were busy with these; None where none of them runs."""
+        found = [spent for (process, _), spent in self.spent.items() if process in processes]
+        return sum(found) / self.seconds if found else None

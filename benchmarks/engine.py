@@ -64,16 +64,11 @@ class Taken:
         return Taken(self.engine / items, self.products / items, self.attention / items)
 
 
-class Benchmark:
-    """Both engines of one checkpoint, and the rows measured so far."""
+class Engines:
+    """Both engines of one checkpoint, warm."""
 
-    def __init__(
-        self, model: Model, *, text: EngineSettings, vision: EngineSettings, duration: float
-    ) -> None:
+    def __init__(self, model: Model, *, text: EngineSettings, vision: EngineSettings) -> None:
         self.model = model
-        self.tokens = text.max_batch_cost
-        self.duration = duration
-        self.rows: list[tuple[str, ...]] = []
         self.placement: Placement = place(text)
         self.text = _timed("text engine", lambda: make_text_engine(model, text, self.placement))
         self.vision = None
@@ -82,6 +77,36 @@ class Benchmark:
         _timed("text warm-up", self.text.warm)
         if self.vision is not None:
             _timed("vision warm-up", self.vision.warm)
+
+    def encoded(self, size: Size) -> torch.Tensor:
+        """The vision rows of an image of noise."""
+        assert self.vision is not None
+        batch = vision_batch(self.model, (size,), seed=0)
+        rows = self.rows(batch.plans[0].rows)
+        self.vision.launch(batch, [rows]).result()
+        return rows
+
+    def rows(self, count: int) -> torch.Tensor:
+        """Room for so many vision rows."""
+        assert self.model.vision is not None
+        return torch.empty(
+            count,
+            self.model.vision.row_width,
+            dtype=self.placement.torch_dtype,
+            device=self.placement.device,
+        )
+
+
+class Benchmark:
+    """The rows measured so far of both engines of one checkpoint."""
+
+    def __init__(self, engines: Engines, *, tokens: int, duration: float) -> None:
+        self.engines = engines
+        self.model, self.placement = engines.model, engines.placement
+        self.text, self.vision = engines.text, engines.vision
+        self.tokens = tokens
+        self.duration = duration
+        self.table: list[tuple[str, ...]] = []
         self._images: dict[Size, Taken] = {}
 
     def run_vision(self, images: Images) -> None:
@@ -89,7 +114,7 @@ class Benchmark:
         vision = self.vision
         assert vision is not None
         batch = vision_batch(self.model, images.sizes, seed=len(images.sizes))
-        out = [self._rows(plan.rows) for plan in batch.plans]
+        out = [self.engines.rows(plan.rows) for plan in batch.plans]
         taken = self._turns(
             lambda: vision.launch(batch, out), vision.depth, vision_tower(self.model), batch.units
         )
@@ -100,7 +125,7 @@ class Benchmark:
 
     def run_text(self, workload: Workload) -> None:
         """One row for the text engine alone and, with images, one for both engines one after the other."""
-        rows = None if workload.size is None else self._encoded(workload.size)
+        rows = None if workload.size is None else self.engines.encoded(workload.size)
         batch = text_batch(self.model, workload, rows, seed=1, budget=self.tokens)
         items = len(batch.lengths)
         taken = self._turns(
@@ -127,7 +152,7 @@ class Benchmark:
             images, rows = None, None
             if workload.size is not None:
                 images = vision_batch(self.model, (workload.size,), seed=0)
-                rows = self._rows(images.plans[0].rows)
+                rows = self.engines.rows(images.plans[0].rows)
             batch = text_batch(self.model, workload, rows, seed=1)
             times = []
             for _ in range(30):
@@ -137,22 +162,6 @@ class Benchmark:
                 self.text.launch(batch).result()
                 times.append(time.perf_counter() - started)
             self._add(workload.name, 1, Taken(statistics.median(times[10:]), 0.0, 0.0))
-
-    def _encoded(self, size: Size) -> torch.Tensor:
-        assert self.vision is not None
-        batch = vision_batch(self.model, (size,), seed=0)
-        rows = self._rows(batch.plans[0].rows)
-        self.vision.launch(batch, [rows]).result()
-        return rows
-
-    def _rows(self, count: int) -> torch.Tensor:
-        assert self.model.vision is not None
-        return torch.empty(
-            count,
-            self.model.vision.row_width,
-            dtype=self.placement.torch_dtype,
-            device=self.placement.device,
-        )
 
     def _turns(
         self, launch: Callable[[], Launched[object]], depth: int, tower: Tower, sizes: Sequence[int]
@@ -185,7 +194,7 @@ class Benchmark:
 
     def _add(self, name: str, items: int, taken: Taken) -> None:
         bound = taken.products or None
-        self.rows.append(
+        self.table.append(
             (
                 name,
                 str(items),
@@ -196,7 +205,7 @@ class Benchmark:
                 number(100 * (bound + taken.attention) / taken.engine if bound else None),
             )
         )
-        print("  ".join(self.rows[-1]), flush=True)
+        print("  ".join(self.table[-1]), flush=True)
 
 
 def _timed(what: str, make: Callable[[], T]) -> T:
@@ -248,7 +257,8 @@ def _run(model: Model, options: argparse.Namespace) -> None:
         # What it leaves open is as without a file.
         text, vision = _open(stages.text, text), _open(stages.vision, vision)
         options.tokens, options.units = text.max_batch_cost, vision.max_batch_cost
-    benchmark = Benchmark(model, text=text, vision=vision, duration=options.seconds)
+    engines = Engines(model, text=text, vision=vision)
+    benchmark = Benchmark(engines, tokens=text.max_batch_cost, duration=options.seconds)
     if not options.no_rates:
         _measure(benchmark, options, small)
     if not options.no_check:
@@ -275,10 +285,10 @@ def _measure(benchmark: Benchmark, options: argparse.Namespace, small: bool) -> 
         if asked(workload.name):
             benchmark.run_text(workload)
     benchmark.run_latency((SMALL,) if small else (IMAGE, PAGE))
-    print("\n" + table(HEADER, benchmark.rows))
+    print("\n" + table(HEADER, benchmark.table))
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)
-        write_csv(options.out / "engine.csv", HEADER, benchmark.rows)
+        write_csv(options.out / "engine.csv", HEADER, benchmark.table)
 
 
 if __name__ == "__main__":

@@ -3,25 +3,29 @@
 Starts a service on this machine, or takes the URL of one, and drives each workload from processes of its
 own. Every eighth answer is checked while the load runs: a unit vector for each input, the same as before
 for the same input. A request that fails or gives a wrong answer counts as an error and for nothing else.
-The bound is what the matrix products alone would allow, measured just before on the same machine.
+The bound is what the matrix products alone would allow, and beside it stand the engines in process, fed with
+the batches of the workload for as long as it was driven: both are measured just before on the same machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import shutil
-import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks import usage
+from benchmarks import cpu, usage
 from benchmarks.bodies import WORKLOADS, HttpWorkload
 from benchmarks.bound import bounds
+from benchmarks.card import NOTHING, CardMeter, Reading
 from benchmarks.checkpoint import add_model, made_checkpoint, usual_units
+from benchmarks.in_process import Sustained, sustained
 from benchmarks.load import Load, Outcome, drive
 from benchmarks.plot import Point, plot
 from benchmarks.service import Deployment, service
@@ -29,60 +33,69 @@ from benchmarks.table import number, table, write_csv
 from tessera.models import open_model
 
 HEADER = (
-    "workload", "loop", "requests/s", "inputs/s", "p50 ms", "p90 ms", "p99 ms", "errors", "checked", "GPU %",
-    "bound %",
+    "workload", "loop", "requests/s", "inputs/s", "p50 ms", "p90 ms", "p99 ms", "errors", "checked",
+    "frontend cores", "worker cores", "decoder cores", "GPU %", "MHz", "W",
+    "engine/s", "engine ms", "engine MHz", "engine W", "of engine %", "bound %",
 )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is known of a row besides its answers; ``bound`` is in inputs a second."""
+
+    meter: cpu.Meter | None = None
+    card: Reading = NOTHING
+    engine: Sustained | None = None
+    engine_card: Reading = NOTHING
+    bound: float | None = None
+
+
+class Window:
+    """Implements ``benchmarks.load.Watch``."""
+
+    def __init__(self) -> None:
+        self.meter = cpu.Meter()
+        self.began = self.ended = 0.0
+
+    def begin(self) -> None:
+        self.began = time.time()
+        self.meter.begin()
+
+    def end(self) -> None:
+        self.meter.end()
+        self.ended = time.time()
+
+
 def row(
-    workload: HttpWorkload,
-    loop: str,
-    outcome: Outcome,
-    seconds: float,
-    gpu: float | None,
-    bound: float | None,
+    workload: HttpWorkload, loop: str, outcome: Outcome, seconds: float, beside: Beside
 ) -> tuple[str, ...]:
-    """``bound`` is in inputs a second."""
     quantiles: list[float | None] = [None] * 3
     if outcome.latencies:
         quantiles = [float(found) * 1e3 for found in np.quantile(outcome.latencies, (0.5, 0.9, 0.99))]
+    rate = outcome.inputs / seconds
+    meter, engine = beside.meter, beside.engine
+    alone = engine and engine.latency
+    share = rate / engine.rate if engine else None
+    if alone and quantiles[0]:
+        # One request at a time: its time counts, and the window holds few of them.
+        share = alone * 1e3 / quantiles[0]
+    cores = [meter and meter.cores(*names) for names in (("frontend",), cpu.WORKERS, ("decoders",))]
     return (
         workload.name,
         loop,
         number(len(outcome.latencies) / seconds),
-        number(outcome.inputs / seconds),
+        number(rate),
         *map(number, quantiles),
         " ".join(f"{times}x{why}" for why, times in outcome.errors.items()) or "0",
         str(outcome.checked),
-        number(gpu),
-        number(100 * outcome.inputs / seconds / bound if bound else None),
+        *map(number, cores),
+        *map(number, (beside.card.busy, beside.card.mhz, beside.card.watts)),
+        number(engine and engine.rate),
+        number(alone and alone * 1e3),
+        *map(number, (beside.engine_card.mhz, beside.engine_card.watts)),
+        number(share and 100 * share),
+        number(100 * rate / beside.bound if beside.bound else None),
     )
-
-
-class GpuMeter:
-    """Mean utilisation as ``nvidia-smi`` reports it, or None where it is missing."""
-
-    def __enter__(self) -> GpuMeter:
-        self._process: subprocess.Popen[str] | None = None
-        if shutil.which("nvidia-smi"):
-            query = [
-                "nvidia-smi",
-                "--query-gpu=utilization.gpu",
-                "--format=csv,noheader,nounits",
-                "-lms",
-                "250",
-            ]
-            self._process = subprocess.Popen(query, stdout=subprocess.PIPE, text=True)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.mean: float | None = None
-        if self._process is not None:
-            self._process.terminate()
-            output, _ = self._process.communicate()
-            samples = sorted(float(line) for line in output.split() if line.strip().isdigit())
-            # The median over the run: clients that start up and wind down leave the card idle.
-            self.mean = samples[len(samples) // 2] if samples else None
 
 
 def add_shared(parser: argparse.ArgumentParser) -> None:
@@ -92,7 +105,9 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--frontends", type=int, default=1)
     parser.add_argument("--clients", type=int, default=2, help="client processes")
     parser.add_argument("--encoding", choices=("base64", "float"), default="base64", help="of the answers")
-    parser.add_argument("--warm", type=float, default=2.0, help="seconds before the window")
+    parser.add_argument(
+        "--warm", "--load-first", type=float, default=2.0, help="seconds of load before each window"
+    )
     parser.add_argument("--seconds", type=float, default=10.0, help="the window")
     parser.add_argument("--threads", type=int, default=8, help="preprocessing threads of a worker")
     parser.add_argument("--tokens", type=int, default=16384, help="budget of a text batch")
@@ -126,6 +141,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 8, 16, 32, 48, 64, 128])
     parser.add_argument("--rate", type=float, nargs="*", help="open loop: requests a second")
+    parser.add_argument("--no-engine", action="store_true", help="skip the engines in process")
     add_shared(parser)
     return parser.parse_args(argv)
 
@@ -140,8 +156,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             options, Path(stack.enter_context(tempfile.TemporaryDirectory()))
         )
         options.units = options.units or usual_units(open_model(options.model_path))
-        chosen = _chosen(options)
+        chosen = chosen_workloads(options)
+        card = stack.enter_context(CardMeter())
         bound: dict[str, float] = {}
+        engines: dict[tuple[str, int], Sustained] = {}
         if not options.url:
             # Of this machine, so only where the service runs on it; and before it needs the card.
             bound = bounds(
@@ -150,24 +168,40 @@ def main(argv: Sequence[str] | None = None) -> int:
                 tokens=options.tokens,
                 units=options.units,
             )
+            if not options.no_engine and options.rate is None:
+                engines = sustained(
+                    options.model_path,
+                    deployment(options).engine,
+                    [(workload, int(loop)) for workload, loops in chosen for loop in loops],
+                    warm=options.warm,
+                    seconds=options.seconds,
+                )
         urls = tuple(options.url or ()) or stack.enter_context(
             service(deployment(options), options.out / "logs")
         )
         for workload, loops in chosen:
             for loop in loops:
-                with GpuMeter() as gpu:
-                    outcome = drive(load(options), urls, workload, loop)
+                window = Window()
+                outcome = drive(load(options), urls, workload, loop, window)
+                engine = engines.get((workload.name, int(loop)))
+                beside = Beside(
+                    window.meter,
+                    card.between(window.began, window.ended),
+                    engine,
+                    card.between(engine.begin, engine.end) if engine else NOTHING,
+                    bound.get(workload.name),
+                )
                 what = f"{loop:g} at once" if options.rate is None else f"{loop:g}/s"
-                rows.append(row(workload, what, outcome, options.seconds, gpu.mean, bound.get(workload.name)))
+                rows.append(row(workload, what, outcome, options.seconds, beside))
                 print("  ".join(rows[-1]), flush=True)
+                write_csv(options.out / "http.csv", HEADER, rows)
                 points.append(Point(workload.name, float(loop), len(outcome.latencies) / options.seconds))
     print("\n" + table(HEADER, rows))
-    write_csv(options.out / "http.csv", HEADER, rows)
     plot(options.out / "http.png", points, "concurrency" if options.rate is None else "offered requests/s")
     return 0
 
 
-def _chosen(options: argparse.Namespace) -> list[tuple[HttpWorkload, list[float]]]:
+def chosen_workloads(options: argparse.Namespace) -> list[tuple[HttpWorkload, list[float]]]:
     usual: list[float] = options.concurrency if options.rate is None else options.rate
     found = []
     for choice in options.workloads:

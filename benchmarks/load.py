@@ -31,6 +31,7 @@ class Load:
     """How each workload is driven, by ``clients`` processes for ``seconds`` after ``warm`` more.
 
     ``encoding`` is that of the answers, float or base64; without ``check`` nobody looks into them.
+    ``tolerance`` is how far from 1 a vector's length may be. With ``chat`` texts are conversations.
     """
 
     model_path: Path
@@ -41,6 +42,8 @@ class Load:
     seconds: float
     encoding: str = "base64"
     check: bool = True
+    tolerance: float = 1e-3
+    chat: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,10 +155,12 @@ def run(plan: Plan, pipe: Connection) -> None:
     """The process's main: says when it is ready, waits for the starting time, sends the outcome."""
     load = plan.load
     model = open_model(load.model_path)
-    bodies = iter(Bodies(plan.workload, model, load.model_name, seed=plan.seed, encoding=load.encoding))
+    bodies = Bodies(
+        plan.workload, model, load.model_name, seed=plan.seed, encoding=load.encoding, chat=load.chat
+    )
     pipe.send("ready")
     start = float(pipe.recv()) + load.warm
-    pipe.send(uvloop.run(_Load(plan, bodies, start).run()))
+    pipe.send(uvloop.run(_Load(plan, iter(bodies), start).run()))
 
 
 class _Load:
@@ -226,7 +231,7 @@ class _Load:
         if len(rows) != body.inputs:
             return False
         vectors = np.stack([_vector(row["embedding"]) for row in rows])
-        if not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-3):
+        if not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=self.plan.load.tolerance):
             return False
         self.outcome.checked += 1
         before = self.vectors.setdefault(body.key, vectors)
@@ -255,8 +260,17 @@ class _Http:
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         received = await reader.readuntil(b"\r\n\r\n")
         lines = received.split(b"\r\n")
-        length = next(int(line[15:]) for line in lines if line.lower().startswith(b"content-length:"))
-        return int(lines[0].split()[1]), await reader.readexactly(length)
+        status = int(lines[0].split()[1])
+        for line in lines:
+            if line.lower().startswith(b"content-length:"):
+                return status, await reader.readexactly(int(line[15:]))
+        # Without a length it comes in chunks, the last one empty.
+        body = b""
+        while True:
+            size = int(await reader.readuntil(b"\r\n"), 16)
+            body += (await reader.readexactly(size + 2))[:-2]
+            if not size:
+                return status, body
 
     def close(self) -> None:
         if self._streams is not None:

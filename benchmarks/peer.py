@@ -1,31 +1,29 @@
 """``python -m benchmarks.peer``: the service beside a peer, on the same inputs, in the same run.
 
-``transformers`` runs in this process, in padded batches; ``vllm`` is started as a server where it is
-installed and gets the same HTTP bodies; a URL is a server that runs already. Each has the machine to itself
-while it is measured. Answers of ``transformers`` are compared with the service's.
+``--vllm SITE`` runs, one after the other and from the same client processes, the engines in process, Tessera
+as it is tuned here and as it starts with nothing set, and vLLM from the packages in SITE. Rates, latencies,
+processors, clock and power of each go to ``peer.csv`` as they come, and vectors of both are compared.
+
+Otherwise ``transformers`` runs in this process, in padded batches, or a URL is a server that runs already.
 """
 
 from __future__ import annotations
 
 import argparse
 import base64
-import importlib.util
 import json
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks import http, usage
+from benchmarks import http, usage, vllm_peer
 from benchmarks.bodies import WORKLOADS, Bodies, Body, HttpWorkload
 from benchmarks.checkpoint import made_checkpoint, usual_units
 from benchmarks.load import Outcome, drive
@@ -40,8 +38,8 @@ Item = tuple[str, bytes | None]
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
-    if options.peer == "vllm" and importlib.util.find_spec("vllm") is None:
-        raise SystemExit("--peer vllm: vLLM is not installed here; name the URL of a server instead")
+    if options.vllm is not None:
+        return vllm_peer.compare(options)
     workloads = [(WORKLOADS[name], loop) for name, loop in options.workloads]
     with tempfile.TemporaryDirectory() as folder:
         options.model_path = made_checkpoint(options, Path(folder))
@@ -144,46 +142,13 @@ def _vectors(url: str, bodies: Sequence[Body]) -> npt.NDArray[np.float32]:
 
 
 def _server(options: argparse.Namespace, workloads: Sequence[tuple[HttpWorkload, int]]) -> list[float]:
-    with _running(options) as url:
-        rates = []
-        for workload, loop in workloads:
-            outcome = drive(http.load(options), (url,), workload, float(loop))
-            if outcome.errors:
-                print(f"{workload.name}: {outcome.errors}", file=sys.stderr)
-            rates.append(outcome.inputs / options.seconds)
-        return rates
-
-
-@contextmanager
-def _running(options: argparse.Namespace) -> Iterator[str]:
-    if options.peer != "vllm":
-        yield options.peer
-        return
-    port = 18_431
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--runner", "pooling"]
-    command += ["--model", str(options.model_path), "--served-model-name", options.model_name]
-    command += ["--port", str(port), "--host", "127.0.0.1", "--trust-remote-code"]
-    with (options.out / "vllm.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        deadline = time.monotonic() + 600
-        while not _healthy(url):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"vLLM did not start; see {options.out / 'vllm.log'}")
-            time.sleep(1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=2) as answer:
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
+    rates = []
+    for workload, loop in workloads:
+        outcome = drive(http.load(options), (options.peer,), workload, float(loop))
+        if outcome.errors:
+            print(f"{workload.name}: {outcome.errors}", file=sys.stderr)
+        rates.append(outcome.inputs / options.seconds)
+    return rates
 
 
 def _workload(value: str) -> tuple[str, int]:
@@ -195,12 +160,27 @@ def _workload(value: str) -> tuple[str, int]:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = usage.parser("benchmarks.peer", __doc__)
-    parser.add_argument("--peer", default="transformers", help="transformers, vllm or a URL")
+    parser.add_argument("--peer", default="transformers", help="transformers or a URL")
+    parser.add_argument("--vllm", type=Path, metavar="SITE", help="packages of vLLM, for its PYTHONPATH")
+    parser.add_argument("--vllm-python", default="python3", help="the interpreter of these packages")
+    parser.add_argument(
+        "--vllm-command", help="start this instead: a server at {port} that serves {model} as {name}"
+    )
+    parser.add_argument("--api-servers", type=int, default=6, help="API processes of vLLM")
+    parser.add_argument(
+        "--parts", nargs="+", choices=vllm_peer.PARTS, help="of --vllm; several runs may share their --out"
+    )
+    parser.add_argument(
+        "--starts", nargs="+", choices=("tuned", "default"), default=["tuned"], help="of Tessera, with --vllm"
+    )
+    parser.add_argument("--limit", type=float, default=1500.0, help="seconds for all parts of --vllm")
     parser.add_argument("--workloads", nargs="*", type=_workload, metavar="NAME[@N]")
     parser.add_argument("--batch", type=int, default=32, help="inputs in a batch of transformers")
     http.add_shared(parser)
     options = parser.parse_args(argv, argparse.Namespace(rate=None, mode="agg"))
-    options.workloads = options.workloads or [(name, 64) for name in _USUAL]
+    usual = vllm_peer.USUAL if options.vllm else [(name, 64) for name in _USUAL]
+    options.workloads = options.workloads or usual
+    options.parts = options.parts or ["engine", *options.starts, "vllm"]
     return options
 
 

@@ -1,32 +1,41 @@
-"""``python -m benchmarks.vllm_copy CHECKPOINT COPY``: a Qwen3-VL-Embedding checkpoint as vLLM serves it.
+"""``python -m benchmarks.vllm_copy CHECKPOINT COPY``: a checkpoint as vLLM serves it.
 
-The weights are linked. The tokenizer appends nothing, because the chat template writes the last token itself;
-the processor resizes as the reference does, to 4,096 to 1,843,200 pixels. Then, beside a Tessera that serves
-CHECKPOINT::
-
-    vllm serve COPY --runner pooling --dtype bfloat16 --max-model-len 10240 --no-enable-prefix-caching \\
-        --limit-mm-per-prompt '{"image":1,"video":0}' --max-num-batched-tokens 16384 --max-num-seqs 512 \\
-        --api-server-count 6 --chat-template COPY/chat.jinja --chat-template-content-format openai
-
-Clients send texts as ``messages``, too, so that both servers read the same tokens.
+For ``qwen3_vl_embedding`` and ``llama_nemotron_vl``. The weights are linked; what vLLM wants otherwise, in
+configuration, tokenizer and processor, is written, and a chat template makes the prompts of Tessera. Clients
+send texts as ``messages``, too, so that both servers read the same tokens. ``python -m benchmarks.peer
+--vllm`` does all of it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-TEMPLATE: Final = (
+from tessera.models import family_of
+
+_QWEN_TEMPLATE: Final = (
     '{{- "<|im_start|>system\\nRepresent the user\'s input.<|im_end|>\\n<|im_start|>user\\n" -}}'
     "{%- for message in messages -%}{%- if message.content is string -%}{{- message.content -}}"
     '{%- else -%}{%- for part in message.content -%}{%- if part.type == "text" -%}{{- part.text -}}'
     '{%- else -%}{{- "<|vision_start|><|image_pad|><|vision_end|>" -}}{%- endif -%}{%- endfor -%}'
     '{%- endif -%}{%- endfor -%}{{- "<|im_end|>\\n<|im_start|>assistant\\n<|endoftext|>" -}}'
 )
+# Without a role there is no prefix; a space stands between an image and what follows it.
+_LLAMA_TEMPLATE: Final = (
+    '{{- "<|begin_of_text|>" -}}{%- for message in messages -%}{%- if message.content is string -%}'
+    "{{- message.content -}}{%- else -%}"
+    '{%- for part in message.content -%}{%- if part.type != "text" -%}{{- "<image> " -}}{%- endif -%}'
+    "{%- endfor -%}"
+    '{%- for part in message.content -%}{%- if part.type == "text" -%}{{- part.text -}}{%- endif -%}'
+    "{%- endfor -%}{%- endif -%}{%- endfor -%}"
+)
+_LLAMA_CODE: Final = "configuration_llama_nemotron_vl"
+_CONTEXT: Final = 10_240
 _COMMON: Final = {
     "patch_size": 16,
     "temporal_patch_size": 2,
@@ -38,19 +47,68 @@ _COMMON: Final = {
 
 
 def copy(source: Path, target: Path) -> None:
-    """Write the copy; raises ``FileExistsError`` where ``target`` is there already."""
+    """Write the copy.
+
+    Raises ``FileExistsError`` where ``target`` is there already, ``ValueError`` for another family.
+    """
+    family = family_of(source).name
+    if family not in _WRITERS:
+        raise ValueError(f"{source} is of {family}; vLLM is given {' or '.join(_WRITERS)}")
     target.mkdir(parents=True)
     for path in source.resolve().iterdir():
         if path.suffix == ".safetensors" or path.name.endswith("index.json"):
             (target / path.name).symlink_to(path)
+    template = _WRITERS[family](source, target)
+    (target / "chat.jinja").write_text(template)
+
+
+def serve_flags(family: str, copy: Path) -> list[str]:
+    """Flags of ``vllm serve`` for a copy: the same work as Tessera's, and no answer kept."""
+    images: dict[str, int] = {"image": 1, "video": 0} if family == _QWEN else {"image": 1}
+    flags = ["--runner", "pooling", "--dtype", "bfloat16", "--max-model-len", str(_CONTEXT)]
+    flags += ["--no-enable-prefix-caching", "--limit-mm-per-prompt", json.dumps(images)]
+    flags += ["--max-num-batched-tokens", "16384", "--max-num-seqs", "512"]
+    flags += ["--chat-template", str(copy / "chat.jinja"), "--chat-template-content-format", "openai"]
+    return flags if family == _QWEN else [*flags, "--trust-remote-code"]
+
+
+def _write(path: Path, values: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(values))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(path.read_text())
+    return values
+
+
+def _llama(source: Path, target: Path) -> str:
+    """The classes of the configuration come with the checkpoint; vLLM's own model reads it."""
+    config = _read(source / "config.json")
+    config.pop("tessera_checkpoint", None)
+    processor = _read(source / "processor_config.json")
+    config["auto_map"] = {"AutoConfig": f"{_LLAMA_CODE}.LlamaNemotronVLConfig"}
+    config |= {"min_dynamic_patch": 1, "max_dynamic_patch": processor["max_input_tiles"]}
+    config["llm_config"]["pooling"] = config["pooling"]
+    _write(target / "config.json", config)
+    shutil.copy(Path(__file__).with_name(f"vllm_{_LLAMA_CODE}.py"), target / f"{_LLAMA_CODE}.py")
+    for name in ("tokenizer.json", "processor_config.json"):
+        shutil.copy(source / name, target / name)
+    tokenizer = _read(source / "tokenizer_config.json")
+    _write(target / "tokenizer_config.json", {**tokenizer, "chat_template": _LLAMA_TEMPLATE})
+    return _LLAMA_TEMPLATE
+
+
+def _qwen(source: Path, target: Path) -> str:
+    """The tokenizer appends nothing, because the template writes the last token itself; the processor resizes
+    as the reference does, to 4,096 to 1,843,200 pixels."""
 
     def write(name: str, values: Mapping[str, object]) -> None:
-        (target / name).write_text(json.dumps(values))
+        _write(target / name, values)
 
-    config = json.loads((source / "config.json").read_text())
+    config = _read(source / "config.json")
     config.pop("tessera_checkpoint", None)
     write("config.json", config)
-    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    tokenizer = _read(source / "tokenizer.json")
     tokenizer["post_processor"] = {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -58,7 +116,6 @@ def copy(source: Path, target: Path) -> None:
         "use_regex": False,
     }
     write("tokenizer.json", tokenizer)
-    (target / "chat.jinja").write_text(TEMPLATE)
     write(
         "tokenizer_config.json",
         {
@@ -67,7 +124,7 @@ def copy(source: Path, target: Path) -> None:
             "pad_token": "<|endoftext|>",
             "clean_up_tokenization_spaces": False,
             "model_max_length": 131072,
-            "chat_template": TEMPLATE,
+            "chat_template": _QWEN_TEMPLATE,
             "image_token": "<|image_pad|>",
             "video_token": "<|video_pad|>",
             "vision_start_token": "<|vision_start|>",
@@ -91,6 +148,11 @@ def copy(source: Path, target: Path) -> None:
             "max_frames": 768,
         },
     )
+    return _QWEN_TEMPLATE
+
+
+_QWEN: Final = "qwen3_vl_embedding"
+_WRITERS: Final[dict[str, Callable[[Path, Path], str]]] = {_QWEN: _qwen, "llama_nemotron_vl": _llama}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,29 +1,98 @@
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks import peer
+from tests.e2e.disaggregated import Disaggregated
+from tests.e2e.service import MODEL
+
+# In the place of a server: hands every connection on to the port in its last argument.
+FORWARD = """
+import asyncio, sys
+
+async def pump(reader, writer):
+    while data := await reader.read(65536):
+        writer.write(data)
+    writer.close()
+
+async def connected(reader, writer):
+    there, back = await asyncio.open_connection("127.0.0.1", int(sys.argv[2]))
+    await asyncio.gather(pump(reader, back), pump(there, writer))
+
+async def main():
+    server = await asyncio.start_server(connected, "127.0.0.1", int(sys.argv[1]))
+    await server.serve_forever()
+
+asyncio.run(main())
+"""
+
+
+def arguments(checkpoint: Path, out: Path, *more: str) -> list[str]:
+    given = ["--model-path", str(checkpoint), "--clients", "1", "--warm", "0.2", "--threads", "1"]
+    return [*given, "--tokens", "1024", "--units", "2", "--out", str(out), *more]
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.mark.service
 def test_stands_beside_transformers_on_the_same_inputs(checkpoint: Path, tmp_path: Path) -> None:
-    arguments = ["--model-path", str(checkpoint), "--clients", "1", "--warm", "0.2", "--seconds", "1"]
-    arguments += ["--threads", "1", "--tokens", "1024", "--units", "2", "--batch", "2"]
-    arguments += ["--workloads", "text-32@2", "tile@1", "page@1", "--out", str(tmp_path)]
-    assert peer.main(arguments) == 0
-    with (tmp_path / "peer.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["workload"] for row in rows] == ["text-32", "tile", "page"]
-    assert float(rows[0]["ratio"]) > 0
-    for row in rows:
+    more = ["--seconds", "1", "--batch", "2", "--workloads", "text-32@2", "tile@1", "page@1"]
+    assert peer.main(arguments(checkpoint, tmp_path, *more)) == 0
+    found = rows(tmp_path / "peer.csv")
+    assert [row["workload"] for row in found] == ["text-32", "tile", "page"]
+    assert float(found[0]["ratio"]) > 0
+    for row in found:
         assert float(row["worst cosine"]) > 0.9999
 
 
-def test_a_peer_that_is_not_installed_is_named(checkpoint: Path, tmp_path: Path) -> None:
-    arguments = ["--peer", "vllm", "--model-path", str(checkpoint), "--clients", "1", "--warm", "0"]
-    arguments += ["--seconds", "0.1", "--tokens", "1024", "--workloads", "text-32@1", "--out", str(tmp_path)]
-    with pytest.raises(SystemExit, match="vLLM is not installed"):
-        peer.main(arguments)
+@pytest.mark.service
+@pytest.mark.xdist_group("shared-service")
+def test_a_server_that_takes_conversations_is_driven_as_vllm_is(
+    service: Disaggregated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "forward.py"
+    script.write_text(FORWARD)
+    with service.frontend("--max-in-flight", "100000") as url:
+        command = f"{sys.executable} {script} {{port}} {url.rpartition(':')[2]}"
+        more = ["--vllm", str(tmp_path), "--vllm-command", command, "--parts", "vllm", "--seconds", "1"]
+        more += ["--workloads", "text-32x64@1", "tile@1", "--model-name", MODEL, "--encoding", "float"]
+        assert peer.main(arguments(service.checkpoint, tmp_path, *more)) == 0
+    found = rows(tmp_path / "peer.csv")
+    assert [(row["server"], row["workload"], row["errors"]) for row in found] == [
+        ("vllm", "text-32x64", ""),
+        ("vllm", "tile", ""),
+    ]
+    assert all(float(row["inputs/s"]) > 0 for row in found)
+    with np.load(tmp_path / "vectors-vllm.npz") as vectors:
+        assert {name: len(vectors[name]) for name in vectors.files} == {"text-32x64": 16, "tile": 2}
+    assert "vllm p50 ms" in capsys.readouterr().out
+    assert (tmp_path / "vllm-model" / "chat.jinja").exists()
+
+
+def test_a_part_that_dies_says_why_and_the_next_one_begins(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = f"{sys.executable} -c \"raise SystemExit('no card here')\""
+    more = ["--vllm", str(tmp_path), "--vllm-command", command, "--parts", "vllm", "engine"]
+    more += ["--seconds", "0.1", "--workloads", "text-32@1"]
+    assert peer.main(arguments(checkpoint, tmp_path, *more)) == 1
+    said = capsys.readouterr().out
+    assert "no card here" in said and "vllm failed: it ended with 1 while it started" in said
+    (row,) = rows(tmp_path / "peer.csv")
+    assert row["server"] == "engine" and float(row["p50 ms"]) > 0
+
+
+def test_time_that_is_left_bounds_the_parts(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ["--vllm", str(tmp_path), "--parts", "engine", "--limit", "5", "--seconds", "60"]
+    assert peer.main(arguments(checkpoint, tmp_path, *more, "--workloads", "text-32@1")) == 1
+    assert "too few for the engines" in capsys.readouterr().out

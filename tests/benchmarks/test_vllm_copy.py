@@ -4,31 +4,65 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.vllm_copy import main
+import pytest
+from benchmarks.vllm_configuration_llama_nemotron_vl import LlamaNemotronVLConfig
+from benchmarks.vllm_copy import main, serve_flags
 from transformers import PreTrainedTokenizerFast
 
 from tessera.models import open_model
 from tessera.models.base import Content, Truncate
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera.tools.random_checkpoint.llama_nemotron_vl import TINY
 from tessera.tools.random_checkpoint.qwen3 import VL_TINY
 
 
-def test_conversations_become_the_same_tokens(tmp_path: Path) -> None:
+# What the template writes for an image, and what vLLM's processor makes of it around the placeholders.
+@pytest.mark.parametrize(
+    ("spec", "mark", "before", "pad", "after"),
+    [
+        (VL_TINY, "<|image_pad|>", "", "<|image_pad|>", ""),
+        (TINY, "<image>", "<img>", "<IMG_CONTEXT>", "</img>"),
+    ],
+    ids=["qwen", "llama"],
+)
+def test_conversations_become_the_same_tokens(
+    tmp_path: Path, spec: object, mark: str, before: str, pad: str, after: str
+) -> None:
     source, target = tmp_path / "model", tmp_path / "copy"
-    write_checkpoint(source, VL_TINY)
+    write_checkpoint(source, spec)
     assert main([str(source), str(target)]) == 0
     tokenizer = PreTrainedTokenizerFast.from_pretrained(str(target))
     model = open_model(source)
     plan = model.plan(96, 64, param="x")
-    for parts in (["a red apple"], [plan, "what is it?"], ["before ", plan, " after"]):
+    # Texts before an image come behind it in one of the families.
+    for parts in (["a red apple"], [plan, "what is it?"], [plan, plan, " after"]):
         content = [
             {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"} for part in parts
         ]
         theirs = tokenizer.apply_chat_template([{"role": "user", "content": content}], tokenize=False)
+        theirs = theirs.replace(mark, before + pad * plan.rows + after)
         ids = tokenizer(theirs, add_special_tokens=False).input_ids
-        ours = model.prompt(
-            Content(parts=tuple(parts)), max_tokens=8192, truncate=Truncate.NONE, param="x"
-        ).tokens.tolist()
-        pad = tokenizer.convert_tokens_to_ids("<|image_pad|>")
-        at = ids.index(pad) if pad in ids else len(ids)
-        assert ids[:at] + [pad] * plan.rows * (pad in ids) + ids[at + 1 :] == ours
+        content = Content(parts=tuple(parts))
+        ours = model.prompt(content, max_tokens=8192, truncate=Truncate.NONE, param="x").tokens
+        assert ids == ours.tolist()
+    flags = serve_flags(model.family, target)
+    assert Path(flags[flags.index("--chat-template") + 1]).read_text() == tokenizer.chat_template
+
+
+def test_the_configuration_of_a_copy_has_both_towers(tmp_path: Path) -> None:
+    source, target = tmp_path / "model", tmp_path / "copy"
+    write_checkpoint(source, TINY)
+    main([str(source), str(target)])
+    config = LlamaNemotronVLConfig.from_pretrained(target)
+    assert config.get_text_config().hidden_size == TINY.hidden
+    assert config.get_text_config().pooling == "avg"
+    assert config.vision_config.num_hidden_layers == TINY.vision_layers
+    assert config.max_dynamic_patch == TINY.max_input_tiles
+
+
+def test_other_families_are_named(tmp_path: Path) -> None:
+    source = tmp_path / "model"
+    source.mkdir()
+    (source / "config.json").write_text('{"model_type": "qwen3"}')
+    with pytest.raises(ValueError, match="qwen3_embedding; vLLM is given"):
+        main([str(source), str(tmp_path / "copy")])
