@@ -8,8 +8,7 @@ fixed texts and placeholders stay.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import takewhile
@@ -22,15 +21,10 @@ from tessera.errors import InvalidInput
 from tessera.models.base import Content, ImagePlan, Int32Array, Piece, Prompt, Truncate
 
 
-@contextmanager
-def text_errors(param: str) -> Iterator[None]:
-    """Turn a text that is none (a lone surrogate) into ``InvalidInput`` naming ``param``."""
-    try:
-        yield
-    except UnicodeEncodeError as error:
-        raise InvalidInput(
-            f"{param} holds a lone surrogate at character {error.start}, which is no text", param=param
-        ) from error
+def _no_text(error: UnicodeEncodeError, param: str) -> InvalidInput:
+    return InvalidInput(
+        f"{param} holds a lone surrogate at character {error.start}, which is no text", param=param
+    )
 
 
 def token_ids(content: Content, *, param: str) -> Sequence[int] | None:
@@ -127,6 +121,14 @@ def shorten(tokens: Int32Array, keep: int, truncate: Truncate) -> Int32Array:
     return kept.copy()
 
 
+_NO_IDS: Final = np.empty(0, np.int32)
+
+
+@lru_cache(64)
+def _control(token: int) -> Int32Array:
+    return np.array([token], np.int32)
+
+
 _CACHED_TEXTS: Final = 256
 _CACHED_CHARACTERS: Final = 1024
 
@@ -166,8 +168,8 @@ class Assembler:
     ) -> Prompt:
         """Tokenise; raises ``InvalidInput`` naming ``param`` for what is too long and may not be cut."""
         images = [segment for segment in segments if isinstance(segment, ImagePlan)]
-        image_tokens = sum(image.rows for image in images)
-        with text_errors(param):
+        image_tokens = sum([image.rows for image in images])
+        try:
             known = [self._known(segment) for segment in segments]
             fixed = image_tokens + sum(map(len, known))
             if images:  # before placeholders are built, however many
@@ -177,6 +179,8 @@ class Assembler:
                 for place, segment in enumerate(segments)
                 if isinstance(segment, Run)
             }
+        except UnicodeEncodeError as error:
+            raise _no_text(error, param) from error
         length = fixed + sum(map(len, parts.values()))
         truncated = length > max_tokens
         if truncated:
@@ -206,8 +210,10 @@ class Assembler:
                 continue
             assert not isinstance(segment, ImagePlan), "an image has no pieces"
             text = segment.text if isinstance(segment, Fixed) else segment.prefix + segment.text
-            with text_errors(param):
+            try:
                 encoding = self._tokenizer.encode(text)
+            except UnicodeEncodeError as error:
+                raise _no_text(error, param) from error
             pieces += (
                 Piece(token=token, text=text[start:stop], start=behind + start, stop=behind + stop)
                 for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
@@ -218,11 +224,11 @@ class Assembler:
     def _known(self, segment: Segment) -> Int32Array:
         """The ids of a segment that is never cut, none for the others and for images."""
         if isinstance(segment, int):
-            return np.array([segment], np.int32)
+            return _control(segment)
         if isinstance(segment, Fixed):
             short = len(segment.text) <= _CACHED_CHARACTERS
             return self._cached(segment.text) if short else self._tokenizer.ids(segment.text)
-        return np.empty(0, np.int32)
+        return _NO_IDS
 
     def _ids(self, segment: Segment, known: Int32Array, part: Int32Array | None) -> Int32Array:
         if isinstance(segment, ImagePlan):
