@@ -78,7 +78,7 @@ class TowerModel:
         options = "" if self._options is None else f" {msgspec.json.encode(self._options).decode()}"
         return fingerprint(self.path, revision=f"{self.revision}{options}".encode(), files=self.files)
 
-    @property
+    @cached_property
     def output(self) -> Output:
         return Output(kind=OutputKind.VECTOR, width=self.text.layer.hidden)
 

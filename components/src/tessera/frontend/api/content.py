@@ -78,6 +78,8 @@ class InputBuilder:
     def of(cls, body: JsonObject, role: Role | None, limits: RequestLimits) -> InputBuilder:
         """For the inputs of a body; ``role`` is what it, or the model's name, asks for."""
         builder = cls(role=role, limits=limits)
+        if body.get("instruction") is None:
+            return builder
         return replace(builder, instruction=builder.read_instruction(body, ""))
 
     def text(self, text: str, param: str) -> str:
@@ -106,7 +108,7 @@ class InputBuilder:
         """
         found = Input(
             parts=tuple(filter(None, parts)),
-            role=_decide(stated, self.role, images=any(isinstance(part, ImageSource) for part in parts)),
+            role=_decide(stated, self.role, parts),
             instruction=self.instruction if instruction is None else instruction,
             param=param,
         )
@@ -156,13 +158,13 @@ def check_modality(found: Input, modality: Modality | None) -> Input:
     return found
 
 
-def _decide(stated: Role | None, requested: Role | None, *, images: bool) -> Role:
+def _decide(stated: Role | None, requested: Role | None, parts: Sequence[str | ImageSource]) -> Role:
     """``stated`` comes from the message, ``requested`` from the body or the model's name."""
     if stated is not None:
         return stated
     if requested is not None:
         return requested
-    return Role.PASSAGE if images else Role.NONE
+    return Role.PASSAGE if any(isinstance(part, ImageSource) for part in parts) else Role.NONE
 
 
 def message_role(value: Json, param: str) -> Role | None:

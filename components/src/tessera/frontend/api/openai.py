@@ -28,7 +28,6 @@ import json
 import re
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -170,8 +169,10 @@ FIELDS: Final = frozenset(
 )
 
 
-def _options(body: JsonObject, models: Collection[str]) -> tuple[EmbeddingsRequest, Role | None, _Modality]:
-    """The request without its inputs, the role that the body or the model's name asks for, the modality."""
+def _options(
+    body: JsonObject, models: Collection[str]
+) -> tuple[partial[EmbeddingsRequest], Role | None, _Modality]:
+    """The request but for its inputs, the role that the body or the model's name asks for, the modality."""
     _reject_inert(body)
     truncate, max_tokens = _truncation(body)
     normalize, path = _one_of(body, _NORMALIZE)
@@ -183,8 +184,8 @@ def _options(body: JsonObject, models: Collection[str]) -> tuple[EmbeddingsReque
     if model is not None:
         model, named = split_model(model, models)
         role = role or named
-    request = EmbeddingsRequest(
-        inputs=(),
+    request = partial(
+        EmbeddingsRequest,
         model=model,
         encoding_format=EncodingFormat.FLOAT
         if encoding is None
@@ -221,6 +222,8 @@ def _reject_inert(body: JsonObject) -> None:
 
 def _one_of(body: JsonObject, names: tuple[str, ...]) -> tuple[Json, str]:
     """The value that the body gives under any of the names, and the name; null counts as absent."""
+    if body.keys().isdisjoint(names):
+        return None, names[0]
     given = [(name, body[name]) for name in names if body.get(name) is not None]
     if not given:
         return None, names[0]
@@ -319,17 +322,24 @@ def parse_embeddings(
     """
     limits = limits or RequestLimits()
     body = request_body(body, FIELDS)
-    request, role, modality = _options(body, models)
+    made, role, modality = _options(body, models)
     builder = InputBuilder.of(body, role, limits)
     units, name = _units(body)
     if len(units) > limits.inputs:
         raise InvalidInput(f"{name}: expected at most {limits.inputs} inputs, found {len(units)}", param=name)
     modalities = _spread(modality, len(units))
     inputs = tuple(
-        _input(value, param, builder, kind, conversations=name == "messages", partial=request.allow_partial)
+        _input(
+            value,
+            param,
+            builder,
+            kind,
+            conversations=name == "messages",
+            partial=made.keywords["allow_partial"],
+        )
         for (value, param), kind in zip(units, modalities, strict=True)
     )
-    return replace(request, inputs=inputs)
+    return made(inputs=inputs)
 
 
 def _units(body: dict[str, Json]) -> tuple[list[Unit], str]:

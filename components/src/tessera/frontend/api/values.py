@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from difflib import get_close_matches
 from enum import StrEnum
+from functools import cache
 from typing import Final, TypeVar
 
 import orjson
@@ -159,7 +160,14 @@ def boolean(value: Json, param: str) -> bool:
 
 def choice(value: Json, param: str, kind: type[_Enum], aliases: dict[str, _Enum] | None = None) -> _Enum:
     """One of an enumeration's values, or one of the aliases for them."""
-    known = {member.value: member for member in kind} | (aliases or {})
-    if not isinstance(value, str) or value not in known:
-        raise expected(param, f"one of {', '.join(known)}", value)
-    return known[value]
+    found: _Enum | None = _members(kind).get(value) if isinstance(value, str) else None
+    if found is None and aliases and isinstance(value, str):
+        found = aliases.get(value)
+    if found is None:
+        raise expected(param, f"one of {', '.join((*_members(kind), *(aliases or ())))}", value)
+    return found
+
+
+@cache
+def _members(kind: type[_Enum]) -> dict[str, _Enum]:
+    return {member.value: member for member in kind}

@@ -8,6 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Protocol
 
 import msgspec
@@ -41,8 +42,8 @@ class Answer:
     """What came back for each item, in order: its rows of ``rows``, or an error.
 
     ``rows`` is float32 ``[rows, width]`` as the family gives them, ``norms`` float32 ``[rows]`` the lengths
-    that those had which were scaled to unit length, and 1 elsewhere; both are zeros for failed items.
-    ``bounds``, int64 ``[items + 1]``, says which rows are an item's.
+    that those had which were scaled to unit length, and 1 elsewhere; both are zeros for failed items, and may
+    be a reply's own, which is read-only. ``bounds``, int64 ``[items + 1]``, says which rows are an item's.
     """
 
     rows: npt.NDArray[np.float32]
@@ -54,8 +55,7 @@ class Answer:
 
     @classmethod
     def empty(cls, items: Sequence[wire.Item], output: Output) -> Answer:
-        bounds = np.zeros(len(items) + 1, np.int64)
-        np.cumsum([output.rows(item.token_count) for item in items], out=bounds[1:])
+        bounds = row_bounds(output, [item.token_count for item in items])
         count = int(bounds[-1])
         return cls(
             np.zeros((count, output.width), np.float32),
@@ -66,11 +66,17 @@ class Answer:
 
     def put(self, items: Sequence[int], reply: wire.EmbedReply) -> None:
         """Take in what was answered for these items, whose numbers of rows have been checked."""
+        self.timings = self.timings.merge(reply.timings)
+        if len(items) == len(self.cached_tokens) and not reply.failures:
+            # All there is, in its order.
+            self.rows = np.frombuffer(reply.rows, "<f4").reshape(-1, self.rows.shape[1])
+            self.norms = np.frombuffer(reply.norms, "<f4")
+            self.cached_tokens = list(reply.cached_tokens)
+            return
         good = [index for position, index in enumerate(items) if position not in reply.failures]
         places = self.rows_of(good)
         self.rows[places] = np.frombuffer(reply.rows, "<f4").reshape(-1, self.rows.shape[1])
         self.norms[places] = np.frombuffer(reply.norms, "<f4")
-        self.timings = self.timings.merge(reply.timings)
         for position, index in enumerate(items):
             self.cached_tokens[index] = reply.cached_tokens[position]
         for position, failure in reply.failures.items():
@@ -79,6 +85,12 @@ class Answer:
     def rows_of(self, items: Sequence[int]) -> npt.NDArray[np.int64]:
         """The indices of these items' rows, one item after the other."""
         return indices_within(self.bounds, items)
+
+
+def row_bounds(output: Output, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
+    """Which rows inputs of so many tokens become: int64 ``[inputs + 1]``."""
+    rows = accumulate(map(output.rows, tokens), initial=0)
+    return np.fromiter(rows, np.int64, len(tokens) + 1)
 
 
 def indices_within(bounds: npt.NDArray[np.int64], items: Sequence[int]) -> npt.NDArray[np.int64]:
@@ -239,7 +251,9 @@ class Dispatcher:
         return answer
 
     async def _plan(self, request: _Request, indices: Sequence[int]) -> list[_Call]:
-        await self._peers.wait_back(self._wait_seconds, request.deadline.left())
+        left = request.deadline.left()
+        if not self._peers.ready:
+            await self._peers.wait_back(self._wait_seconds, left)
         ready = self._peers.ready.keys() - request.gone or self._peers.ready.keys()
         if not ready:
             raise Unavailable("no embed worker is available", retry_after=1.0)
@@ -314,16 +328,18 @@ class Dispatcher:
             raise ProtocolError(f"{who} answered {type(reply).__name__}")
         if not all(0 <= position < len(call.indices) for position in reply.failures):
             raise ProtocolError(f"{who} reports a failure of an item it was not sent")
-        expected = np.diff(request.answer.bounds)[call.indices]
-        expected[list(reply.failures)] = 0
-        count = int(expected.sum())
+        expected = tuple(
+            0 if position in reply.failures else self._output.rows(request.items[index].token_count)
+            for position, index in enumerate(call.indices)
+        )
+        count = sum(expected)
         sizes = (len(reply.rows), len(reply.norms), reply.width, len(reply.cached_tokens), reply.counts)
         if sizes != (
             4 * count * self._output.width,
             4 * count,
             self._output.width,
             len(expected),
-            tuple(expected.tolist()),
+            expected,
         ):
             raise ProtocolError(f"{who} sent other rows than [{count}, {self._output.width}]")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +16,7 @@ from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input
-from tessera.frontend.serving.dispatch import Embedder, indices_within
+from tessera.frontend.serving.dispatch import Embedder, indices_within, row_bounds
 from tessera.frontend.serving.prompts import ImageReader, Prompter, Visions
 from tessera.frontend.settings import Limits
 from tessera.models.base import Model, Output, OutputKind, Piece, Prompt, Role
@@ -92,6 +91,9 @@ class Pipeline:
         self._embedder = embedder
         self._limits = limits
         self._metrics = metrics
+        # Bound once: finding a series takes longer than counting in it.
+        self._inputs = {kind: metrics.inputs.labels(kind) for kind in ("text", "image")}
+        self._tokens = {kind: metrics.tokens.labels(kind) for kind in ("text", "image", "cached")}
         self._prompter = Prompter(model, min(limits.max_tokens or model.max_tokens, model.max_tokens))
 
     @property
@@ -124,14 +126,16 @@ class Pipeline:
         """Each input as tokens and as images, or its error; the first error is raised unless the
         request allows partial results."""
         self._check(request)
-        started = time.perf_counter()
-        images = sum(len(entry.images) for entry in request.inputs)
-        with tracing.span("media", {"tessera.images": images}) if images else nullcontext():
-            visions = await self._images.read(
-                request.inputs, deadline, allow_partial=request.allow_partial, client=client
-            )
-        if any(visions):
+        visions: list[Visions | TesseraError]
+        if images := sum(len(entry.images) for entry in request.inputs):
+            started = time.perf_counter()
+            with tracing.span("media", {"tessera.images": images}):
+                visions = await self._images.read(
+                    request.inputs, deadline, allow_partial=request.allow_partial, client=client
+                )
             self._metrics.media_seconds.observe(time.perf_counter() - started)
+        else:
+            visions = [entry.malformed or () for entry in request.inputs]
         with self._metrics.prompt_seconds.time(), tracing.span("prompt", {"tessera.inputs": len(visions)}):
             prompts = await self._prompter.build(request, visions)
         if not request.allow_partial:
@@ -164,16 +168,15 @@ class Pipeline:
                 assert isinstance(images, tuple)
                 good[index] = prompt, images
         output = self._model.output
-        bounds = np.zeros(len(prompts) + 1, np.int64)
-        tokens_of = (len(good[index][0].tokens) if index in good else 0 for index in range(len(prompts)))
-        np.cumsum([output.rows(count) for count in tokens_of], out=bounds[1:])
-        # Not touched, and so not there, unless an input has failed.
-        rows = np.zeros((bounds[-1], output.width), np.float32)
+        bounds = row_bounds(
+            output, [0 if isinstance(prompt, TesseraError) else len(prompt.tokens) for prompt in prompts]
+        )
+        count, rows = int(bounds[-1]), None
         cached, timings = 0, wire.Timings()
         if good:
             tokens = sum(len(prompt.tokens) for prompt, _ in good.values())
             units = sum(vision.plan.units for _, visions in good.values() for vision in visions)
-            charge(tokens, units, len(rows))
+            charge(tokens, units, count)
             items = [_item(request.inputs[index], *made) for index, made in good.items()]
             attributes = {"tessera.items": len(items), "tessera.tokens": tokens}
             with self._metrics.dispatch_seconds.time(), tracing.span("dispatch", attributes):
@@ -184,14 +187,13 @@ class Pipeline:
             errors |= {order[position]: error for position, error in answer.errors.items()}
             if errors and not request.allow_partial:
                 raise errors[min(errors)]
+            rows = answer.rows
             if not request.normalize:
-                answer.rows *= answer.norms[:, None]
+                rows = rows * answer.norms[:, None]
             elif output.kind is OutputKind.VECTOR and not output.unit_length:
-                answer.rows /= np.maximum(np.linalg.norm(answer.rows, axis=1, keepdims=True), _EPSILON)
-            if len(answer.rows) == len(rows):
-                rows = answer.rows
-            else:
-                rows[indices_within(bounds, order)] = answer.rows
+                rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), _EPSILON)
+            if len(rows) != count:
+                rows = _spread(rows, indices_within(bounds, order), count)
             cached, timings = sum(answer.cached_tokens), answer.timings
         done = [made for index, made in good.items() if index not in errors]
         usage = Usage(
@@ -204,7 +206,7 @@ class Pipeline:
             self._metrics.input_errors.labels(error.code).inc()
         return Result(
             request_id=request_id,
-            rows=rows,
+            rows=np.zeros((count, output.width), np.float32) if rows is None else rows,
             bounds=bounds,
             errors=errors,
             usage=usage,
@@ -233,11 +235,21 @@ class Pipeline:
 
     def _count(self, inputs: Sequence[Input], usage: Usage) -> None:
         with_images = sum(1 for entry in inputs if entry.images)
-        self._metrics.inputs.labels("text").inc(len(inputs) - with_images)
-        self._metrics.inputs.labels("image").inc(with_images)
-        self._metrics.tokens.labels("text").inc(usage.text_tokens)
-        self._metrics.tokens.labels("image").inc(usage.image_tokens)
-        self._metrics.tokens.labels("cached").inc(usage.cached_tokens)
+        self._inputs["text"].inc(len(inputs) - with_images)
+        self._tokens["text"].inc(usage.text_tokens)
+        if with_images:
+            self._inputs["image"].inc(with_images)
+            self._tokens["image"].inc(usage.image_tokens)
+            self._tokens["cached"].inc(usage.cached_tokens)
+
+
+def _spread(
+    rows: npt.NDArray[np.float32], places: npt.NDArray[np.int64], count: int
+) -> npt.NDArray[np.float32]:
+    """Rows at their places among ``count``, with zeros between."""
+    spread = np.zeros((count, rows.shape[1]), np.float32)
+    spread[places] = rows
+    return spread
 
 
 def _item(entry: Input, prompt: Prompt, visions: Visions) -> wire.Item:
