@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tessera.errors import InvalidInput, Overloaded
-from tessera.tasks import Left, run_all, run_until
+from tessera.tasks import Departure, Left, run_all, run_until
 
 
 class Work:
@@ -106,3 +106,43 @@ async def test_a_cancellation_from_outside_ends_all() -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     assert all(work.cancelled for work in works)
+
+
+async def test_a_departure_ends_work_that_is_under_way() -> None:
+    departure, ended = Departure(), []
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0)
+            ended.append(True)
+
+    task = asyncio.create_task(departure.during(work()))
+    await asyncio.sleep(0.01)
+    departure.leave()
+    departure.leave()
+    with pytest.raises(Left):
+        await task
+    assert ended and not task.cancelled()
+    # Nothing begins for who has gone.
+    with pytest.raises(Left):
+        await departure.during(work())
+    assert len(ended) == 1
+
+
+async def test_a_departure_behind_the_work_changes_nothing() -> None:
+    departure = Departure()
+    assert await departure.during(asyncio.sleep(0, "done")) == "done"
+    departure.leave()
+    await asyncio.sleep(0.01)
+
+
+async def test_a_cancellation_from_outside_is_no_departure() -> None:
+    departure = Departure()
+    task = asyncio.create_task(departure.during(asyncio.sleep(60)))
+    await asyncio.sleep(0.01)
+    departure.leave()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 
 import httpx
 import numpy as np
@@ -124,6 +125,17 @@ def test_a_form_is_told_that_it_is_no_json(http: httpx.Client) -> None:
     assert named.status_code == 200
 
 
+def logged(service: ClosedService, name: str) -> str:
+    """The line about a request, which is written behind its answer."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for line in service.running.log.read_text().splitlines():
+            if name in line:
+                return line
+        time.sleep(0.05)
+    raise AssertionError(f"no line about {name}")
+
+
 def test_a_damaged_body_is_no_departure(service: ClosedService) -> None:
     before = service.running.frontend_metric("tessera_disconnects_total")
     host, port = service.url.removeprefix("http://").split(":")
@@ -137,7 +149,7 @@ def test_a_damaged_body_is_no_departure(service: ClosedService) -> None:
         assert head.startswith(b"HTTP/1.1 400 ") and b"connection: close" in head, head
         assert f"x-request-id: {name}".encode() in head
         assert "transfer coding" in str(json.loads(body)[key])
-        line = next(line for line in service.running.log.read_text().splitlines() if name in line)
+        line = logged(service, name)
         assert "400" in line and "499" not in line
     assert service.running.frontend_metric("tessera_disconnects_total") == before
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
@@ -38,6 +38,47 @@ async def run_until(left: Awaitable[object], work: Coroutine[Any, Any, T]) -> T:
         await _end([task])
 
 
+class Departure:
+    """Says that whoever work is done for has gone, which cancels the work; owned by one event loop.
+
+    Beside ``run_until`` for what is told and not waited for: it takes no task. One piece of work at a time.
+    """
+
+    __slots__ = ("_gone", "_task")
+
+    def __init__(self) -> None:
+        self._gone = False
+        self._task: asyncio.Task[Any] | None = None
+
+    def leave(self) -> None:
+        """Cancel the work that is under way, and any that would begin later."""
+        if not self._gone:
+            self._gone = True
+            if self._task is not None:
+                self._task.cancel()
+
+    def gone(self) -> bool:
+        return self._gone
+
+    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``; raises ``Left`` once it has ended because of ``leave``."""
+        if self.gone():
+            work.close()
+            raise Left
+        task = self._task = asyncio.current_task()
+        assert task is not None
+        before = task.cancelling()
+        try:
+            return await work
+        except asyncio.CancelledError:
+            # As ``asyncio.timeout``: a cancellation from outside that came as well goes on.
+            if self.gone() and task.uncancel() <= before:
+                raise Left from None
+            raise
+        finally:
+            self._task = None
+
+
 async def run_all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
     """Run all at the same time; their results in order.
 
@@ -63,20 +104,6 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         if not task.cancelled():
             task.exception()
-
-
-class Promise(asyncio.Future[T]):
-    """A future whose maker learns of its cancellation at once, and not in the loop's next round."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self.when_cancelled: Callable[[], None] | None = None
-
-    def cancel(self, msg: object = None) -> bool:
-        cancelled = super().cancel(msg)
-        if cancelled and self.when_cancelled is not None:
-            self.when_cancelled()
-        return cancelled
 
 
 class Poll:

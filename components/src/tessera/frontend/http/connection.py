@@ -25,6 +25,7 @@ from tessera.errors import RequestError
 from tessera.frontend.http.access_log import write_refused_head
 from tessera.frontend.http.errors import Failure, render_status
 from tessera.settings import KIB, POSITIVE, Setting
+from tessera.tasks import Departure
 
 # RFC 3986's host and port; none at all is allowed as well.
 _HOST: Final = re.compile(rb"[\w.~%!$&'()*+,;=:\[\]-]*", re.ASCII)
@@ -195,6 +196,8 @@ class GuardedProtocol(HttpToolsProtocol):
         # What came since some of a body did: chunks' sizes and extensions, or a trailer.
         self._coding_bytes = 0
         self._damaged: tuple[RequestResponseCycle, RequestError] | None = None
+        # The last request's.
+        self._departure: Departure | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -216,6 +219,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         super().connection_lost(exc)
         self._changed()
+        if self._departure is not None:
+            self._departure.leave()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -234,6 +239,9 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         if self._in_body and self._coding_bytes > self._limits.header_bytes:
             self._break_off(self._long_trailer)
+        if self._in_head and self._head_timer is None and not self._refused:
+            # Most heads come whole, and need no clock.
+            self._arm()
         if before and self._in_head:
             # No callback came that could have counted it: the parser keeps a line until it is whole.
             self._head_bytes += len(data)
@@ -266,8 +274,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self._in_head = True
         self._head_bytes = 0
-        if self._head_timer is None:
-            self._arm()
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -395,7 +401,11 @@ class GuardedProtocol(HttpToolsProtocol):
             cycle.message_event.set()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
-        """With a ``receive`` that raises for a damaged body: the route answers it in its own shape."""
+        """With a ``receive`` that raises for a damaged body: the route answers it in its own shape.
+
+        The state's ``departure`` tells of a client that goes away, without a task that waits for it.
+        """
+        cycle.scope["state"]["departure"] = self._departure = Departure()
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             async def whole() -> Message:

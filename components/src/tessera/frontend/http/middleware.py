@@ -6,10 +6,12 @@ import re
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from fastapi.routing import APIRoute
 from opentelemetry.trace import Span
 from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -142,7 +144,9 @@ class RequestMiddleware:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).setdefault("x-request-id", line.request_id)
+                headers = message["headers"]
+                if not any(name == b"x-request-id" for name, _ in headers):
+                    headers.append((b"x-request-id", line.request_id.encode("latin-1")))
             await send(message)
 
         state = scope["state"]
@@ -212,6 +216,37 @@ class RequestMiddleware:
                 self._metrics.refused.labels("rate" if rate else "full").inc()
                 return render(error)
         return None
+
+
+class DirectRoutes:
+    """Calls the functions of ``routes``, by the path that a POST asks for, with the request alone.
+
+    ``failed`` answers for a ``TesseraError``. All else goes on to ``app``.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: Mapping[str, APIRoute],
+        failed: Callable[[Request, TesseraError], Response],
+    ) -> None:
+        self._app = app
+        self._routes = routes
+        self._failed = failed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        posted = scope["type"] == "http" and scope["method"] == "POST"
+        route = self._routes.get(scope["path"]) if posted else None
+        if route is None:
+            await self._app(scope, receive, send)
+            return
+        scope["route"] = route
+        request = Request(scope, receive)
+        try:
+            response = await route.endpoint(request)
+        except TesseraError as error:
+            response = self._failed(request, error)
+        await response(scope, receive, send)
 
 
 def _body_bytes(scope: Scope) -> int | None:
