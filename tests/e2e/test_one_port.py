@@ -13,6 +13,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.service import MODEL, Service, launch
 from tests.signals import freeze
@@ -153,23 +154,53 @@ def test_a_frozen_frontend_holds_up_no_new_connection(whole: Service) -> None:
         assert answered(connections) == len(connections)
 
 
+def counted(url: str) -> dict[str, float]:
+    """Counters and histograms, by name and labels."""
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=30).text)
+    return {
+        f"{sample.name} {sorted(sample.labels.items())}": sample.value
+        for family in families
+        for sample in family.samples
+        if family.type in ("counter", "histogram")
+    }
+
+
+def test_metrics_and_status_count_all_frontends(whole: Service) -> None:
+    before = counted(whole.url)
+    key = "tessera_requests_total [('route', '/v1/embeddings'), ('status', '200')]"
+    for url in whole.frontend_urls:
+        assert post(url, "steady", {"model": MODEL, "input": "counted"}).status_code == 200
+    for url in (whole.url, *whole.frontend_urls):
+        found = counted(url)
+        assert found[key] == before.get(key, 0) + FRONTENDS
+        assert not [name for name, value in before.items() if found[name] < value]
+        status = httpx.get(f"{url}/status", headers={"x-api-key": KEYS["steady"]}).json()
+        assert status["frontend"]["inputs"]["text"] == found["tessera_inputs_total [('kind', 'text')]"]
+
+
 def test_a_frontend_that_is_killed_loses_its_own_connections_alone(whole: Service) -> None:
     with ExitStack() as stack:
         connections = opened(stack, whole, 60)
         pids = frontends(whole)
         held = owners(connections, pids)
+        before = counted(whole.url)
         os.kill(pids[2], signal.SIGKILL)
         until(lambda: f"(pid {pids[2]}) ended" in whole.log.read_text())
         kept = [one.answers() for one in connections]
         assert kept == [pid != pids[2] for pid in held]
         # The others take all while it is started again.
         assert opened(stack, whole, 30)
+        now = counted(whole.url)
+        assert not [name for name, value in before.items() if now[name] < value]
+    wait_whole(whole)
+    now = counted(whole.frontend_urls[2])
+    assert not [name for name, value in before.items() if now[name] < value]
 
 
 def test_a_rolling_restart_refuses_nobody(whole: Service) -> None:
     """Each request comes by a connection of its own: one that is in the queue outlives whoever ends."""
     count = 0
-    for number in range(FRONTENDS):
+    for number in (0, 1):
         pid = frontends(whole)[number]
         os.kill(pid, signal.SIGTERM)
         while frontends(whole)[number] in (-1, pid) or known(whole.url) != (FRONTENDS, 1):

@@ -36,7 +36,7 @@ async def board(deployment: Deployment) -> AsyncIterator[Board]:
         encode = Peers(await Client.connect(deployment.runtime(), nobody), lambda _: None)
         opened.extend((embed, encode))
         await until(lambda: len(embed.ready) == workers)
-        return StatusBoard({"model": "m"}, embed, encode, FrontendMetrics())
+        return StatusBoard({"model": "m"}, embed, encode, FrontendMetrics(), lambda: 0)
 
     yield make
     for peers in opened:

@@ -26,7 +26,7 @@ class Seat:
 
     ``sockets`` are descriptors of the listening sockets, ``table`` is one of memory that all of them map.
     ``port`` is one on which this frontend alone answers, too; 0: none. ``name`` is the group's, which is
-    known to workers.
+    known to workers. ``metrics`` is the folder with what each has counted.
     """
 
     name: str
@@ -34,6 +34,7 @@ class Seat:
     size: int
     sockets: tuple[int, ...]
     table: int
+    metrics: str = ""
     port: int = 0
 
     @classmethod
@@ -172,10 +173,11 @@ class FrontendGroup:
             self._places[slot] = now, names
         return names
 
-    def pulse(self, *, embed: int, encode: int) -> None:
-        """Say that this frontend is there, and how many workers it knows; look for the others."""
+    def pulse(self, *, embed: int, encode: int, lent_bytes: int = 0) -> None:
+        """Say that this frontend is there, what it knows and what it lends; look for the others."""
         self.words[self.base + EMBED] = embed
         self.words[self.base + ENCODE] = encode
+        self.words[self.base + LENT_BYTES] = lent_bytes
         self.words[self.base + PULSE] = time.monotonic_ns()
         self.look()
 
@@ -195,9 +197,9 @@ class FrontendGroup:
         asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, slot // _SLOT, 1, 0)
         return int(_LOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_GETLK, asked))[0]) != fcntl.F_UNLCK
 
-    def total(self, word: int) -> int:
-        """The sum of a word over the frontends that are there."""
-        return sum([self.words[slot + word] for slot in self.others], self.words[self.base + word])
+    def elsewhere(self, word: int) -> int:
+        """The sum of a word over the other frontends that are there."""
+        return sum([self.words[slot + word] for slot in self.others])
 
     def _accepting(self) -> list[int]:
         """The others that take connections now."""

@@ -13,7 +13,7 @@ from fastapi import APIRouter
 from tessera import wire
 from tessera.errors import ConfigError
 from tessera.frontend.api.endpoint import Endpoint
-from tessera.frontend.group import MOST_NAMES, PULSE_SECONDS, FrontendGroup
+from tessera.frontend.group import LENT_BYTES, MOST_NAMES, PULSE_SECONDS, FrontendGroup
 from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
 from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.errors import ErrorShape, openai_error
@@ -82,8 +82,10 @@ class Service:
         caller = f"frontends-{settings.seat.name}" if settings.seat else name
         workers = await _workers(settings, runtime, model, caller)
         media = MediaLoader(settings.media, settings.limits.images)
-        metrics = FrontendMetrics()
-        embedder = _embedder(settings, model, workers, metrics, name)
+        metrics = FrontendMetrics(settings.seat)
+        lender = RowLender(name, capacity=_LENT_BYTES)
+        metrics.watch_lent_rows(lambda: lender.lent + group.elsewhere(LENT_BYTES))
+        embedder = _embedder(settings, model, workers, metrics, lender)
         keys = Authenticator(settings.access.keys)
         if len(keys.names) > MOST_NAMES:
             raise ConfigError(f"{len(keys.names)} API keys are more than {MOST_NAMES}")
@@ -117,7 +119,7 @@ class Service:
             admission=admission,
             metrics=metrics,
             group=group,
-            pulse=asyncio.create_task(_pulse(group, workers), name="pulse"),
+            pulse=asyncio.create_task(_pulse(group, workers, lender), name="pulse"),
         )
 
     async def close(self) -> None:
@@ -127,10 +129,10 @@ class Service:
             await peers.close()
 
 
-async def _pulse(group: FrontendGroup, workers: Workers) -> None:
+async def _pulse(group: FrontendGroup, workers: Workers, lender: RowLender) -> None:
     """Tell the other frontends of the group that this one is there, until cancelled."""
     while group.siblings:
-        group.pulse(embed=len(workers.embed.ready), encode=len(workers.encode.ready))
+        group.pulse(embed=len(workers.embed.ready), encode=len(workers.encode.ready), lent_bytes=lender.lent)
         await asyncio.sleep(PULSE_SECONDS)
 
 
@@ -171,10 +173,8 @@ def _same_model(model: Model) -> Check:
 
 
 def _embedder(
-    settings: FrontendSettings, model: Model, workers: Workers, metrics: FrontendMetrics, name: str
+    settings: FrontendSettings, model: Model, workers: Workers, metrics: FrontendMetrics, lender: RowLender
 ) -> Embedder:
-    lender = RowLender(name, capacity=_LENT_BYTES)
-    metrics.watch_lent_rows(lambda: lender.lent)
     dispatcher = Dispatcher(
         workers.embed,
         Router(),

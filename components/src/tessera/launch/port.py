@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import socket
+from pathlib import Path
 from typing import Final, Self
 
 from tessera.launch.children import FIRST_DESCRIPTOR
@@ -23,8 +24,9 @@ class Port:
     The memory has no name, so that nothing can be left of it.
     """
 
-    def __init__(self, sockets: list[socket.socket], frontends: int, own: int) -> None:
+    def __init__(self, sockets: list[socket.socket], frontends: int, own: int, metrics: Path) -> None:
         self._frontends = frontends
+        self._metrics = str(metrics)
         self._own = own
         table = os.memfd_create("tessera-frontends")
         self.descriptors = [_high(one.fileno()) for one in sockets] + [_high(table)]
@@ -35,10 +37,11 @@ class Port:
         self._name = os.urandom(16).hex()
 
     @classmethod
-    def open(cls, host: str, port: int, frontends: int, *, own: int = 0) -> Self:
+    def open(cls, host: str, port: int, frontends: int, *, metrics: Path, own: int = 0) -> Self:
         """Listen on every address of a host. Raises ``OSError``.
 
-        ``own`` is the first of the ports on which single frontends answer as well; 0: they have none.
+        ``metrics`` is a folder in which frontends keep what they count, beyond their own end. ``own`` is the
+        first of the ports on which single frontends answer as well; 0: they have none.
         """
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         sockets: list[socket.socket] = []
@@ -53,7 +56,7 @@ class Port:
                 refused = error
         if not sockets and refused is not None:
             raise refused
-        return cls(sockets, frontends, own)
+        return cls(sockets, frontends, own, metrics)
 
     def seat(self, index: int) -> dict[str, str]:
         """The place of a frontend, as a variable of its environment."""
@@ -67,6 +70,7 @@ class Port:
             size=self._frontends,
             sockets=tuple(sockets),
             table=table,
+            metrics=self._metrics,
             port=self._own and self._own + index,
         )
         return {GROUP_VARIABLE: seat.write()}

@@ -14,6 +14,7 @@ from typing import Final, NoReturn
 
 from tessera.launch import mps
 from tessera.launch.children import Signals, Told, collect, run, spawn
+from tessera.launch.folders import Folders
 from tessera.launch.port import Port
 from tessera.launch.processes import (
     Workers,
@@ -126,7 +127,7 @@ class Service:
         self._workers = script.workers(self._settings, root, flags)
         self._environment = without_source(os.environ, root) | self._settings.of_dynamo()
         self._supervisor = Supervisor(signals, report, self._settings.stop_timeout_seconds)
-        self._folders: list[Path] = []
+        self._folders: Folders | None = None
         self._port: Port | None = None
 
     @property
@@ -200,7 +201,7 @@ class Service:
     def start(self) -> None:
         """Start every process. Raises ``SettingError`` when one cannot be started."""
         if self._settings.dyn_discovery_backend == "file" and not self._environment.get("DYN_FILE_KV"):
-            self._environment["DYN_FILE_KV"] = str(self._folder("tessera"))
+            self._environment["DYN_FILE_KV"] = str(self._folder("discovery"))
         try:
             self._leave_out_encode_workers()
             workers = on_cards(self._workers, self._machine)
@@ -222,7 +223,13 @@ class Service:
             return
         host, port = settings.dyn_http_host, settings.dyn_http_port
         try:
-            self._port = Port.open(host, port, settings.frontends, own=settings.frontend_port_base)
+            self._port = Port.open(
+                host,
+                port,
+                settings.frontends,
+                metrics=self._folder("metrics"),
+                own=settings.frontend_port_base,
+            )
         except (OSError, OverflowError, UnicodeError) as error:
             said = f"cannot listen on {host}:{port}: {error}"
             if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
@@ -243,7 +250,7 @@ class Service:
 
     def _ask_what_the_model_is(self) -> str:
         # A process of its own: models need libraries that are not there before the environment is made.
-        answer = self._folder("tessera-model") / "answer"
+        answer = self._folder("model") / "answer"
         words = ["-m", "tessera.models", *model_flags(self._settings)]
         pid = spawn([self._python, *words], self._environment, output=answer)
         try:
@@ -261,7 +268,7 @@ class Service:
     def _start_mps(self, shared: bool) -> None:
         if not mps.wanted(self._settings.cuda_mps, shared, self._machine.cards, self._environment):
             return
-        folder = self._folder("tessera-mps")
+        folder = self._folder("mps")
         self._supervisor.start_other(mps.COMMAND, mps.of_service(self._environment, folder), folder / "out")
         self._environment |= mps.of_workers(folder)
         self._report.say(
@@ -333,18 +340,15 @@ class Service:
         if self._port is not None:
             self._port.close()
         self._supervisor.stop()
-        import shutil
+        if self._folders is not None:
+            self._folders.remove()
 
-        for folder in self._folders:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    def _folder(self, prefix: str) -> Path:
+    def _folder(self, name: str) -> Path:
         """A new folder that is gone when the service is."""
-        # Not tempfile, whose imports take 14 ms.
-        folder = Path(os.environ.get("TMPDIR") or "/tmp", f"{prefix}.{os.urandom(6).hex()}")
-        folder.mkdir(mode=0o700)
-        self._folders.append(folder)
-        return folder
+        if self._folders is None:
+            self._folders = Folders()
+            self._supervisor.inherited.append(self._folders.descriptor)
+        return self._folders.make(name)
 
 
 def _listens(host: str, port: int) -> bool:

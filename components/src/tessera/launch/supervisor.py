@@ -42,6 +42,7 @@ class _Ended:
 class Supervisor:
     """``children`` are in the order in which they were started first.
 
+    Each inherits copies of ``inherited`` behind its own descriptors.
     What has not ended ``stop_seconds`` after it was told to is killed; None: never.
     """
 
@@ -54,6 +55,7 @@ class Supervisor:
         hopeless: frozenset[int] = frozenset(),
     ) -> None:
         self.children: list[Child] = []
+        self.inherited: list[int] = []
         self._signals = signals
         self._report = report
         self._stop_seconds = stop_seconds
@@ -125,7 +127,8 @@ class Supervisor:
     def _start(self, child: Child) -> None:
         child.due = None
         child.started = time.monotonic()
-        child.pid = spawn(child.command, child.environment, descriptors=child.descriptors)
+        descriptors = [*child.descriptors, *self.inherited]
+        child.pid = spawn(child.command, child.environment, descriptors=descriptors)
 
     def _start_again(self, child: Child) -> None:
         child.delay = min(2 * child.delay, _LONGEST_DELAY)

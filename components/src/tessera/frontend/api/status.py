@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter
-from prometheus_client import Counter, Gauge
 from starlette.responses import JSONResponse, Response
 
 import tessera
@@ -40,13 +40,19 @@ def origin(model_path: Path) -> str | None:
 class StatusBoard:
     """Asks every worker how busy it is, at most once a second however many viewers there are.
 
-    ``head`` is what does not change: the model's name and the like.
+    ``head`` is what does not change: the model's name and the like; ``in_flight`` counts requests.
     """
 
     def __init__(
-        self, head: dict[str, Any], embed_peers: Peers, encode_peers: Peers, metrics: FrontendMetrics
+        self,
+        head: dict[str, Any],
+        embed_peers: Peers,
+        encode_peers: Peers,
+        metrics: FrontendMetrics,
+        in_flight: Callable[[], int],
     ) -> None:
         self._head = head
+        self._in_flight = in_flight
         self._peers = {"embed": embed_peers, "encode": encode_peers}
         self._metrics = metrics
         self._workers: list[dict[str, Any]] = []
@@ -64,9 +70,9 @@ class StatusBoard:
 
     def _frontend(self) -> dict[str, Any]:
         return {
-            "requests_in_flight": int(_value(self._metrics.in_flight)),
-            "inputs": _by_label(self._metrics.inputs, "kind"),
-            "tokens": _by_label(self._metrics.tokens, "kind"),
+            "requests_in_flight": self._in_flight(),
+            "inputs": self._metrics.total("tessera_inputs", "kind"),
+            "tokens": self._metrics.total("tessera_tokens", "kind"),
         }
 
     async def _ask_all(self) -> None:
@@ -96,19 +102,6 @@ async def _ask(peers: Peers, instance: int, info: wire.WorkerInfo) -> dict[str, 
         # A worker of an earlier version, or one that is too busy: it is listed without numbers.
         pass
     return {"instance": f"{instance:x}", "role": info.role, "dtype": info.dtype, "state": state}
-
-
-def _value(gauge: Gauge) -> float:
-    return float(next(iter(gauge.collect())).samples[0].value)
-
-
-def _by_label(counter: Counter, label: str) -> dict[str, int]:
-    return {
-        sample.labels[label]: int(sample.value)
-        for family in counter.collect()
-        for sample in family.samples
-        if sample.name.endswith("_total")
-    }
 
 
 _TEXT: Final[Schema] = {"type": "string"}
@@ -150,7 +143,13 @@ def _routes(service: Service) -> APIRouter:
         "fingerprint": service.model.fingerprint,
         "checkpoint": origin(service.settings.model_path),
     }
-    board = StatusBoard(head, service.workers.embed, service.workers.encode, service.metrics)
+    board = StatusBoard(
+        head,
+        service.workers.embed,
+        service.workers.encode,
+        service.metrics,
+        lambda: service.admission.requests,
+    )
 
     @router.get(
         "/status", openapi_extra=answers(_STATUS, 401), summary="Workers, their queues and their caches"
