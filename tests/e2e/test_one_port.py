@@ -15,6 +15,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.e2e.inputs import data_url
 from tests.e2e.service import MODEL, Service, launch
 from tests.signals import freeze
 
@@ -30,7 +31,7 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     log = tmp_path_factory.mktemp("one-port") / "log"
     environment = {
         "TESSERA_API_KEYS": ",".join(f"{key} {name}" for name, key in KEYS.items()),
-        "FRONTEND_ARGS": f"--requests-per-minute {PER_MINUTE} --open-metrics",
+        "FRONTEND_ARGS": f"--requests-per-minute {PER_MINUTE} --open-metrics --result-cache-mb 8",
     }
     with launch(
         "agg.sh", checkpoint, log, workers=1, frontends=FRONTENDS, environment=environment
@@ -178,6 +179,35 @@ def test_metrics_and_status_count_all_frontends(whole: Service) -> None:
         assert status["frontend"]["inputs"]["text"] == found["tessera_inputs_total [('kind', 'text')]"]
 
 
+def test_what_one_frontend_has_computed_is_a_hit_at_another(whole: Service) -> None:
+    hits = "tessera_result_cache_total [('outcome', 'hit')]"
+    body = {"model": MODEL, "input": "asked of each frontend"}
+    before = counted(whole.url).get(hits, 0)
+    vectors = [post(url, "steady", body).json()["data"] for url in whole.frontend_urls]
+    assert vectors[1:] == vectors[:1] * (FRONTENDS - 1)
+    assert counted(whole.url)[hits] == before + FRONTENDS - 1
+
+
+def test_an_image_that_one_frontend_was_sent_is_known_to_all(
+    whole: Service, photos: dict[str, bytes]
+) -> None:
+    def body(image: str | None) -> dict[str, object]:
+        part = {"type": "image_url", "image_url": image, "uuid": "a heart"}
+        return {"model": MODEL, "messages": [{"role": "user", "content": [part]}]}
+
+    first, second, third = whole.frontend_urls
+    assert post(second, "steady", body(None)).status_code == 422
+    sent = [data_url(photos[name]) for name in ("china", "flower")]
+    vectors = [post(first, "steady", body(one)).json()["data"] for one in sent]
+    assert vectors[0] != vectors[1]
+    # What was sent last under a name counts, wherever it was.
+    assert post(second, "steady", body(None)).json()["data"] == vectors[1]
+    assert post(third, "steady", body(sent[0])).json()["data"] == vectors[0]
+    assert post(first, "steady", body(None)).json()["data"] == vectors[0]
+    # Names are each client's own.
+    assert post(first, "hasty", body(None)).status_code == 422
+
+
 def test_a_frontend_that_is_killed_loses_its_own_connections_alone(whole: Service) -> None:
     with ExitStack() as stack:
         connections = opened(stack, whole, 60)
@@ -204,7 +234,7 @@ def test_a_rolling_restart_refuses_nobody(whole: Service) -> None:
         pid = frontends(whole)[number]
         os.kill(pid, signal.SIGTERM)
         while frontends(whole)[number] in (-1, pid) or known(whole.url) != (FRONTENDS, 1):
-            answer = post(whole.url, "steady", {"model": MODEL, "input": "a"})
+            answer = post(whole.url, "steady", {"model": MODEL, "input": f"one of {count}"})
             assert answer.status_code == 200, answer.text
             count += 1
             # Within the key's rate.

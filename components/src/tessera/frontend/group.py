@@ -24,9 +24,10 @@ GROUP_VARIABLE: Final = "TESSERA_FRONTEND_GROUP"
 class Seat:
     """The place of one frontend among ``size``.
 
-    ``sockets`` are descriptors of the listening sockets, ``table`` is one of memory that all of them map.
-    ``port`` is one on which this frontend alone answers, too; 0: none. ``name`` is the group's, which is
-    known to workers. ``metrics`` is the folder with what each has counted.
+    ``sockets`` are descriptors of the listening sockets, ``table`` and ``cache`` of memory that all of them
+    map: for what they count together, and for what they keep for each other. ``port`` is one on which this
+    frontend alone answers, too; 0: none. ``name`` is the group's, which is known to workers. ``metrics`` is
+    the folder with what each has counted.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Seat:
     size: int
     sockets: tuple[int, ...]
     table: int
+    cache: int = -1
     metrics: str = ""
     port: int = 0
 

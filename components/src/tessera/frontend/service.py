@@ -11,6 +11,7 @@ from typing import Any, Final
 from fastapi import APIRouter
 
 from tessera import wire
+from tessera.cache import SharedCache
 from tessera.errors import ConfigError
 from tessera.frontend.api.endpoint import Endpoint
 from tessera.frontend.group import LENT_BYTES, MOST_NAMES, PULSE_SECONDS, FrontendGroup
@@ -21,7 +22,8 @@ from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Dispatcher, Embedder, RowLender
 from tessera.frontend.serving.pipeline import Pipeline
-from tessera.frontend.serving.result_cache import KeyPrefix, ResultCache
+from tessera.frontend.serving.prompts import KnownMedia
+from tessera.frontend.serving.result_cache import Entries, KeyPrefix, ResultCache, SharedEntries
 from tessera.frontend.serving.router import Router
 from tessera.frontend.settings import FrontendSettings
 from tessera.models import Model, open_model
@@ -29,6 +31,12 @@ from tessera.rpc import Check, Client, Peers, Runtime
 
 # Of clients' own vision rows, lent to workers at a time; beyond it they go into the messages.
 _LENT_BYTES: Final = 512 << 20
+
+# Of clients' names for images, for each frontend of a group: 40,000 of them.
+_NAMES_BYTES: Final = 4 << 20
+_NAME_BYTES: Final = 88
+# Of the smallest vectors that fill the result cache; its index takes 1 % of it.
+_RESULT_BYTES: Final = 1024
 
 # Tokens, and units, that may be in flight before the first worker has said how much it takes.
 _UNKNOWN_CAPACITY: Final = 65_536
@@ -85,7 +93,8 @@ class Service:
         metrics = FrontendMetrics(settings.seat)
         lender = RowLender(name, capacity=_LENT_BYTES)
         metrics.watch_lent_rows(lambda: lender.lent + group.elsewhere(LENT_BYTES))
-        embedder = _embedder(settings, model, workers, metrics, lender)
+        known, entries = _kept(settings)
+        embedder = _embedder(settings, model, workers, metrics, lender, entries)
         keys = Authenticator(settings.access.keys)
         if len(keys.names) > MOST_NAMES:
             raise ConfigError(f"{len(keys.names)} API keys are more than {MOST_NAMES}")
@@ -106,7 +115,7 @@ class Service:
         for component, peers in workers.by_component.items():
             metrics.watch_workers(component, peers, expected=workers.expected[component])
         metrics.watch_admission(admission)
-        pipeline = Pipeline(model, media, embedder, settings.limits, metrics)
+        pipeline = Pipeline(model, media, embedder, settings.limits, metrics, known)
         return cls(
             settings=settings,
             runtime=runtime,
@@ -172,8 +181,35 @@ def _same_model(model: Model) -> Check:
     return check
 
 
+def _kept(settings: FrontendSettings) -> tuple[KnownMedia, Entries | None]:
+    """Clients' names for images, and output rows, of all frontends of the group; None: of this one alone."""
+    if (seat := settings.seat) is None:
+        return KnownMedia(), None
+
+    def shared(offset: int, capacity: int, entry_bytes: int) -> SharedCache:
+        return SharedCache(
+            seat.cache,
+            offset=offset,
+            index=seat.index,
+            size=seat.size,
+            capacity=capacity,
+            entry_bytes=entry_bytes,
+        )
+
+    names = shared(0, seat.size * _NAMES_BYTES, _NAME_BYTES)
+    if not settings.result_cache_bytes:
+        return KnownMedia(shared=names), None
+    results = shared(names.file_bytes, settings.result_cache_bytes, _RESULT_BYTES)
+    return KnownMedia(shared=names), SharedEntries(results)
+
+
 def _embedder(
-    settings: FrontendSettings, model: Model, workers: Workers, metrics: FrontendMetrics, lender: RowLender
+    settings: FrontendSettings,
+    model: Model,
+    workers: Workers,
+    metrics: FrontendMetrics,
+    lender: RowLender,
+    entries: Entries | None,
 ) -> Embedder:
     dispatcher = Dispatcher(
         workers.embed,
@@ -195,4 +231,5 @@ def _embedder(
         ),
         flight_seconds=settings.limits.timeout_seconds,
         workers=lambda: len(workers.embed.ready),
+        entries=entries,
     )

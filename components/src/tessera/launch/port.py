@@ -28,10 +28,11 @@ class Port:
         self._frontends = frontends
         self._metrics = str(metrics)
         self._own = own
-        table = os.memfd_create("tessera-frontends")
-        self.descriptors = [_high(one.fileno()) for one in sockets] + [_high(table)]
+        memory = [os.memfd_create(f"tessera-frontends-{name}") for name in ("table", "cache")]
+        self.descriptors = [_high(number) for number in (*(one.fileno() for one in sockets), *memory)]
         """What a frontend inherits, as ``children.spawn`` takes it."""
-        os.close(table)
+        for number in memory:
+            os.close(number)
         for one in sockets:
             one.close()
         self._name = os.urandom(16).hex()
@@ -63,13 +64,14 @@ class Port:
         # The launcher has nothing but its own modules until the environment is made.
         from tessera.frontend.group import GROUP_VARIABLE, Seat
 
-        *sockets, table = range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + len(self.descriptors))
+        *sockets, table, cache = range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + len(self.descriptors))
         seat = Seat(
             name=self._name,
             index=index,
             size=self._frontends,
             sockets=tuple(sockets),
             table=table,
+            cache=cache,
             metrics=self._metrics,
             port=self._own and self._own + index,
         )

@@ -17,7 +17,7 @@ from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input
 from tessera.frontend.serving.dispatch import Embedder, indices_within, row_bounds
-from tessera.frontend.serving.prompts import ImageReader, Prompter, Visions
+from tessera.frontend.serving.prompts import ImageReader, KnownMedia, Prompter, Visions
 from tessera.frontend.settings import Limits
 from tessera.models.base import Model, Output, OutputKind, Piece, Prompt, Role
 from tessera.tasks import Deadline
@@ -84,10 +84,11 @@ class Pipeline:
         embedder: Embedder,
         limits: Limits,
         metrics: FrontendMetrics,
+        known: KnownMedia | None = None,
     ) -> None:
         self._model = model
         self._widths = model.dimensions | {model.output.width}
-        self._images = ImageReader(model, media)
+        self._images = ImageReader(model, media, known)
         self._embedder = embedder
         self._limits = limits
         self._metrics = metrics

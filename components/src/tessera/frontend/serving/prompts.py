@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import struct
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
+
+from blake3 import blake3
 
 from tessera import wire
-from tessera.cache import BoundedLru
+from tessera.cache import BoundedLru, SharedCache
 from tessera.errors import InvalidInput, MediaNotCached, RequestCancelled, TesseraError
 from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
 from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input
@@ -32,22 +37,42 @@ class KnownImage:
     height: int
 
 
+# A digest, an image's size, and when it was remembered, in nanoseconds of the clock that processes share.
+_KNOWN = struct.Struct("<32sIIq")
+
+
 class KnownMedia:
     """The last ``most`` names of each client; owned by one event loop.
 
     A name is only ever looked up for the client that gave it: guessing another one's names leads nowhere.
-    What it stands for is what that client sent last under it; images themselves are not kept.
+    What it stands for is what that client sent last under it; images themselves are not kept. With a
+    ``shared`` cache that is what it sent to any frontend of the group.
     """
 
-    def __init__(self, most: int = 4096) -> None:
-        self._clients: defaultdict[str, BoundedLru[str, KnownImage]] = defaultdict(lambda: BoundedLru(most))
+    def __init__(self, most: int = 4096, shared: SharedCache | None = None) -> None:
+        self._clients: defaultdict[str, BoundedLru[str, bytes]] = defaultdict(lambda: BoundedLru(most))
+        self._shared = shared
 
     def remember(self, client: str, name: str, known: KnownImage) -> None:
-        self._clients[client].put(name, known)
+        kept = _KNOWN.pack(known.digest, known.width, known.height, time.monotonic_ns())
+        self._clients[client].put(name, kept)
+        if self._shared is not None:
+            self._shared.put(_key(client, name), kept)
 
     def find(self, client: str, name: str) -> KnownImage | None:
         names = self._clients.get(client)
-        return None if names is None else names.get(name)
+        own = None if names is None else names.get(name)
+        found = [] if own is None else [own]
+        if self._shared is not None:
+            found += self._shared.get_all(_key(client, name))
+        if not found:
+            return None
+        digest, width, height, _ = max(map(_KNOWN.unpack, found), key=itemgetter(3))
+        return KnownImage(digest, width, height)
+
+
+def _key(client: str, name: str) -> bytes:
+    return blake3(f"{len(client)} {client} {name}".encode("utf-8", "surrogatepass")).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +95,8 @@ _NOT_LOADED = RequestCancelled("not loaded, because an input before it failed")
 class ImageReader:
     """Loads all images of a request at the same time."""
 
-    def __init__(self, model: Model, media: MediaLoader) -> None:
-        self._known = KnownMedia()
+    def __init__(self, model: Model, media: MediaLoader, known: KnownMedia | None = None) -> None:
+        self._known = known or KnownMedia()
         self._model = model
         self._media = media
 

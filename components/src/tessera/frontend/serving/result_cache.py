@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
 from tessera import tracing, wire
-from tessera.cache import BoundedLru, SingleFlight
+from tessera.cache import BoundedLru, SharedCache, SingleFlight
 from tessera.errors import DeadlineExceeded, RequestError, TesseraError, Unavailable
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer, Embedder
@@ -55,6 +57,42 @@ class _Entry:
         return self.rows.nbytes + self.norms.nbytes + _ENTRY_BYTES
 
 
+class Entries(Protocol):
+    """Where entries are kept, within bytes; those that were used least recently make room."""
+
+    @property
+    def used(self) -> int: ...
+    def get(self, key: bytes) -> _Entry | None: ...
+    def put(self, key: bytes, value: _Entry) -> object: ...
+
+
+# How many values each of an entry's rows has.
+_WIDTH = struct.Struct("<I")
+
+
+class SharedEntries:
+    """Entries that all frontends of a group keep for each other."""
+
+    def __init__(self, cache: SharedCache) -> None:
+        self._cache = cache
+
+    @property
+    def used(self) -> int:
+        return self._cache.used
+
+    def get(self, key: bytes) -> _Entry | None:
+        if (found := self._cache.get(key)) is None:
+            return None
+        (width,) = _WIDTH.unpack_from(found)
+        values = np.frombuffer(found, np.float32, offset=_WIDTH.size)
+        count = len(values) // (width + 1)
+        return _Entry(values[count:].reshape(count, width), values[:count])
+
+    def put(self, key: bytes, value: _Entry) -> None:
+        width = _WIDTH.pack(value.rows.shape[1])
+        self._cache.put(key, b"".join((width, value.norms.tobytes(), value.rows.tobytes())))
+
+
 @dataclass(frozen=True, slots=True)
 class _Computed:
     entry: _Entry
@@ -68,7 +106,8 @@ class ResultCache:
     A key is the hash of everything the rows depend on: ``key_prefix`` (the model's fingerprint and the
     workers' number types, asked for anew with each request), the tokens, the images' contents and their
     grids. Errors are not kept. A flight outlives the request that began it for as long as another one waits
-    for it, so it has ``flight_seconds`` instead of that request's deadline.
+    for it, so it has ``flight_seconds`` instead of that request's deadline. ``entries`` are those of a
+    group of frontends, whose flights stay each one's own.
     """
 
     def __init__(
@@ -81,6 +120,7 @@ class ResultCache:
         key_prefix: Callable[[], bytes],
         flight_seconds: float,
         workers: Callable[[], int] = lambda: 1,
+        entries: Entries | None = None,
     ) -> None:
         self._workers = workers
         self._dispatcher = dispatcher
@@ -89,7 +129,8 @@ class ResultCache:
         self._key_prefix = key_prefix
         self._flight_seconds = flight_seconds
         self._flights: SingleFlight[_Computed] = SingleFlight()
-        self._entries: BoundedLru[bytes, _Entry] = BoundedLru(capacity, lambda entry: entry.nbytes)
+        own: BoundedLru[bytes, _Entry] = BoundedLru(capacity, lambda entry: entry.nbytes)
+        self._entries: Entries = own if entries is None else entries
         metrics.watch_result_cache(lambda: self.nbytes)
 
     @property
