@@ -118,7 +118,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
             flag="--result-cache-mb",
             unit=MIB,
             check=NOT_NEGATIVE,
-            help="final vectors kept for identical inputs; 0: none",
+            help="final vectors kept for identical inputs, by all frontends of a port together; 0: none",
         ),
     ] = 0
     page: Annotated[bool, Setting(flag="--page", help="the page at / to try the service on")] = True
