@@ -191,11 +191,11 @@ async def test_calls_leave_no_tasks_behind(deployment: Deployment) -> None:
     client = await deployment.client()
 
     async def calls(count: int) -> None:
-        for start in range(0, count, 50):
+        for start in range(0, count, 250):
             made = [
-                asyncio.ensure_future(client.call(server.instance, echo(), timeout=10)) for _ in range(50)
+                asyncio.ensure_future(client.call(server.instance, echo(), timeout=10)) for _ in range(250)
             ]
-            if start % 200 == 0:
+            if start % 500 == 0:
                 await asyncio.sleep(0)
                 made[0].cancel()
             await asyncio.gather(*made, return_exceptions=True)
@@ -208,7 +208,7 @@ async def test_calls_leave_no_tasks_behind(deployment: Deployment) -> None:
         futures = sum(issubclass(type(thing), asyncio.Future) for thing in gc.get_objects())
         return len(asyncio.all_tasks()), futures
 
-    await calls(200)
+    await calls(500)
     before = alive()
     await calls(2000)
     deadline = time.monotonic() + 20

@@ -11,7 +11,7 @@ import pytest
 
 from tessera import tracing, wire
 from tessera.errors import DeadlineExceeded, InvalidInput, Unavailable
-from tessera.rpc import Client, Server
+from tessera.rpc import Client, Server, peers
 from tests.rpc.conftest import Deployment, echo, echoed, until
 from tests.tracing.collector import Collector
 from tests.tracing.conftest import collector as collector
@@ -108,6 +108,30 @@ async def test_calls_that_meet_travel_together_and_come_back_in_any_order(
     replies = [set(sent.replies) for sent in payloads if isinstance(sent, wire.Replies)]
     assert replies == [{3}, {0}, {1, 2, 4}]
     assert server.in_flight == client.under_way == 0
+
+
+async def test_calls_wait_for_each_other_only_while_others_are_under_way(
+    deployment: Deployment, payloads: list[wire.Calls | wire.Replies], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Held()
+    server = await deployment.serve(held)
+    client = await deployment.client()
+    # For longer than the test may take.
+    monkeypatch.setattr(peers, "_LINGER_SHARE", 1e9)
+    monkeypatch.setattr(peers, "_LINGER_SECONDS", 300)
+    for name in ("a", "b"):
+        await held.release(name)
+        await Calling(client, server, name)[name]
+    held_up = Calling(client, server, "c")
+    await until(lambda: "c" in held.begun)
+    monkeypatch.setattr(peers, "_LINGER_SECONDS", 0.5)
+    calls = [Calling(client, server, "d")]
+    await asyncio.sleep(0.01)
+    calls.append(Calling(client, server, "e"))
+    await until(lambda: len(held.begun) == 5)
+    await held.release("c", "d", "e")
+    await asyncio.gather(held_up["c"], calls[0]["d"], calls[1]["e"])
+    assert sizes(payloads) == [1, 1, 1, 2]
 
 
 async def test_one_cancelled_of_many_stops_its_own_work_alone(

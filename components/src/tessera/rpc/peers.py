@@ -35,6 +35,13 @@ _LARGE_BYTES: Final = 64 << 10
 # While so many joint calls are on their way to an instance, further calls wait for each other. 64 callers
 # that ask again at once cost two thirds of the processor time without a limit; 1 and 4 do no better.
 _MOST_STARTING: Final = 2
+# A call waits for others for an eighth of the time that replies take, and no longer than this, while others
+# are under way: 30 callers at 570 calls a second to a worker that runs a batch each 40 ms, 2.5 requests in a
+# call and not 1.5, 0.63 ms of processor time each on both sides and not 0.95, 30.3 ms to wait and not 29.3.
+# The loop's clock counts milliseconds; what would be less leaves at once.
+_LINGER_SHARE: Final = 1 / 8
+_LINGER_SECONDS: Final = 8e-3
+_LEAST_LINGER_SECONDS: Final = 1e-3
 
 
 @dataclass(slots=True, eq=False)
@@ -85,7 +92,10 @@ class _Joint:
 
 
 class _Line:
-    """The calls of this process to one instance, which leave together when they meet."""
+    """The calls of this process to one instance, which leave together when they meet.
+
+    ``_joints`` are those that are not answered to the end.
+    """
 
     def __init__(self, address: str, instance: int, client: Any) -> None:
         self._name = f"instance {instance:x} of {address}"
@@ -98,6 +108,8 @@ class _Line:
         self._cancelled: list[int] = []
         self._starting = 0
         self._leaving = False
+        # Of late, where the message was not a large one.
+        self._reply_seconds = 0.0
         self._loop = asyncio.get_running_loop()
         # What is done for several calls runs in the context of none.
         self._context = contextvars.Context()
@@ -146,7 +158,11 @@ class _Line:
             return
         if self._starting < _MOST_STARTING:
             self._leaving = True
-            self._loop.call_soon(self._leave, context=self._context)
+            linger = min(self._reply_seconds * _LINGER_SHARE, _LINGER_SECONDS) if self._joints else 0.0
+            if linger < _LEAST_LINGER_SECONDS:
+                self._loop.call_soon(self._leave, context=self._context)
+            else:
+                self._loop.call_later(linger, self._leave, context=self._context)
 
     def _leave(self) -> None:
         self._leaving = False
@@ -180,13 +196,17 @@ class _Line:
 
     async def _travel(self, joint: _Joint, message: wire.Calls) -> None:
         context = new_context()
-        payload = b""
+        payload, began = b"", self._loop.time()
         try:
             payload = wire.encode(message)
             stream = await self._client.direct(payload, self._instance, annotated=False, context=context)
             self._begin(joint)
             async for answer in stream:
                 joint.take(wire.decode_replies(answer))
+                if not joint.unanswered:
+                    self._joints.discard(joint)
+                if not joint.large:
+                    self._reply_seconds += (self._loop.time() - began - self._reply_seconds) / 8
             joint.fail(lambda: ProtocolError(f"{self._name} sent fewer replies than it got requests"))
         except asyncio.CancelledError:
             # The runtime does not pass a cancellation on by itself: the work there would go on to its end.
@@ -234,9 +254,9 @@ class Client:
     """Sends one message to one instance and waits for one reply.
 
     There is no routing and no retry here: both need to know what the work costs and whether it may run
-    twice, which only the caller does. Calls that are made in one round of the event loop, or while others are
-    on their way to the same instance, travel in one call of the runtime. Each is answered when its own reply
-    comes, and a stream that breaks fails those that have none yet.
+    twice, which only the caller does. Calls to one instance that are made in one round of the event loop
+    travel in one call of the runtime; while others are under way there, they wait a little for more. Each is
+    answered when its own reply comes, and a stream that breaks fails those that have none yet.
     """
 
     def __init__(self, address: str, client: Any) -> None:
