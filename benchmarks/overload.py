@@ -26,6 +26,10 @@ from benchmarks.service import Deployment, service
 from benchmarks.table import table
 from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 
+# Seconds; a part that costs less is not shown.
+_LEAST_COST = 1e-4
+# Seconds that client processes are given to start, and to learn of their next part.
+_CLIENTS_START, _AHEAD = 2.0, 0.3
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
@@ -33,8 +37,8 @@ _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 class Report:
     """``capacity`` and ``goodput`` in requests a second, the rest in seconds and MiB.
 
-    The processor time of a good answer, calm and in the storm, shows what overload costs the service itself
-    on a machine whose other jobs take from both.
+    The processor time of a good answer, by process and part, calm and in the storm, shows what overload costs
+    also on a machine whose other jobs take from both.
     """
 
     capacity: float
@@ -52,9 +56,17 @@ class Report:
     memory_half: float
     memory_after: float
     recovery: float
-    worker_cpu: tuple[float, float]
-    frontend_cpu: tuple[float, float]
-    storm_shares: tuple[float, float, float]
+    calm_cost: dict[str, float]
+    storm_cost: dict[str, float]
+    storm_cores: tuple[float, ...]
+
+    @property
+    def cost_share(self) -> float:
+        """What a good answer costs all processes when it is calm, as a share of what it costs in the storm.
+
+        Where the processors are the limit it is the share of the capacity that is left.
+        """
+        return sum(self.calm_cost.values()) / sum(self.storm_cost.values())
 
     def rows(self) -> list[tuple[str, ...]]:
         return [
@@ -72,41 +84,39 @@ class Report:
                 "memory before / half-way / after, MiB",
                 f"{self.memory_before:.0f} / {self.memory_half:.0f} / {self.memory_after:.0f}",
             ),
-            ("worker's CPU for a good answer, calm / storm, ms", _pair(self.worker_cpu)),
-            ("frontends' CPU for a good answer, calm / storm, ms", _pair(self.frontend_cpu)),
+            ("cost of a good answer, calm / storm, %", f"{100 * self.cost_share:.1f}"),
+            *(
+                (f"CPU of a good answer, {part}, calm / storm, ms", f"{before * 1e3:.2f} / {after * 1e3:.2f}")
+                for part, before, after in (
+                    (part, self.calm_cost.get(part, 0.0), after) for part, after in self.storm_cost.items()
+                )
+                if max(before, after) > _LEAST_COST
+            ),
             (
                 "cores used in the storm, worker / frontends / clients",
-                " / ".join(f"{share:.2f}" for share in self.storm_shares),
+                " / ".join(f"{share:.2f}" for share in self.storm_cores),
             ),
             ("first second without a refusal, s after the end", f"{self.recovery:.1f}"),
         ]
 
 
-def _pair(seconds: tuple[float, float]) -> str:
-    return f"{seconds[0] * 1e3:.1f} / {seconds[1] * 1e3:.1f}"
+class Meter(cpu.Meter):
+    """The service's parts, and the client processes of this one."""
 
+    def begin(self) -> None:
+        super().begin()
+        self._clients = cpu.seconds(self._client_pids())
 
-@dataclass(frozen=True, slots=True)
-class Spent:
-    """Processor seconds of the worker, the frontends and the clients."""
+    def end(self) -> None:
+        super().end()
+        self.clients = cpu.seconds(self._client_pids()) - self._clients
 
-    worker: float
-    frontend: float
-    clients: float
+    def _client_pids(self) -> set[int]:
+        return set(children(os.getpid())) - set(cpu.service_processes(os.getpid()))
 
-    @classmethod
-    def now(cls, pids: Sequence[int]) -> Spent:
-        others = set(children(os.getpid())) - set(pids)
-        return cls(
-            cpu.seconds(cpu.running("tessera.worker", pids)),
-            cpu.seconds(cpu.running("tessera.frontend", pids)),
-            cpu.seconds(others),
-        )
-
-    def since(self, before: Spent) -> Spent:
-        return Spent(
-            self.worker - before.worker, self.frontend - before.frontend, self.clients - before.clients
-        )
+    def of(self, *processes: str) -> float:
+        """Processor seconds."""
+        return sum(spent for (process, _), spent in self.spent.items() if process in processes)
 
 
 class Memory(threading.Thread):
@@ -135,12 +145,13 @@ def _resident(pid: int) -> float:
         return 0.0
 
 
-def measure(options: argparse.Namespace, urls: tuple[str, ...], pids: Sequence[int]) -> Report:
+def measure(options: argparse.Namespace, urls: tuple[str, ...]) -> Report:
+    pids = list(cpu.service_processes(os.getpid()))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(options.clients, mp_context=context) as pool:
 
-        def run(seconds: float, *, rate: float = 0.0, concurrency: int = 0) -> Answers:
-            start = time.time() + 2.0
+        def run(seconds: float, *, rate: float = 0.0, concurrency: int = 0, ahead: float = _AHEAD) -> Answers:
+            start = time.time() + ahead
             plans = [
                 Flood(
                     urls=urls[number % len(urls) :] + urls[: number % len(urls)],
@@ -161,18 +172,19 @@ def measure(options: argparse.Namespace, urls: tuple[str, ...], pids: Sequence[i
             return joined
 
         # The first run warms what is made on first use, on both sides.
-        run(options.warm, concurrency=options.concurrency)
-        before = Spent.now(pids)
+        run(options.warm, concurrency=options.concurrency, ahead=_CLIENTS_START)
+        calm_meter, storm_meter = Meter(), Meter()
+        calm_meter.begin()
         calm = run(options.calm, concurrency=options.concurrency)
-        calm_spent = Spent.now(pids).since(before)
+        calm_meter.end()
         capacity = len(calm.good) / options.calm
         memory = Memory(pids)
         memory.start()
         offered = options.factor * capacity
-        begun = time.time() + 2.0
-        before = Spent.now(pids)
+        begun = time.time() + _AHEAD
+        storm_meter.begin()
         storm = run(options.seconds, rate=offered)
-        spent = Spent.now(pids).since(before)
+        storm_meter.end()
         memory.stop()
         ended = time.time()
         after = run(options.calm, rate=0.5 * capacity)
@@ -194,14 +206,19 @@ def measure(options: argparse.Namespace, urls: tuple[str, ...], pids: Sequence[i
         memory_half=halves[len(halves) // 2],
         memory_after=halves[-1],
         recovery=max([at - ended for at, _ in after.refused], default=0.0),
-        worker_cpu=(calm_spent.worker / max(1, len(calm.good)), spent.worker / max(1, len(storm.good))),
-        frontend_cpu=(calm_spent.frontend / max(1, len(calm.good)), spent.frontend / max(1, len(storm.good))),
-        storm_shares=(
-            spent.worker / options.seconds,
-            spent.frontend / options.seconds,
-            spent.clients / options.seconds,
+        calm_cost=_cost(calm_meter, len(calm.good)),
+        storm_cost=_cost(storm_meter, len(storm.good)),
+        storm_cores=tuple(
+            seconds / options.seconds
+            for seconds in (storm_meter.of(*cpu.WORKERS), storm_meter.of("frontend"), storm_meter.clients)
         ),
     )
+
+
+def _cost(meter: Meter, good: int) -> dict[str, float]:
+    """Processor seconds of a good answer, by process and part; the clients are one."""
+    parts = {f"{process}, {part}": spent for (process, part), spent in meter.spent.items()}
+    return {part: spent / max(1, good) for part, spent in (parts | {"clients": meter.clients}).items()}
 
 
 def _percentile(values: list[float], share: float) -> float:
@@ -224,6 +241,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--warm", type=float, default=3.0)
     parser.add_argument("--calm", type=float, default=8.0, help="seconds for capacity, and for the recovery")
+    parser.add_argument("--out", type=Path, help="a folder for the logs")
     parser.add_argument("--tokens", type=int, default=8192, help="budget of a text batch")
     return parser.parse_args(argv)
 
@@ -234,16 +252,14 @@ def main(argv: Sequence[str] | None = None) -> Report:
         if options.model_path is None:
             options.model_path = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "model"
             make_checkpoint(["--out", str(options.model_path), "--size", options.size])
-        logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        logs = options.out or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         deployment = Deployment(
             model_path=options.model_path,
             frontends=options.frontends,
             engine={"text": {"max_batch_cost": options.tokens, "max_queue_cost": 32 * options.tokens}},
             frontend_flags=(),
         )
-        mine = set(children(os.getpid()))
-        urls = stack.enter_context(service(deployment, logs))
-        report = measure(options, urls, [pid for pid in children(os.getpid()) if pid not in mine])
+        report = measure(options, stack.enter_context(service(deployment, logs)))
     print(table(("overload", ""), report.rows()))
     return report
 
