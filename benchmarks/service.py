@@ -8,12 +8,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.ports import free_ports
+from tessera.launch.port import Port
 from tessera.launch.ready import workers
 
 _ROOT = Path(__file__).parent.parent
@@ -37,16 +38,17 @@ class Deployment:
 
 @contextmanager
 def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iterator[tuple[str, ...]]:
-    """The frontends' URLs, once every process serves."""
+    """The frontends' URLs once every process serves: one for all, or with another ``source`` each one's."""
     logs.mkdir(parents=True, exist_ok=True)
     modes = {"agg": ["agg"], "e_p": ["encode", "embed"]}[deployment.mode]
     # Workers answer /metrics on the first ones.
     found = free_ports(len(modes) + deployment.frontends)
-    ports = found[len(modes) :]
+    together = deployment.source == _ROOT / "components/src"
+    ports = found[len(modes) :][: 1 if together else None]
     urls = tuple(f"http://127.0.0.1:{port}" for port in ports)
     shared = ["--model-path", str(deployment.model_path), "--served-model-name", "benchmark"]
     processes: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryDirectory() as store:
+    with tempfile.TemporaryDirectory() as store, ExitStack() as stack:
         environment = os.environ | {"DYN_FILE_KV": store}
         environment["PYTHONPATH"] = os.pathsep.join(
             [str(deployment.source), os.environ.get("PYTHONPATH", "")]
@@ -57,12 +59,21 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
                 flags += ["--override-engine-args", json.dumps(deployment.engine)]
                 own = environment | {"DYN_SYSTEM_PORT": str(port)}
                 processes.append(_start("tessera.worker", flags, own, logs / f"{mode}.log"))
-            for port in ports:
-                flags = [*shared, "--port", str(port), *deployment.frontend_flags]
-                processes.append(
-                    _start("tessera.frontend", flags, environment, logs / f"frontend-{port}.log")
-                )
-            _wait(urls, processes, encode=int(deployment.mode == "e_p"), timeout=timeout)
+            shared_port: Port | None = None
+            if together:
+                counts = Path(store, "metrics")
+                counts.mkdir()
+                shared_port = Port.open("127.0.0.1", ports[0], deployment.frontends, metrics=counts)
+                stack.callback(shared_port.close)
+            for number in range(deployment.frontends):
+                flags = [*shared, "--port", str(ports[number % len(ports)]), *deployment.frontend_flags]
+                inherited = shared_port.descriptors if shared_port else []
+                own = environment | (shared_port.seat(number, inherited) if shared_port else {})
+                log = logs / f"frontend-{number}.log"
+                processes.append(_start("tessera.frontend", flags, own, log, inherited))
+            there = {"embed": 1, "encode": int(deployment.mode == "e_p")}
+            there["frontends"] = deployment.frontends if together else 1
+            _wait(urls, processes, there, timeout=timeout)
             yield urls
         finally:
             for process in processes:
@@ -76,20 +87,32 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
 
 
 def _start(
-    module: str, flags: Sequence[str], environment: dict[str, str], log: Path
+    module: str,
+    flags: Sequence[str],
+    environment: dict[str, str],
+    log: Path,
+    inherited: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", module, *flags], env=environment, stdout=output, stderr=subprocess.STDOUT
+            [sys.executable, "-m", module, *flags],
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            pass_fds=inherited,
         )
 
 
 def _wait(
-    urls: Sequence[str], processes: Sequence[subprocess.Popen[bytes]], *, encode: int, timeout: float
+    urls: Sequence[str],
+    processes: Sequence[subprocess.Popen[bytes]],
+    there: Mapping[str, int],
+    *,
+    timeout: float,
 ) -> None:
     deadline = time.monotonic() + timeout
     for url in urls:
-        while not (found := workers(url)) or found["embed"] < 1 or found["encode"] < encode:
+        while not (found := workers(url)) or any(found[name] < count for name, count in there.items()):
             for process in processes:
                 if process.poll() is not None:
                     raise RuntimeError(f"{process.args} ended with {process.returncode}; see its log")

@@ -220,6 +220,7 @@ def _embedder(
         wait_seconds=settings.worker_wait_seconds,
     )
     if not settings.result_cache_bytes:
+        metrics.watch_result_cache(lambda: 0)
         return dispatcher
     return ResultCache(
         dispatcher,

@@ -6,6 +6,7 @@ import errno
 import fcntl
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -59,12 +60,15 @@ class Port:
             raise refused
         return cls(sockets, frontends, own, metrics)
 
-    def seat(self, index: int) -> dict[str, str]:
-        """The place of a frontend, as a variable of its environment."""
+    def seat(self, index: int, numbers: Sequence[int] = ()) -> dict[str, str]:
+        """The place of a frontend, as a variable of its environment.
+
+        ``numbers`` are those of the descriptors there; without them as ``children.spawn`` gives them.
+        """
         # The launcher has nothing but its own modules until the environment is made.
         from tessera.frontend.group import GROUP_VARIABLE, Seat
 
-        *sockets, table, cache = range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + len(self.descriptors))
+        *sockets, table, cache = numbers or range(FIRST_DESCRIPTOR, FIRST_DESCRIPTOR + len(self.descriptors))
         seat = Seat(
             name=self._name,
             index=index,
