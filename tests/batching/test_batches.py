@@ -31,6 +31,13 @@ async def test_an_entry_alone_is_not_kept_waiting(make_batcher: MakeBatcher) -> 
     assert outcome.queue_ms >= 0 and outcome.run_ms >= 0
 
 
+async def test_what_comes_at_once_to_an_idle_engine_runs_at_once(make_batcher: MakeBatcher) -> None:
+    engine = HeldEngine()
+    batcher = make_batcher(engine.launch)
+    await asyncio.gather(*(batcher.submit(payload, 10) for payload in range(1, 6)))
+    assert engine.batches == [[1, 2, 3, 4, 5]]
+
+
 async def test_the_next_batch_grows_while_the_engine_is_busy(make_batcher: MakeBatcher) -> None:
     engine = HeldEngine()
     batcher = make_batcher(engine.launch)

@@ -409,6 +409,33 @@ async def test_a_cancelled_request_stops_its_encode_and_leaves_the_queue(
     await until(lambda: embedder.queued() == 0)
 
 
+@pytest.mark.parametrize("end", ["cancelled", "deadline_exceeded"])
+async def test_texts_that_nobody_waits_for_leave_the_queue_and_are_counted(
+    make: MakeEmbedder, end: str
+) -> None:
+    embedder = make(batch=4)
+    embedder.engine.gate.clear()
+    running = asyncio.ensure_future(embedder(text(1)))
+    await until(lambda: embedder.service.running_seconds() and not embedder.queued())
+    others = asyncio.ensure_future(embedder(text(2, 1, 1, 1), text(3, 1), timeout=20))
+    last = asyncio.ensure_future(
+        embedder(text(4, 1, 1, 1), text(5, 1), timeout=0.05 if end == "deadline_exceeded" else 20)
+    )
+    await until(lambda: embedder.queued() == 12)
+    if end == "cancelled":
+        last.cancel()
+    with pytest.raises(asyncio.CancelledError if end == "cancelled" else DeadlineExceeded):
+        await last
+    await until(lambda: embedder.queued() == 6)
+    value = embedder.metrics.registry.get_sample_value
+    assert value("tessera_items_total", {"stage": "embed", "outcome": end}) == 2
+    assert value("tessera_tokens_in_flight") == 7
+    embedder.engine.gate.set()
+    await asyncio.gather(running, others)
+    assert value("tessera_tokens_in_flight") == 0
+    assert value("tessera_items_total", {"stage": "embed", "outcome": "ok"}) == 3
+
+
 async def test_a_cancelled_leader_does_not_strand_the_others(make: MakeEmbedder, model: Model) -> None:
     embedder = make()
     embedder.rows.open.clear()

@@ -179,14 +179,18 @@ _BARE = re.compile(r"[!#-~]+")
 
 def fields_of(record: logging.LogRecord) -> dict[str, Value]:
     """The request's id and what the line says beside its message."""
+    return {
+        name: scrub(value) if isinstance(value, str) else value
+        for name, value in _own_fields(record).items()
+        if value is not None
+    }
+
+
+def _own_fields(record: logging.LogRecord) -> Mapping[str, Value]:
     own: Mapping[str, Value] = getattr(record, "fields", _NO_FIELDS)
-    found: dict[str, Value] = {}
     if "request_id" not in own and (line := current_line()) is not None:
-        found["request_id"] = line.request_id
-    for name, value in own.items():
-        if value is not None:
-            found[name] = scrub(value) if isinstance(value, str) else value
-    return found
+        return {"request_id": line.request_id, **own}
+    return own
 
 
 _NO_FIELDS: Final[Mapping[str, Value]] = {}
@@ -212,8 +216,11 @@ class TextFormatter(logging.Formatter):
         head, *rest = self._text(record)
         began = f"{self._clock},{int(record.created % 1 * 1e3):03d} {self._role}[{os.getpid()}]"
         parts = [began, record.levelname, head]
-        for name, value in fields_of(record).items():
-            parts.append(f"{name}={_plain(value) if isinstance(value, str) else value}")
+        for name, value in _own_fields(record).items():
+            if isinstance(value, str):
+                parts.append(f"{name}={_plain(value)}")
+            elif value is not None:
+                parts.append(f"{name}={value}")
         line = " ".join(parts)
         return "\n  ".join([line, *rest]) if rest else line
 
@@ -277,8 +284,18 @@ def _escaped(match: re.Match[str]) -> str:
 
 
 def _plain(text: str) -> str:
-    plain = (text.isascii() and text.isalnum()) or _BARE.fullmatch(text)
-    return text if plain else _json(text)
+    if len(text) > _SHORT:
+        return _quoted(text)
+    # An id is never written again, in contrast to addresses and routes.
+    return text if text.isalnum() and text.isascii() else _quoted_short(text)
+
+
+def _quoted(text: str) -> str:
+    text = scrub(text)
+    return text if _BARE.fullmatch(text) else _json(text)
+
+
+_quoted_short = lru_cache(maxsize=256)(_quoted)
 
 
 def _json(value: str | dict[str, Value]) -> str:

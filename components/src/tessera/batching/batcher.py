@@ -18,8 +18,9 @@ from tessera.batching.engine_thread import Cancelled, Died, EngineThread, Failed
 from tessera.batching.open_batch import Cost, OpenBatch
 from tessera.batching.queue import Entry, FairQueue, Outcome, P, R
 from tessera.budgets import Budget
-from tessera.errors import EngineDead, Overloaded, Unavailable
+from tessera.errors import EngineDead, Overloaded, TesseraError, Unavailable
 from tessera.logs import current_line
+from tessera.tasks import Promise
 
 _WEIGHT: Final = 0.2
 
@@ -115,6 +116,7 @@ class Batcher(Generic[P, R]):
         self._throughput = Throughput()
         self._open: OpenBatch[P, R] = OpenBatch(cost, budget)
         self._closed = False
+        self._waking = False
         self._engine: EngineThread[P, R] = EngineThread(
             name, launch, self._open, depth=depth, report=self._handle
         )
@@ -142,13 +144,17 @@ class Batcher(Generic[P, R]):
         """How long the oldest batch has been in the engine; 0 when none is."""
         return self._engine.running_seconds
 
+    def admits(self, size: int, client: str = "") -> bool:
+        """Whether so much of the client's has room."""
+        return self._waiting.admits(client, size)
+
     def check(self, size: int, client: str = "") -> None:
         """Raise what ``submit`` would raise."""
         if self._engine.dead is not None:
             raise EngineDead(self._engine.dead.message)
         if self._closed:
             raise Unavailable(f"the {self.name} engine is closing")
-        if not self._waiting.admits(client, size):
+        if not self.admits(size, client):
             raise Overloaded(
                 f"the {self.name} queue is full ({self.queued} of {self.limit})",
                 retry_after=self.seconds_to_drain(),
@@ -164,7 +170,41 @@ class Batcher(Generic[P, R]):
         admitted: bool = False,
         on_cancelled: Callable[[], None] = _ignore,
     ) -> asyncio.Future[Outcome[R]]:
-        """Queue one payload. Cancelling the future takes it out, if the engine has not begun it.
+        """Queue one payload; cancelling the future cancels it. The rest as ``put``."""
+        promise: Promise[Outcome[R]] = Promise(self._loop)
+
+        def settle(outcome: Outcome[R] | TesseraError) -> None:
+            # Each would keep the other until the collector comes.
+            promise.when_cancelled = None
+            if isinstance(outcome, TesseraError):
+                promise.set_exception(outcome)
+            else:
+                promise.set_result(outcome)
+
+        entry = self.put(
+            payload,
+            size,
+            settle,
+            client=client,
+            priority=priority,
+            admitted=admitted,
+            on_cancelled=on_cancelled,
+        )
+        promise.when_cancelled = lambda: self.cancel(entry)
+        return promise
+
+    def put(
+        self,
+        payload: P,
+        size: int,
+        settle: Callable[[Outcome[R] | TesseraError], None],
+        *,
+        client: str = "",
+        priority: int = 0,
+        admitted: bool = False,
+        on_cancelled: Callable[[], None] = _ignore,
+    ) -> Entry[P, R]:
+        """Queue one payload; ``settle`` is called with its result or its error, unless it is cancelled.
 
         ``client`` is whom it is for: clients share the queue and the engine by size. Of what waits, smaller
         ``priority`` goes first. ``admitted`` says that the caller has asked before (``check``) and must not
@@ -180,20 +220,32 @@ class Batcher(Generic[P, R]):
             size,
             client,
             priority,
-            self._loop.create_future(),
+            settle,
             time.perf_counter(),
             on_cancelled,
             request_id=line.request_id if line is not None else "",
             span=tracing.here(),
         )
-        entry.future.add_done_callback(lambda future: self._cancel(entry) if future.cancelled() else None)
         self._waiting.take(client, size)
         self._empty.clear()
         if self._queue or not self._open.add(entry):
             self._queue.push(entry)
             if self._queue.head() is entry:
                 self._fill()
-        return entry.future
+        elif not self._waking:
+            # Once for all that are put in this round of the loop. An engine that is idle would otherwise run
+            # the first of them alone, and waking it takes as long as all else that is done here.
+            self._waking = True
+            self._loop.call_soon(self._wake)
+        return entry
+
+    def cancel(self, entry: Entry[P, R]) -> None:
+        """Take an entry that is not settled out, if the engine has not begun it; it is settled no more."""
+        entry.cancelled = True
+        # Outside the queue it is the engine thread that finds the flag, and reports it.
+        if entry.in_queue:
+            self._queue.remove(entry)
+            self._cancelled([entry])
 
     async def close(self) -> None:
         """Finish what is queued, then end the thread."""
@@ -206,12 +258,9 @@ class Batcher(Generic[P, R]):
         """An estimate for that size, or for what is queued now."""
         return self._throughput.seconds(self.queued if size is None else size)
 
-    def _cancel(self, entry: Entry[P, R]) -> None:
-        entry.cancelled = True
-        # Outside the queue it is the engine thread that finds the flag, and reports it.
-        if entry.in_queue:
-            self._queue.remove(entry)
-            self._cancelled([entry])
+    def _wake(self) -> None:
+        self._waking = False
+        self._open.wake()
 
     def _cancelled(self, entries: Iterable[Entry[P, R]]) -> None:
         self._release(entries)
@@ -253,10 +302,10 @@ class Batcher(Generic[P, R]):
         for entry, value in zip(batch.entries, batch.values, strict=True):
             size += entry.size
             longest = max(longest, entry.size)
-            if entry.future.cancelled():
+            if entry.cancelled:
                 entry.on_cancelled()
             else:
-                entry.future.set_result(Outcome(value, (batch.started - entry.enqueued) * 1e3, run_ms))
+                entry.settle(Outcome(value, (batch.started - entry.enqueued) * 1e3, run_ms))
         # Small batches are slow for their size, and say nothing of what the engine does under load.
         full = 2 * self._cost(len(batch.entries), size, longest) >= self._budget
         self._throughput.add(size if full else 0, batch.started, batch.ended)
@@ -268,10 +317,10 @@ class Batcher(Generic[P, R]):
         if batch.final is None:
             return
         for entry in batch.entries:
-            if entry.future.cancelled():
+            if entry.cancelled:
                 entry.on_cancelled()
             else:
-                entry.future.set_exception(batch.final)
+                entry.settle(batch.final)
 
     def _trace(self, batch: Ran[P, R] | Failed[P, R], error: Exception | None = None) -> None:
         tracing.batch_ran(

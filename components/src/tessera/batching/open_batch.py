@@ -28,12 +28,17 @@ class OpenBatch(Generic[P, R]):
         self._changed = threading.Condition()
 
     def add(self, entry: Entry[P, R]) -> bool:
-        """Add the entry if the budget allows; an entry over the budget runs alone. Event loop only."""
+        """Add the entry if the budget allows; an entry over the budget runs alone. Event loop only.
+
+        An engine that waits for work does not learn of it before ``wake``.
+        """
         with self._changed:
-            added = self._add(entry)
-            if added:
-                self._changed.notify()
-            return added
+            return self._add(entry)
+
+    def wake(self) -> None:
+        """Tell an engine that waits what was added."""
+        with self._changed:
+            self._changed.notify()
 
     def fill(self, queue: FairQueue[P, R]) -> None:
         """Move entries from the queue's head for as long as the budget allows. Event loop only.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from opentelemetry.trace import Span
+
+from tessera.errors import TesseraError
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -17,8 +18,7 @@ R = TypeVar("R")
 _MOST_NAMED = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome(Generic[R]):
+class Outcome(NamedTuple, Generic[R]):
     """A result with the milliseconds it waited and ran."""
 
     value: R
@@ -31,19 +31,19 @@ class Entry(Generic[P, R]):
     """One payload on its way to the engine.
 
     ``size`` counts tokens or units; ``client`` is whose share it counts against, smaller ``priority`` is
-    sooner; ``enqueued`` is a reading of ``perf_counter``. ``on_cancelled`` is called once, on the event loop,
-    when the future was cancelled and the engine will not touch the payload any more: only then may memory
-    that the payload names be used for something else. ``request_id`` is for the log, empty where none is
-    known; ``span`` is the span that the work is for, where there is one that is kept. ``in_queue``: a
-    ``FairQueue`` holds it. ``waiting``: its size counts among what waits. ``cancelled`` is set by the event
-    loop and read by the engine thread.
+    sooner; ``enqueued`` is a reading of ``perf_counter``. On the event loop one of two is called, once:
+    ``settle`` with what became of it, or ``on_cancelled`` when it was cancelled and the engine will not touch
+    the payload any more: only then may memory that the payload names be used for something else.
+    ``request_id`` is for the log, empty where none is known; ``span`` is the span that the work is for, where
+    there is one that is kept. ``in_queue``: a ``FairQueue`` holds it. ``waiting``: its size counts among what
+    waits. ``cancelled`` is set by the event loop and read by the engine thread.
     """
 
     payload: P
     size: int
     client: str
     priority: int
-    future: asyncio.Future[Outcome[R]]
+    settle: Callable[[Outcome[R] | TesseraError], None]
     enqueued: float
     on_cancelled: Callable[[], None]
     request_id: str = ""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 _EPSILON = np.float32(1e-12)
+_NONE: npt.NDArray[np.int32] = np.empty(0, np.int32)
 
 
 Cost = Callable[[int, int, int], int]
@@ -194,7 +195,7 @@ class PackedInput:
     tokens: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int32]
     vision: tuple[torch.Tensor, ...] = ()
-    vision_index: npt.NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    vision_index: npt.NDArray[np.int32] = field(default_factory=lambda: _NONE)
 
 
 def pack(sequences: Sequence[PackedInput]) -> TextBatch:
@@ -213,9 +214,7 @@ def pack(sequences: Sequence[PackedInput]) -> TextBatch:
         cu_seqlens=bounds,
         lengths=tuple(lengths.tolist()),
         vision=tuple(rows for _, vision in with_vision for rows in vision),
-        vision_index=(
-            np.concatenate([index for index, _ in with_vision]) if with_vision else np.empty(0, np.int32)
-        ),
+        vision_index=(np.concatenate([index for index, _ in with_vision]) if with_vision else _NONE),
     )
 
 

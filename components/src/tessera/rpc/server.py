@@ -26,20 +26,19 @@ _CHUNK_BYTES: Final = 1 << 20
 
 
 class _Joint:
-    """The requests of one ``Calls``: a task for each, and their replies as they are ready."""
+    """The requests of one ``Calls``, all begun at once, and their replies as they are ready."""
 
     def __init__(self, calls: wire.Calls, server: Server) -> None:
-        loop = asyncio.get_running_loop()
         self._server = server
         self._calls = calls
         self._ready: dict[int, wire.Reply] = {}
-        self._running: dict[int, asyncio.Task[wire.Reply]] = {}
+        self._running: dict[int, asyncio.Future[wire.Reply]] = {}
         self._woken: asyncio.Future[None] | None = None
         for position, request in enumerate(calls.requests):
-            task = loop.create_task(server.answer(request))
-            self._running[position] = task
-            server.began(calls.caller, calls.first + position, task)
-            task.add_done_callback(partial(self._ended, position))
+            begun = server.begin(request)
+            self._running[position] = begun
+            server.began(calls.caller, calls.first + position, begun)
+            begun.add_done_callback(partial(self._ended, position))
 
     async def ready(self) -> dict[int, wire.Reply]:
         """Wait for the next replies: those that are ready in one round of the loop. Empty after the last."""
@@ -59,13 +58,13 @@ class _Joint:
 
     def stop(self, _: object = None) -> None:
         """Cancel what is not done. The caller, if it still listens, is told so."""
-        for task in self._running.values():
-            task.cancel()
+        for begun in self._running.values():
+            begun.cancel()
 
-    def _ended(self, position: int, task: asyncio.Task[wire.Reply]) -> None:
+    def _ended(self, position: int, ended: asyncio.Future[wire.Reply]) -> None:
         del self._running[position]
         self._server.ended(self._calls.caller, self._calls.first + position)
-        self._ready[position] = _DROPPED if task.cancelled() else task.result()
+        self._ready[position] = _DROPPED if ended.cancelled() else self._server.reply(ended)
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
@@ -82,7 +81,7 @@ class Server:
         self._handler = handler
         self._runtime = runtime
         self._in_flight = 0
-        self._tasks: dict[tuple[int, int], asyncio.Task[wire.Reply]] = {}
+        self._running: dict[tuple[int, int], asyncio.Future[wire.Reply]] = {}
         self._served: asyncio.Future[Any] | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._stopping = False
@@ -192,8 +191,8 @@ class Server:
             yield wire.encode(wire.Failure.of(error))
             return
         for number in calls.cancelled:
-            if task := self._tasks.get((calls.caller, number)):
-                task.cancel()
+            if unwanted := self._running.get((calls.caller, number)):
+                unwanted.cancel()
         if not calls.requests:
             yield wire.encode(wire.Replies(replies={}))
             return
@@ -210,23 +209,42 @@ class Server:
                 # An error counts as leaving; asyncio complains of one that is not retrieved.
                 gone.exception()
 
-    def began(self, caller: int, number: int, task: asyncio.Task[wire.Reply]) -> None:
+    def began(self, caller: int, number: int, reply: asyncio.Future[wire.Reply]) -> None:
         self._in_flight += 1
-        self._tasks[caller, number] = task
+        self._running[caller, number] = reply
 
     def ended(self, caller: int, number: int) -> None:
         self._in_flight -= 1
-        self._tasks.pop((caller, number), None)
+        self._running.pop((caller, number), None)
 
     async def answer(self, message: wire.Request) -> wire.Reply:
-        """What the handler replies, also to a message of this process's own; errors are ``Failure``s."""
+        """What the handler replies to a message of this process's own; errors are ``Failure``s."""
+        begun = self.begin(message)
         try:
-            return await self._handler(message)
-        except TesseraError as error:
-            return wire.Failure.of(error)
+            return await begun
+        except Exception:
+            return self.reply(begun)
+
+    def begin(self, message: wire.Request) -> asyncio.Future[wire.Reply]:
+        """Call the handler. Where it gives a future no task is made."""
+        try:
+            return asyncio.ensure_future(self._handler(message))
         except Exception as error:
-            log.exception("%s: %s failed", self.address, type(message).__name__)
-            return wire.Failure.of(internal_error(error))
+            failed: asyncio.Future[wire.Reply] = asyncio.get_running_loop().create_future()
+            failed.set_exception(error)
+            return failed
+
+    def reply(self, ended: asyncio.Future[wire.Reply]) -> wire.Reply:
+        """What a future that was not cancelled gave; errors are ``Failure``s."""
+        error = ended.exception()
+        if error is None:
+            return ended.result()
+        if isinstance(error, TesseraError):
+            return wire.Failure.of(error)
+        if not isinstance(error, Exception):
+            raise error
+        log.error("%s: a call failed", self.address, exc_info=error)
+        return wire.Failure.of(internal_error(error))
 
 
 def internal_error(error: Exception) -> TesseraError:

@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from tessera import tracing, wire
 from tessera.errors import Overloaded, RequestCancelled, RequestError, TesseraError
@@ -58,27 +59,49 @@ class AccessLog:
         self._waiting: dict[Part, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
-    async def answer(self, message: wire.Request) -> wire.Reply:
+    def answer(self, message: wire.Request) -> Awaitable[wire.Reply]:
         """What the handler replies to a call; the call's part of the line and its span are recorded.
 
-        Only calls that ask for work are. An error that is no ``TesseraError`` is written with its traceback
-        and raised as an internal one.
+        Only calls that ask for work are. An error that is no ``TesseraError`` is written with its traceback;
+        where a task runs the handler it is raised as an internal one. A future of the handler's is handed on.
         """
         if not isinstance(message, wire.EmbedRequest | wire.EncodeRequest):
-            return await self._handler(message)
+            return self._handler(message)
         part = self.begin(message)
         try:
-            with serving(part.line), tracing.answering(self._address, message):
-                if tracing.recording():
-                    note(trace_id=tracing.trace_id() or None)
-                reply = await self._handler(message)
+            with serving(part.line):
+                # A span is left in the task that entered it.
+                reply = self._traced(message) if tracing.recording() else self._handler(message)
+        except BaseException as error:
+            self.end(part, message, error)
+            raise
+        if isinstance(reply, asyncio.Future):
+            reply.add_done_callback(partial(self._answered, part, message))
+            return reply
+        return self._finished(part, message, reply)
+
+    async def _traced(self, message: Work) -> wire.Reply:
+        with tracing.answering(self._address, message):
+            note(trace_id=tracing.trace_id() or None)
+            return await self._handler(message)
+
+    async def _finished(self, part: Part, message: Work, reply: Awaitable[wire.Reply]) -> wire.Reply:
+        try:
+            with serving(part.line):
+                outcome = await reply
         except BaseException as error:
             self.end(part, message, error)
             if isinstance(error, Exception) and not isinstance(error, TesseraError):
                 raise internal_error(error) from error
             raise
-        self.end(part, message, reply)
-        return reply
+        self.end(part, message, outcome)
+        return outcome
+
+    def _answered(self, part: Part, message: Work, reply: asyncio.Future[wire.Reply]) -> None:
+        if reply.cancelled():
+            self.end(part, message, asyncio.CancelledError())
+        else:
+            self.end(part, message, reply.exception() or reply.result())
 
     def begin(self, message: Work) -> Part:
         now = time.monotonic()

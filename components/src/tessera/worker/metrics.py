@@ -132,8 +132,10 @@ class WorkerMetrics:
         """Counts that stage's entries that were cancelled before they ran."""
         return self._cancelled.labels(stage).inc
 
-    def queued(self, stage: str, milliseconds: float) -> None:
-        self._queue.labels(stage).observe(milliseconds / 1e3)
+    def queued(self, stage: str) -> Callable[[float], None]:
+        """Observes milliseconds in the queue of stage ``text`` or ``vision``."""
+        observe = self._queue.labels(stage).observe
+        return lambda milliseconds: observe(milliseconds / 1e3)
 
     def preprocessed(self, milliseconds: float) -> None:
         self._preprocess.observe(milliseconds / 1e3)

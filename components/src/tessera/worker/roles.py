@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -47,7 +47,7 @@ class Service(Protocol):
     one batch, 0 when none is.
     """
 
-    async def handle(self, request: wire.Request) -> wire.Reply: ...
+    def handle(self, request: wire.Request) -> Awaitable[wire.Reply]: ...
 
     async def drain(self, timeout: float) -> None: ...
 

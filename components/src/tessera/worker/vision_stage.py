@@ -62,6 +62,7 @@ class VisionStage:
         self._model = model
         self._vision = vision
         self._metrics = metrics
+        self._queued = metrics.queued("vision")
         self._decoder = decoder
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="preprocess")
 
@@ -177,7 +178,7 @@ class VisionStage:
                 future.exception()
                 on_cancelled()
             raise
-        self._metrics.queued("vision", outcome.queue_ms)
+        self._queued(outcome.queue_ms)
         return outcome
 
     async def close(self) -> None:
