@@ -99,3 +99,25 @@ async def test_a_client_that_goes_away_while_it_sends(reading: Reading) -> None:
     writer.close()
     await until(lambda: reading.errors)
     assert reading.errors[0].code == "cancelled"
+
+
+async def test_whoever_waits_for_100_gets_it_and_then_the_answer(reading: Reading) -> None:
+    reader, writer = await reading.send("Content-Length: 5\r\nExpect: 100-continue", b"")
+    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(b"hello")
+    answer = await asyncio.wait_for(reader.read(), 20)
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b"\r\n\r\nhello")
+    writer.close()
+
+
+async def test_an_answer_without_a_body_comes_at_once(reading: Reading) -> None:
+    reader, writer = await reading.send("Content-Length: 5", b"hello")
+    await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    port = reading.server.servers[0].sockets[0].getsockname()[1]
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(2):
+        writer.write(b"HEAD / HTTP/1.1\r\nHost: x\r\n\r\n")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        assert head.startswith(b"HTTP/1.1 405 ")
+    writer.close()

@@ -14,7 +14,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tessera import __version__, tracing
 from tessera.errors import RequestCancelled, TesseraError
@@ -78,6 +78,14 @@ class _Application(FastAPI):
         @self.exception_handler(TesseraError)
         async def tessera_error(request: Request, error: TesseraError) -> Response:
             return failed(request, error)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self.middleware_stack is None:
+            await super().__call__(scope, receive, send)
+            return
+        # FastAPI would look for a configuration of its own telemetry first: 15 µs.
+        scope["app"] = self
+        await self.middleware_stack(scope, receive, send)
 
     def build_middleware_stack(self) -> ASGIApp:
         inner = AsyncExitStackMiddleware(self.router)

@@ -117,6 +117,41 @@ class LingeringTransport(asyncio.Transport):
         self._loop.call_later(_LINGER_SECONDS, self._transport.close)
 
 
+class AnswerTransport(asyncio.Transport):
+    """Writes the head of one answer together with the first of its body.
+
+    uvicorn writes them one after the other, and uvloop passes each to the system at once: 5 to 15 µs.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__()
+        self._transport = transport
+        self._head = b""
+        self._begun = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.writelines((head, data))
+        elif self._begun or data == STATUS_LINE[100] + b"\r\n":
+            self._transport.write(data)
+        else:
+            self._begun, self._head = True, bytes(data)
+
+    def flush(self) -> None:
+        """Write a head that nothing follows."""
+        if self._head and not self._transport.is_closing():
+            self._transport.write(self._head)
+        self._head = b""
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+
 # Descriptors for files, workers and fetches, beside the clients' connections.
 _OTHER_DESCRIPTORS: Final = 256
 
@@ -307,6 +342,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
             self._in_body = False
+            self.cycle.scope["state"]["whole"] = True
             super().on_message_complete()
 
     def shutdown(self) -> None:
@@ -403,9 +439,11 @@ class GuardedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         """With a ``receive`` that raises for a damaged body: the route answers it in its own shape.
 
-        The state's ``departure`` tells of a client that goes away, without a task that waits for it.
+        The state's ``departure`` tells of a client that goes away, without a task that waits for it, and
+        ``whole`` is there once the body is.
         """
         cycle.scope["state"]["departure"] = self._departure = Departure()
+        cycle.transport = answer = AnswerTransport(cycle.transport)
 
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             async def whole() -> Message:
@@ -415,6 +453,8 @@ class GuardedProtocol(HttpToolsProtocol):
                 return message
 
             await cast(ASGIApp, app)(scope, whole, send)
+            # Of an answer without a body.
+            answer.flush()
 
         super()._start_asgi_task(cycle, cast(ASGI3Application, guarded))
 
