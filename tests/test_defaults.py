@@ -106,3 +106,7 @@ def test_everything_is_at_least_something_and_grows_with_the_machine(cores: int)
             few = defaults.frontends(cores=cores, nbytes=gib * GIB, **of)
             more = defaults.frontends(cores=2 * cores, nbytes=2 * gib * GIB, **of)
             assert 1 <= few <= more <= cores
+
+
+def test_caches_have_an_end() -> None:
+    assert Share(cores=192, nbytes=2048 * GIB, on_card=True).cache_bytes() == 16 * GIB

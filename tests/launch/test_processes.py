@@ -12,7 +12,7 @@ from tessera.launch import mps
 from tessera.launch.processes import Process, agg_workers, e_p_workers, processes
 from tessera.launch.role import command
 from tessera.launch.settings import LaunchSettings, SettingError
-from tessera.launch.split import settled
+from tessera.launch.split import settled, with_frontends
 from tessera.machine import Card, Machine
 
 ROOT = Path(__file__).parents[2]
@@ -65,7 +65,9 @@ def test_a_frontend_understands_its_flags(tmp_path: Path) -> None:
         "FRONTEND_ARGS": "--max-inputs 7  --open-metrics",
         "ALLOWED_LOCAL_MEDIA_PATH": str(tmp_path),
     }
-    settings = settled(LaunchSettings.read(given), Machine(cores=2, nbytes=8 << 30))
+    machine = Machine(cores=2, nbytes=8 << 30)
+    settings = settled(LaunchSettings.read(given), machine)
+    settings = with_frontends(settings, agg_workers(settings, ROOT, ()), machine)
     frontend, worker = processes(settings, agg_workers(settings, ROOT, ()), {}, [[1]])
     parsed = parse_frontend(frontend.arguments[2:])
     assert not parsed.page

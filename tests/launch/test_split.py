@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tessera.frontend.settings import parse as parse_frontend
 from tessera.launch.processes import Workers, agg_workers, e_p_workers, processes
 from tessera.launch.settings import LaunchSettings
-from tessera.launch.split import described, on_cards, settled, sharing
+from tessera.launch.split import described, on_cards, settled, sharing, with_frontends
 from tessera.machine import Card, Machine
 from tessera.worker.settings import parse
 
@@ -28,6 +29,7 @@ def started(
     kinds = make(settings, Path("/root"), ())
     if text_only:
         kinds = [kind for kind in kinds if kind.role != "encode"]
+    settings = with_frontends(settings, kinds, machine)
     kinds = on_cards(kinds, machine)
     return settings, kinds, sharing(kinds, machine)
 
@@ -119,20 +121,20 @@ def test_workers_understand_what_they_are_told(tmp_path: Path) -> None:
         ),
         (
             *("agg", host(2, cores=32, gib=256), {}),
-            "2 H200 of 140 GiB, 32 cores, 256 GiB: 1 frontend, 2 agg workers, 1 agg on each card",
+            "2 H200 of 140 GiB, 32 cores, 256 GiB: 12 frontends, 2 agg workers, 1 agg on each card",
         ),
         (
             *("e_p", host(1), {}),
-            "1 H200 of 140 GiB, 16 cores, 128 GiB: 1 frontend, 1 encode worker, 1 embed worker, on one card",
+            "1 H200 of 140 GiB, 16 cores, 128 GiB: 6 frontends, 1 encode worker, 1 embed worker, on one card",
         ),
         (
             *("e_p", host(2), {}),
-            "2 H200 of 140 GiB, 16 cores, 128 GiB: 1 frontend, 2 encode workers, 2 embed workers, "
+            "2 H200 of 140 GiB, 16 cores, 128 GiB: 6 frontends, 2 encode workers, 2 embed workers, "
             "1 encode and 1 embed on each card",
         ),
         (
             *("e_p", host(2), {"ENCODE_WORKERS": "1", "EMBED_WORKERS": "1"}),
-            "2 H200 of 140 GiB, 16 cores, 128 GiB: 1 frontend, 1 encode worker, 1 embed worker; "
+            "2 H200 of 140 GiB, 16 cores, 128 GiB: 6 frontends, 1 encode worker, 1 embed worker; "
             "card 0: 1 encode; card 1: 1 embed",
         ),
         (
@@ -154,4 +156,19 @@ def test_cards_of_several_kinds_are_counted_apart() -> None:
         cards=(Card(entry="0", name="GB10"), Card(entry="MIG-1", name="MIG 3g.20gb", nbytes=20 * GIB)),
     )
     said = line("agg", mixed, AGG_WORKERS="1")
-    assert said == "this host: 1 GB10, 1 MIG 3g.20gb of 20 GiB, 8 cores, 64 GiB: 1 frontend, 1 agg worker"
+    assert said == "this host: 1 GB10, 1 MIG 3g.20gb of 20 GiB, 8 cores, 64 GiB: 3 frontends, 1 agg worker"
+
+
+def test_a_number_of_frontends_that_is_given_stays() -> None:
+    assert started("agg", host(8), FRONTENDS="1")[0].frontends == 1
+    assert started("agg", host(8), FRONTENDS="0")[0].frontends == 0
+
+
+def test_frontends_bound_their_requests_together_and_arguments_win(tmp_path: Path) -> None:
+    def limit(**given: str) -> int:
+        settings, kinds, shares = started("agg", host(1), MODEL_PATH=str(tmp_path), **given)
+        frontend = processes(settings, kinds, {}, shares)[0]
+        return parse_frontend(frontend.arguments[2:]).limits.max_in_flight
+
+    assert (limit(), limit(FRONTENDS="1")) == (6144, 1024)
+    assert limit(FRONTEND_ARGS="--max-in-flight 7") == 7

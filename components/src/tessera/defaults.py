@@ -48,6 +48,10 @@ _SLAB_STEP: Final = 64 * MIB
 
 _OF_MEMORY_FOR_CACHES: Final = 16
 _LEAST_CACHE_BYTES: Final = GIB
+# All of it is page-locked before a worker beside a card serves; 8 GiB hold 8,000 tiles.
+_MOST_CACHE_BYTES: Final = 16 * GIB
+
+_REQUESTS_OF_A_FRONTEND: Final = 1024
 
 
 def workers(cards: int) -> int:
@@ -67,6 +71,11 @@ def frontends(*, cores: int, nbytes: int, cards: int, workers: int) -> int:
     else:
         by_cores = cores // _CORES_BESIDE_ENGINES
     return max(1, min(by_cores, nbytes // _OF_MEMORY_FOR_PROCESSES // _FRONTEND_BYTES))
+
+
+def requests_in_flight(frontends: int) -> int:
+    """Requests that the frontends of a host answer at a time."""
+    return _REQUESTS_OF_A_FRONTEND * max(1, frontends)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,4 +130,5 @@ class Share:
 
     def cache_bytes(self) -> int:
         """Of rows kept: all of the host's workers together hold each image once."""
-        return max(_LEAST_CACHE_BYTES, self.nbytes // _OF_MEMORY_FOR_CACHES // self.beside)
+        share = self.nbytes // _OF_MEMORY_FOR_CACHES // self.beside
+        return min(_MOST_CACHE_BYTES, max(_LEAST_CACHE_BYTES, share))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tessera.defaults import requests_in_flight
 from tessera.launch.port import Port
 from tessera.launch.settings import LaunchSettings, Shared
 
@@ -152,6 +153,8 @@ def processes(
         flags += ["--expect-encode", settings.expect_encode_workers or str(encode)]
         if settings.frontend_page == "off":
             flags.append("--no-page")
+        # Of all frontends together.
+        flags += ["--max-in-flight", str(requests_in_flight(settings.frontends))]
         flags += [*settings.frontend_args.split(), *shared_flags(settings)]
         name = f"frontend {index}" if settings.frontends > 1 else "frontend"
         arguments = ("-m", "tessera.frontend", *flags)

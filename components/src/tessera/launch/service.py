@@ -26,7 +26,7 @@ from tessera.launch.processes import (
 )
 from tessera.launch.report import Report
 from tessera.launch.settings import LaunchSettings, SettingError, table_help
-from tessera.launch.split import described, on_cards, settled, sharing
+from tessera.launch.split import described, on_cards, settled, sharing, with_frontends
 from tessera.launch.supervisor import Supervisor
 from tessera.machine import this_machine
 
@@ -123,8 +123,9 @@ class Service:
         self._signals, self._report = signals, report
         given = LaunchSettings.read(os.environ)
         self._machine = this_machine(os.environ)
-        self._settings = settled(given, self._machine)
-        self._workers = script.workers(self._settings, root, flags)
+        settings = settled(given, self._machine)
+        self._workers = script.workers(settings, root, flags)
+        self._settings = with_frontends(settings, self._workers, self._machine)
         self._environment = without_source(os.environ, root) | self._settings.of_dynamo()
         self._supervisor = Supervisor(signals, report, self._settings.stop_timeout_seconds)
         self._folders: Folders | None = None

@@ -85,7 +85,7 @@ class LaunchSettings(Shared):
     encode_engine_args: str = ""
     embed_engine_args: str = ""
     # All of them answer on DYN_HTTP_PORT; 0 for a host that has workers alone.
-    frontends: int = 1
+    frontends: int = OPEN
     # Each answers on a port of its own as well, from this one on; 0: none does.
     frontend_port_base: int = 0
     # Workers answer /health and /metrics on this port and the ones above it.
@@ -185,7 +185,9 @@ TABLE: Final = (
     ),
     Row(
         "FRONTENDS",
-        "frontends, all on one port; any number of processes may be 0 on a host of several",
+        "frontends, all on one port: three for eight cores beside cards, one without cards; any number of "
+        "processes may be 0 on a host of several",
+        "by cores",
     ),
     Row("DYN_HTTP_HOST, DYN_HTTP_PORT", "where the frontends listen"),
     Row(

@@ -13,7 +13,7 @@ from tessera.machine import Card, Machine
 
 
 def settled(settings: LaunchSettings, machine: Machine) -> LaunchSettings:
-    """The settings with a number for each kind of process: one worker of each mode for each card.
+    """The settings with a number for each kind of worker: one of each mode for each card.
 
     A list of cards that is given for a mode stands for the cards of the machine.
     """
@@ -29,6 +29,19 @@ def settled(settings: LaunchSettings, machine: Machine) -> LaunchSettings:
         encode_workers=workers(settings.encode_workers, settings.encode_cuda_visible_devices),
         embed_workers=workers(settings.embed_workers, settings.embed_cuda_visible_devices),
     )
+
+
+def with_frontends(settings: LaunchSettings, workers: Sequence[Workers], machine: Machine) -> LaunchSettings:
+    """The settings with a number of frontends, for those workers of this host."""
+    if settings.frontends != OPEN:
+        return settings
+    count = defaults.frontends(
+        cores=machine.cores,
+        nbytes=machine.nbytes,
+        cards=len(machine.cards),
+        workers=sum(kind.count for kind in workers),
+    )
+    return replace(settings, frontends=count)
 
 
 def on_cards(workers: Sequence[Workers], machine: Machine) -> list[Workers]:
