@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import signal
 import sys
 import tempfile
 import time
@@ -185,4 +186,6 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
+    # So that `timeout` leaves no server behind: they are in process groups of their own.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     raise SystemExit(main())
