@@ -41,9 +41,9 @@ class SharedCache:
         self._data = _HEAD_WORDS + _WAYS * self._buckets
         self._bytes = max(0, share // 8 - self._data) * 8
         words = self._data + self._bytes // 8
-        self.file_bytes = _pages(8 * words * size)
-        if os.fstat(file).st_size < offset + self.file_bytes:
-            os.ftruncate(file, offset + self.file_bytes)
+        self.file_bytes = _pages(8 * words * size + 1)
+        # The last byte is nobody's. Not ftruncate: of two at the same time one could make it smaller.
+        os.pwrite(file, b"\0", offset + self.file_bytes - 1)
         memory = memoryview(mmap.mmap(file, self.file_bytes, offset=offset))
         self._words = memory.cast("q")
         self._memory = memory

@@ -116,8 +116,8 @@ class FrontendGroup:
             # Never closed: closing any descriptor of a file ends the process's record locks on it.
             self._descriptor = seat.table
             os.set_inheritable(seat.table, False)
-            if os.fstat(seat.table).st_size < nbytes:
-                os.ftruncate(seat.table, nbytes)
+            # The last word is nobody's. Not ftruncate: of two at the same time one could make it smaller.
+            os.pwrite(seat.table, b"\0", nbytes - 1)
             fcntl.lockf(seat.table, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, index)
             memory = mmap.mmap(seat.table, nbytes)
         self.words = memoryview(memory).cast("q")
