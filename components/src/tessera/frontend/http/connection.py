@@ -448,6 +448,9 @@ class GuardedProtocol(HttpToolsProtocol):
         async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
             async def whole() -> Message:
                 message = await receive()
+                if not message.get("more_body"):
+                    # Reading stops at a large body, and the end of the connection would not be heard.
+                    self.flow.resume_reading()
                 if self._damaged and self._damaged[0] is cycle and not cycle.response_started:
                     raise self._damaged[1]
                 return message
