@@ -10,10 +10,10 @@ import os
 import statistics
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +57,13 @@ def record(checkpoint: Path, *, mode: str = "e_p") -> Paths:
             with _environment(file):
                 engine = {"text": {"device": "cpu"}, "vision": {"device": "cpu"}, "threads": 1}
                 deployment = Deployment(model_path=checkpoint, mode=mode, engine=engine, frontend_flags=())
-                with service(deployment, Path(folder) / "logs") as (url,):
-                    text = _path(notes, lambda number: _text(url, number))
-                    image = _path(notes, lambda number: _image(url, number))
+                with (
+                    service(deployment, Path(folder) / "logs") as (url,),
+                    # As clients do, which keep their connections.
+                    closing(HTTPConnection(url.removeprefix("http://"), timeout=60)) as connection,
+                ):
+                    text = _path(notes, lambda number: _text(connection, number))
+                    image = _path(notes, lambda number: _image(connection, number))
         finally:
             notes.close()
     return Paths(text=text, image=image)
@@ -144,25 +148,25 @@ def _path(notes: _Notes, send: Callable[[int], None]) -> tuple[Stop, ...]:
     return tuple(first.values())
 
 
-def _text(url: str, number: int) -> None:
-    _ask(url, f"a text that was not asked before, number {number}")
+def _text(connection: HTTPConnection, number: int) -> None:
+    _ask(connection, f"a text that was not asked before, number {number}")
 
 
-def _image(url: str, number: int) -> None:
+def _image(connection: HTTPConnection, number: int) -> None:
     pixels = np.random.default_rng(number).integers(0, 256, (96, 128, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "JPEG")
     payload = base64.b64encode(file.getvalue()).decode()
-    _ask(url, [{"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{payload}"}}])
+    _ask(connection, [{"type": "image_url", "image_url": {"url": f"data:image/jpeg;base64,{payload}"}}])
 
 
-def _ask(url: str, entry: Any) -> None:
+def _ask(connection: HTTPConnection, entry: Any) -> None:
     body = json.dumps({"model": "benchmark", "input": [entry]}).encode()
-    request = urllib.request.Request(
-        f"{url}/v1/embeddings", data=body, headers={"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=60) as answer:
-        answer.read()
+    connection.request("POST", "/v1/embeddings", body, {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    answer.read()
+    if answer.status != 200:
+        raise RuntimeError(f"{answer.status} {answer.reason}")
 
 
 @contextmanager

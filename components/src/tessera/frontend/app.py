@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from inspect import signature
-from typing import Any, Final, TypeGuard
+from typing import Final, TypeGuard
 
 from fastapi import FastAPI
-from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
-from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from tessera import __version__, tracing
 from tessera.errors import RequestCancelled, TesseraError
@@ -31,7 +28,7 @@ from tessera.frontend.http.errors import (
 )
 from tessera.frontend.http.middleware import (
     OPEN_PATHS,
-    DirectRoutes,
+    Application,
     RequestMiddleware,
     TraceMiddleware,
 )
@@ -51,46 +48,6 @@ APIS: Final[tuple[ClientApi, ...]] = (
 """In the order in which ``/docs`` lists them."""
 
 _DESCRIPTION: Final = "Text and images in, vectors out; every common client's requests."
-
-
-class _Application(FastAPI):
-    """FastAPI with our middleware alone, and with a shorter way to the routes that take a request as it is.
-
-    FastAPI's way from its first middleware to a route's function takes 90 µs of processor time, twice what
-    uvicorn takes for the whole request, for what ``direct`` routes, by their paths, do not use: dependencies,
-    parameters, forms. What FastAPI would put around ``around`` is left out: ``RequestMiddleware`` answers
-    what no handler knows, bodies have their own limit, and spans are our own. ``failed`` answers for
-    ``TesseraError`` on either way.
-    """
-
-    def __init__(
-        self,
-        direct: Mapping[str, APIRoute],
-        around: Callable[[ASGIApp], ASGIApp],
-        failed: Callable[[Request, TesseraError], Response],
-        **settings: Any,
-    ) -> None:
-        super().__init__(**settings)
-        self._direct = direct
-        self._around = around
-        self._failed = failed
-
-        @self.exception_handler(TesseraError)
-        async def tessera_error(request: Request, error: TesseraError) -> Response:
-            return failed(request, error)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self.middleware_stack is None:
-            await super().__call__(scope, receive, send)
-            return
-        # FastAPI would look for a configuration of its own telemetry first: 15 µs.
-        scope["app"] = self
-        await self.middleware_stack(scope, receive, send)
-
-    def build_middleware_stack(self) -> ASGIApp:
-        inner = AsyncExitStackMiddleware(self.router)
-        others = ExceptionMiddleware(inner, handlers=self.exception_handlers)
-        return self._around(DirectRoutes(others, self._direct, self._failed))
 
 
 def _takes_the_request(route: BaseRoute) -> TypeGuard[APIRoute]:
@@ -141,7 +98,7 @@ def make_app(service: Service) -> FastAPI:
             service.metrics.disconnects.inc()
         return answer(request, render(error))
 
-    app = _Application(
+    app = Application(
         {route.path: route for _, router in routers for route in router.routes if _takes_the_request(route)},
         around,
         failed,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -40,24 +40,7 @@ def _keep_values(folder: str, index: int) -> None:
     # Should somebody have removed it, counting begins anew.
     os.makedirs(folder, mode=0o700, exist_ok=True)
     os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
-    kept: Any = values.MultiProcessValue(lambda: index)  # type: ignore[no-untyped-call]
-
-    class Value(kept):  # type: ignore[misc]
-        """Written without the library's lock, call and search for each count: 0.2 us in place of 1.0."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            # Should the file grow, the old map still is of the same memory.
-            self._cells = memoryview(self._file._m).cast("d")
-            self._at = self._file._positions[self._key] // 8
-
-        def inc(self, amount: float) -> None:
-            self._cells[self._at] += amount
-
-        def get(self) -> float:
-            return float(self._cells[self._at])
-
-    values.ValueClass = Value
+    values.ValueClass = values.MultiProcessValue(partial(int, index))  # type: ignore[no-untyped-call]
 
 
 class _Gauges(Collector):

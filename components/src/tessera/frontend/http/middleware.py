@@ -7,10 +7,14 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from typing import Any
 
+from fastapi import FastAPI
+from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
 from fastapi.routing import APIRoute
 from opentelemetry.trace import Span
 from starlette.datastructures import MutableHeaders
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -247,6 +251,46 @@ class DirectRoutes:
         except TesseraError as error:
             response = self._failed(request, error)
         await response(scope, receive, send)
+
+
+class Application(FastAPI):
+    """FastAPI with our middleware alone, and with a shorter way to the routes that take a request as it is.
+
+    FastAPI's way from its first middleware to a route's function takes 90 µs of processor time, twice what
+    uvicorn takes for the whole request, for what ``direct`` routes, by their paths, do not use: dependencies,
+    parameters, forms. What FastAPI would put around ``around`` is left out: ``RequestMiddleware`` answers
+    what no handler knows, bodies have their own limit, and spans are our own. ``failed`` answers for
+    ``TesseraError`` on either way.
+    """
+
+    def __init__(
+        self,
+        direct: Mapping[str, APIRoute],
+        around: Callable[[ASGIApp], ASGIApp],
+        failed: Callable[[Request, TesseraError], Response],
+        **settings: Any,
+    ) -> None:
+        super().__init__(**settings)
+        self._direct = direct
+        self._around = around
+        self._failed = failed
+
+        @self.exception_handler(TesseraError)
+        async def tessera_error(request: Request, error: TesseraError) -> Response:
+            return failed(request, error)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self.middleware_stack is None:
+            await super().__call__(scope, receive, send)
+            return
+        # FastAPI would look for a configuration of its own telemetry first: 15 µs.
+        scope["app"] = self
+        await self.middleware_stack(scope, receive, send)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        inner = AsyncExitStackMiddleware(self.router)
+        others = ExceptionMiddleware(inner, handlers=self.exception_handlers)
+        return self._around(DirectRoutes(others, self._direct, self._failed))
 
 
 def _body_bytes(scope: Scope) -> int | None:
