@@ -7,7 +7,7 @@ A test that has none of these markers belongs to every tier. A tier holds those 
     scripts/test all  everything, as CI does
 
 Tests of one ``xdist_group`` run in one process, so that what they share is made once: a service, compiled
-engines. A file without the marker is a group of its own. Two processors are kept busy by three processes of
+engines. A file without the marker is a group of its own. Two processors are kept busy by four processes of
 tests, because what starts services or waits for a lease leaves one idle for much of its time.
 """
 
@@ -23,6 +23,7 @@ MARKERS = {
     "compiles": ("all", "compiles, builds or exports engines"),
     "images": ("all", "makes what an image or a bundle holds"),
     "installs": ("all", "waits for an environment of its own"),
+    "measures": ("all", "runs a benchmark, which loads a service of its own for as long as it can"),
     "soak": ("all", "keeps the service under load for minutes"),
     "gpu": ("all", "needs a CUDA device"),
 }

@@ -9,6 +9,7 @@ from benchmarks.overload import main
 
 
 @pytest.mark.service
+@pytest.mark.measures
 def test_a_flood_is_refused_and_the_rest_is_answered(checkpoint: Path) -> None:
     report = main(
         [

@@ -43,6 +43,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.service
+@pytest.mark.measures
 def test_stands_beside_transformers_on_the_same_inputs(checkpoint: Path, tmp_path: Path) -> None:
     more = ["--seconds", "1", "--batch", "2", "--workloads", "text-32@2", "tile@1", "page@1"]
     assert peer.main(arguments(checkpoint, tmp_path, *more)) == 0
