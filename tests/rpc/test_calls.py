@@ -126,6 +126,32 @@ async def test_a_cancelled_call_cancels_its_handler(deployment: Deployment) -> N
         await call
 
 
+async def test_a_cancelled_call_keeps_nothing_for_the_collector(deployment: Deployment) -> None:
+    """A request may hold images, and full collections are rare."""
+    arrived = asyncio.Event()
+
+    async def held(message: wire.Request) -> wire.Reply:
+        arrived.set()
+        await asyncio.sleep(60)
+        return await echoing(message)
+
+    server = await deployment.serve(held)
+    client = await deployment.client()
+    gc.collect()
+    gc.disable()
+    try:
+        call = asyncio.ensure_future(client.call(server.instance, echo(param="own"), timeout=30))
+        await asyncio.wait_for(arrived.wait(), 10)
+        call.cancel()
+        await asyncio.wait({call})
+        await until(lambda: server.in_flight == client.under_way == 0)
+        del call
+        # Both ends are here, and neither has it any more.
+        await until(lambda: not any(isinstance(found, wire.EmbedRequest) for found in gc.get_objects()))
+    finally:
+        gc.enable()
+
+
 async def test_a_deadline_ends_the_call_and_the_work(deployment: Deployment) -> None:
     handler = Recorder()
     server = await deployment.serve(handler)

@@ -124,8 +124,8 @@ def all_there(urls: Sequence[str]) -> bool:
         return False
 
 
-async def nuisance(service: Service, stopping: asyncio.Event, chance: random.Random) -> int:
-    """Clients that hang up, and images that cannot be decoded."""
+async def nuisance(url: str, stopping: asyncio.Event, chance: random.Random) -> int:
+    """Clients that hang up, and images that cannot be decoded, at a frontend that lives on."""
     count = 0
     async with httpx.AsyncClient(timeout=60) as client:
         while not stopping.is_set():
@@ -135,7 +135,7 @@ async def nuisance(service: Service, stopping: asyncio.Event, chance: random.Ran
             patience = httpx.Timeout(60, read=chance.uniform(0.001, 0.1) if hangs_up else 60)
             try:
                 answer = await client.post(
-                    f"{service.url}/v1/embeddings", json={"model": MODEL, "input": [value]}, timeout=patience
+                    f"{url}/v1/embeddings", json={"model": MODEL, "input": [value]}, timeout=patience
                 )
                 assert hangs_up or answer.status_code == 400, answer.text
             except httpx.ReadTimeout:
@@ -153,7 +153,7 @@ async def stir(deployment: Deployment, known: list[Known], seconds: float, chanc
     async with traffic(deployment.urls, known, pause=pause) as running:
         tasks = [
             asyncio.create_task(churn(deployment, stopping, chance)),
-            asyncio.create_task(nuisance(deployment.service, stopping, chance)),
+            asyncio.create_task(nuisance(deployment.urls[0], stopping, chance)),
         ]
         await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         stopping.set()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import re
+import weakref
 from pathlib import Path
 
 import orjson
@@ -10,7 +12,7 @@ import pytest
 
 from tessera import errors
 from tessera.errors import TesseraError
-from tessera.frontend.http.errors import MEANINGS, error_object, kind_of, render, render_status
+from tessera.frontend.http.errors import MEANINGS, error_object, kind_of, release, render, render_status
 
 ROOT = Path(__file__).parents[3]
 
@@ -98,3 +100,33 @@ def test_statuses_without_a_class(status: int) -> None:
     assert error["type"]
     assert error["code"]
     assert failure.headers["retry-after"] == "3"
+
+
+class Body:
+    """Stands for the megabytes of a request."""
+
+
+def test_what_a_released_error_held_goes_at_once() -> None:
+    def fail(body: Body) -> None:
+        try:
+            decode(body)
+        except ValueError as cause:
+            error = errors.InvalidInput("not an image", param="input")
+            raise error from cause
+
+    def decode(body: Body) -> None:
+        damaged = ValueError("damaged")
+        raise damaged
+
+    held = Body()
+    left = weakref.ref(held)
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(errors.InvalidInput) as raised:
+            fail(held)
+        release(raised.value)
+        del held, raised
+        assert left() is None
+    finally:
+        gc.enable()

@@ -23,6 +23,7 @@ from tessera.frontend.http.errors import (
     Failure,
     failure_response,
     openai_error,
+    release,
     render,
     render_status,
 )
@@ -96,6 +97,7 @@ def make_app(service: Service) -> FastAPI:
     def failed(request: Request, error: TesseraError) -> Response:
         if isinstance(error, RequestCancelled):
             service.metrics.disconnects.inc()
+        release(error)
         return answer(request, render(error))
 
     app = Application(

@@ -219,6 +219,8 @@ class _Line:
             self._broken(joint, message, len(payload), error)
         finally:
             self._joints.discard(joint)
+            # What nobody waits for any more holds its request, an image maybe, and this joint: a cycle.
+            joint.unanswered.clear()
             if not joint.begun:
                 self._starting -= not joint.large
                 self._leave_soon()

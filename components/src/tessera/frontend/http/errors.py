@@ -8,6 +8,7 @@ The body is in OpenAI's shape unless the client's API has its own (``frontend/ap
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -94,6 +95,22 @@ class Failure(NamedTuple):
     def body(self) -> bytes:
         """The JSON body in OpenAI's shape."""
         return orjson.dumps({"error": self.error})
+
+
+def release(error: BaseException) -> None:
+    """Let go of what the frames that an error left still hold: bodies and images of many megabytes.
+
+    A frame often holds the error that left it, or a task that ended with it: a cycle that only a full
+    collection takes apart, and those are rare.
+    """
+    seen: set[int] = set()
+    left: list[BaseException | None] = [error]
+    while left:
+        found = left.pop()
+        if found is not None and id(found) not in seen:
+            seen.add(id(found))
+            traceback.clear_frames(found.__traceback__)
+            left += (found.__cause__, found.__context__)
 
 
 def kind_of(error: BaseException) -> Kind:
