@@ -1,4 +1,4 @@
-"""``python -m docs.tables``: write the tables of settings in the README and in ``docs/``.
+"""``python -m docs.tables``: write the tables of settings in ``docs/``.
 
 A table stands between ``<!-- NAME -->`` and ``<!-- end -->``. After the name there may be flags or keys, to
 write these alone, or the heading of a group of flags; else it is what stands in no group.
@@ -14,13 +14,13 @@ import msgspec
 
 from tessera.engine.compiled.spec import BuildSpec, Profile
 from tessera.frontend.settings import FrontendSettings
-from tessera.launch.settings import readme_table
+from tessera.launch.settings import markdown_table
 from tessera.settings import Row, fields_of, rows_of
 from tessera.transport.settings import TransportSettings
 from tessera.worker.settings import StageSettings, WorkerSettings
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "docs/settings.md", "docs/operations.md")
+PAGES = ("docs/settings.md", "docs/operations.md")
 
 SETTINGS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "frontend": ("frontend flag", FrontendSettings),
@@ -41,7 +41,7 @@ def written(page: str) -> str:
 
 def _region(mark: str, name: str, what: str) -> str:
     if name == "variables":
-        table = readme_table()
+        table = markdown_table()
     else:
         table = _engines() if name == "engines" else _table(*SETTINGS[name], what)
     return f"{mark}\n{table}<!-- end -->"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import time
+from pathlib import Path
 
 import httpx
 import numpy as np
@@ -167,6 +168,9 @@ def test_documentation(http: httpx.Client) -> None:
         assert name not in page.text
     assert "true | null" in page.text
     document = http.get("/openapi.json").json()
+    routes = (Path(__file__).parents[2] / "docs" / "api.md").read_text().partition("## Routes\n")[2]
+    for path in document["paths"]:
+        assert f"`{path}`" in routes or f" {path}`" in routes, path
     for path in ("/v1/embeddings", "/v2/embed", "/v1/multimodalembeddings", "/embed", "/tokenize"):
         operation = document["paths"][path]["post"]
         schema = operation["requestBody"]["content"]["application/json"]["schema"]

@@ -1,4 +1,4 @@
-"""The launcher's variables: one table for the code, the README and ``--help``."""
+"""The launcher's variables: one table for the code, ``docs/settings.md`` and ``--help``."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Settings that are written once: as annotated fields of frozen Structs.
 
 A field's ``Setting`` holds its flag, its unit, its check and what it means. The command line with its
-``--help`` and its errors, and the tables in the README and in ``docs/`` (by ``docs/tables.py``) are made from
-that. Each part of a process's settings stands beside the code that it is for, which takes it as it is; the
-process puts its parts together. Nothing below a ``main`` reads flags or files.
+``--help`` and its errors, and the tables in ``docs/`` (by ``docs/tables.py``) are made from that. Each part
+of a process's settings stands beside the code that it is for, which takes it as it is; the process puts its
+parts together. Nothing below a ``main`` reads flags or files.
 """
 
 from __future__ import annotations

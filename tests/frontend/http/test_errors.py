@@ -48,8 +48,8 @@ def test_statuses(kind: type[TesseraError], status: int) -> None:
     assert body["error"]["message"] == "why"
 
 
-def test_the_readme_lists_the_same_statuses() -> None:
-    rows = re.findall(r"^\| ([\d, ]+) \| (.+) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+def test_the_page_about_the_api_lists_the_same_statuses() -> None:
+    rows = re.findall(r"^\| ([\d, ]+) \| (.+) \|$", (ROOT / "docs" / "api.md").read_text(), re.MULTILINE)
     listed = {int(status): meaning for statuses, meaning in rows for status in statuses.split(",")}
     assert listed.keys() == MEANINGS.keys()
     # Other words, and the same things: what a status is about must be named in both.

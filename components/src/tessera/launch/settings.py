@@ -147,7 +147,7 @@ def _parse(name: str, text: str, kind: str) -> str | int | float:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A line of README's table. ``default`` is what it shows, where that is not the fields' own."""
+    """A line of the table of variables. ``default`` is what it shows, where that is not the fields' own."""
 
     names: str
     text: str
@@ -215,8 +215,7 @@ TABLE: Final = (
     Row("MODALITY", "`text` makes embed workers that never ask for images"),
     Row(
         "OTEL_TRACES_EXPORTER",
-        "`otlp` exports traces of requests to `OTEL_EXPORTER_OTLP_ENDPOINT`; "
-        "[docs/traces.md](docs/traces.md) shows two",
+        "`otlp` exports traces of requests to `OTEL_EXPORTER_OTLP_ENDPOINT`; `docs/traces.md` shows two",
         "none",
     ),
     Row("FRONTEND_PAGE", "`off` leaves out the page at `/` (`--no-page`)"),
@@ -226,7 +225,7 @@ TABLE: Final = (
         "",
     ),
 )
-"""README's table of variables, and what ``--help`` prints."""
+"""The table of variables in ``docs/settings.md``, and what ``--help`` prints."""
 
 
 def _cells(row: Row) -> tuple[str, str, str]:
@@ -243,7 +242,7 @@ def _shown(default: str) -> str:
     return default.removesuffix(".0") or "none"
 
 
-def readme_table() -> str:
+def markdown_table() -> str:
     """The table of variables in Markdown."""
     lines = ["| variable | default | |", "|---|---|---|"]
     for row in TABLE:

@@ -16,5 +16,5 @@ To add a client's API:
 2. ``frontend/app.py``: one line in ``APIS``.
 3. ``tests/clients/test_NAME.py``: the client's own package against a running service; its paths and fields
    are fuzzed by the tests that read ``/openapi.json``. The package goes into the ``dev`` extra.
-4. ``README.md``: its row among the APIs.
+4. ``docs/api.md``: its row among the routes.
 """
