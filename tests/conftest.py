@@ -7,6 +7,7 @@ Nothing of this imports torch before a test needs it: most tests of a frontend n
 from __future__ import annotations
 
 import functools
+import gc
 import importlib.util
 import os
 import signal
@@ -37,6 +38,12 @@ httpx_transports.create_ssl_context = functools.cache(httpx_transports.create_ss
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_sessionstart() -> None:
+    # Collecting the tests imports all libraries of all of them in each process: 8.8 s of processor time each
+    # without the garbage collector, 10.3 s with it.
+    gc.disable()
+
+
 def pytest_configure(config: pytest.Config) -> None:
     worker = getattr(config, "workerinput", None)
     if worker is not None:
@@ -45,6 +52,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
     # The machine's cores are shared with the processes that the tests start.
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import logging
-import os
-from collections.abc import Callable
+from tessera.quick_imports import quick_imports
 
-import uvloop
+with quick_imports():
+    import asyncio
+    import gc
+    import logging
+    import os
+    from collections.abc import Callable
 
-from tessera import tracing
-from tessera.errors import DiscoveryLost, TesseraError
-from tessera.frontend.app import make_app
-from tessera.frontend.group import GROUP_VARIABLE
-from tessera.frontend.http.auth import API_KEYS_VARIABLE
-from tessera.frontend.http.server import HttpServer, SharedPort
-from tessera.frontend.service import Service
-from tessera.frontend.settings import FrontendSettings, parse
-from tessera.logs import LogFormat, log_as, log_settings, write_behind
-from tessera.process_exit import leave, when_told
-from tessera.rpc import DRAIN_PATIENCE_SECONDS, FORGOTTEN, set_environment_defaults, until_back
+    import uvloop
+
+    from tessera import tracing
+    from tessera.errors import DiscoveryLost, TesseraError
+    from tessera.frontend.app import make_app
+    from tessera.frontend.group import GROUP_VARIABLE
+    from tessera.frontend.http.auth import API_KEYS_VARIABLE
+    from tessera.frontend.http.server import HttpServer, SharedPort
+    from tessera.frontend.service import Service
+    from tessera.frontend.settings import FrontendSettings, parse
+    from tessera.logs import LogFormat, log_as, log_settings, write_behind
+    from tessera.process_exit import leave, when_told
+    from tessera.rpc import DRAIN_PATIENCE_SECONDS, FORGOTTEN, set_environment_defaults, until_back
+
 
 log = logging.getLogger("tessera.frontend")
 

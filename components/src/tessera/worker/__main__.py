@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from tessera.quick_imports import quick_imports
 
-import torch
-import uvloop
+with quick_imports():
+    import asyncio
+    import logging
+    import time
+    from collections.abc import Callable
+    from contextlib import suppress
 
-from tessera import tracing
-from tessera.errors import DiscoveryLost, EngineDead, TesseraError
-from tessera.logs import LogFormat, log_as, log_settings, write_behind
-from tessera.process_exit import leave, when_told
-from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
-from tessera.tasks import Left, run_until
-from tessera.worker.access_log import AccessLog
-from tessera.worker.embed import EmbedService
-from tessera.worker.idle_memory import give_back_when_idle
-from tessera.worker.metrics import WorkerMetrics
-from tessera.worker.roles import COMPONENT, Builder, Service
-from tessera.worker.settings import WorkerSettings, parse
-from tessera.worker.sizes import share_of
+    import torch
+    import uvloop
+
+    from tessera import tracing
+    from tessera.errors import DiscoveryLost, EngineDead, TesseraError
+    from tessera.logs import LogFormat, log_as, log_settings, write_behind
+    from tessera.process_exit import leave, when_told
+    from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
+    from tessera.tasks import Left, run_until
+    from tessera.worker.access_log import AccessLog
+    from tessera.worker.embed import EmbedService
+    from tessera.worker.idle_memory import give_back_when_idle
+    from tessera.worker.metrics import WorkerMetrics
+    from tessera.worker.roles import COMPONENT, Builder, Service
+    from tessera.worker.settings import WorkerSettings, parse
+    from tessera.worker.sizes import share_of
+
 
 log = logging.getLogger("tessera.worker")
 

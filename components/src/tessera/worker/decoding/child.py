@@ -7,33 +7,37 @@ because a fork copies no other, and it never reads an image itself.
 
 from __future__ import annotations
 
-import contextlib
-import gc
-import os
-import signal
-import socket
-import sys
-import traceback
-from pathlib import Path
+from tessera.quick_imports import quick_imports
 
-import msgspec
-from PIL import Image
+with quick_imports():
+    import contextlib
+    import gc
+    import os
+    import signal
+    import socket
+    import sys
+    import traceback
+    from pathlib import Path
 
-from tessera.errors import EngineFailed, PayloadTooLarge, TesseraError
-from tessera.models import Model, open_model
-from tessera.models.base import UInt8Array
-from tessera.worker.decoding.messages import (
-    MAX_BYTES,
-    Answer,
-    Limits,
-    Refusal,
-    Task,
-    decode_task,
-    encode,
-    mapped,
-)
-from tessera.worker.decoding.pool import decode, write
-from tessera.worker.decoding.sandbox import allow_cpu, confine, die_with_parent
+    import msgspec
+    from PIL import Image
+
+    from tessera.errors import EngineFailed, PayloadTooLarge, TesseraError
+    from tessera.models import Model, open_model
+    from tessera.models.base import UInt8Array
+    from tessera.worker.decoding.messages import (
+        MAX_BYTES,
+        Answer,
+        Limits,
+        Refusal,
+        Task,
+        decode_task,
+        encode,
+        mapped,
+    )
+    from tessera.worker.decoding.pool import decode, write
+    from tessera.worker.decoding.sandbox import allow_cpu, confine, die_with_parent
+
 
 _MAX_MESSAGE = 4096
 
