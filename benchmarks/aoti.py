@@ -24,9 +24,10 @@ import yaml
 
 from benchmarks import usage
 from benchmarks.table import table, write_csv
+from tessera.defaults import ENGINE_CONFIGS
 
 ROOT = Path(__file__).parents[1]
-CONFIG = ROOT / "engine_configs" / "llama_nemotron_vl" / "aoti_h100.yaml"
+CONFIG = ENGINE_CONFIGS / "llama_nemotron_vl" / "aoti_h100.yaml"
 STAGES = ("vision", "text")
 STEPS = ("build", "check", "measure")
 HEADER = ("workload", "torch, per s", "aoti, per s", "aoti / torch")

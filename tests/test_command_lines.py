@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from tessera.defaults import ENGINE_CONFIGS
 from tessera.errors import CheckpointError, ConfigError
 from tessera.frontend.settings import parse as parse_frontend
 from tessera.worker.settings import Mode, StageSettings, load_stages
 from tessera.worker.settings import parse as parse_worker
-
-ROOT = Path(__file__).parents[1]
 
 
 def written(folder: Path, text: str | bytes) -> Path:
@@ -115,9 +114,19 @@ def test_a_folder_has_a_file_for_each_family_and_mode(tmp_path: Path) -> None:
         cost("steam", "agg")
 
 
+def test_a_file_that_comes_with_it_goes_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = Path("llama_nemotron_vl/agg_h100.yaml")
+    assert load_stages(name, None) == load_stages(ENGINE_CONFIGS / name, None) != StageSettings()
+    # One that is there goes before it.
+    name.parent.mkdir()
+    name.write_text("threads: 7")
+    assert load_stages(name, None).threads == 7
+
+
 def test_every_mode_has_a_file_for_families_without_any() -> None:
     for mode in Mode:
-        assert (ROOT / "engine_configs" / "default" / f"{mode.value}.yaml").is_file()
+        assert (ENGINE_CONFIGS / "default" / f"{mode.value}.yaml").is_file()
 
 
 @pytest.mark.parametrize("options", ["{", "[1]", "7"])
@@ -127,7 +136,7 @@ def test_wrong_model_options_are_named(parse: Callable[[list[str]], object], opt
         parse(["--model-path", "here", "--model-options", options])
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("engine_configs/*/*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(ENGINE_CONFIGS.glob("*/*.yaml")), ids=lambda path: path.stem)
 def test_the_files_that_come_with_it_are_valid(path: Path) -> None:
     load_stages(path, None)
 

@@ -55,7 +55,7 @@ def test_base_images_are_pinned(build: Build) -> None:
 
 def test_what_every_worker_image_copies_is_there(build: Build) -> None:
     stage = build.stage("cuda-runtime")
-    assert (stage.root / f"{PREFIX}/engine_configs/default/encode.yaml".lstrip("/")).is_file()
+    assert (stage.root / f"{PREFIX}/deploy/start-role".lstrip("/")).is_file()
     # What was not executed is what changes the system.
     assert all("apt-get" in line or "useradd" in line for line in stage.skipped)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.service import ROOT
+from tessera.defaults import ENGINE_CONFIGS
 
-AOTI = ROOT / "engine_configs/llama_nemotron_vl/aoti.yaml"
-RTX = ROOT / "engine_configs/llama_nemotron_vl/tensorrt_rtx.yaml"
+AOTI = ENGINE_CONFIGS / "llama_nemotron_vl/aoti.yaml"
+RTX = ENGINE_CONFIGS / "llama_nemotron_vl/tensorrt_rtx.yaml"
 
 
 @pytest.mark.compiles

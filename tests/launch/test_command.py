@@ -16,7 +16,7 @@ print(*sorted(new - sys.stdlib_module_names), *sorted(n for n in sys.modules if 
 """
 
 
-@pytest.mark.parametrize("module", ["service", "role"])
+@pytest.mark.parametrize("module", ["scripts", "role"])
 def test_it_needs_nothing_but_the_standard_library(module: str) -> None:
     program = _IMPORTED.format(module)
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tessera.defaults import ENGINE_CONFIGS
 from tessera.frontend.settings import parse as parse_frontend
 from tessera.launch import mps
 from tessera.launch.processes import Process, agg_workers, e_p_workers, processes
@@ -14,8 +15,6 @@ from tessera.launch.role import command
 from tessera.launch.settings import LaunchSettings, SettingError
 from tessera.launch.split import settled, with_frontends
 from tessera.machine import Card, Machine
-
-ROOT = Path(__file__).parents[2]
 
 
 def after(process: Process, flag: str) -> str:
@@ -33,7 +32,7 @@ def test_ports_cards_and_numbers_of_workers() -> None:
         "MODEL_OPTIONS": '{"max_pixels": 8192}',
     }
     settings = LaunchSettings.read(given)
-    kinds = e_p_workers(settings, ROOT, ("--colour", "blue"))
+    kinds = e_p_workers(settings, ("--colour", "blue"))
     found = processes(settings, kinds, {"DYN_SYSTEM_PORT": "7"}, [[1, 1], [1, 2, 1]])
     frontends, workers = found[:2], found[2:]
     assert [process.name for process in found] == [
@@ -55,7 +54,7 @@ def test_ports_cards_and_numbers_of_workers() -> None:
     assert after(workers[2], "--encode-endpoint") == "dyn://tessera.encode.generate"
     assert {after(process, "--served-model-name") for process in found} == {"one"}
     assert {after(process, "--model-options") for process in found} == {'{"max_pixels": 8192}'}
-    assert {after(worker, "--extra-engine-args") for worker in workers} == {str(ROOT / "engine_configs")}
+    assert {after(worker, "--extra-engine-args") for worker in workers} == {str(ENGINE_CONFIGS)}
 
 
 def test_a_frontend_understands_its_flags(tmp_path: Path) -> None:
@@ -67,8 +66,8 @@ def test_a_frontend_understands_its_flags(tmp_path: Path) -> None:
     }
     machine = Machine(cores=2, nbytes=8 << 30)
     settings = settled(LaunchSettings.read(given), machine)
-    settings = with_frontends(settings, agg_workers(settings, ROOT, ()), machine)
-    frontend, worker = processes(settings, agg_workers(settings, ROOT, ()), {}, [[1]])
+    settings = with_frontends(settings, agg_workers(settings, ()), machine)
+    frontend, worker = processes(settings, agg_workers(settings, ()), {}, [[1]])
     parsed = parse_frontend(frontend.arguments[2:])
     assert not parsed.page
     assert worker.environment == {"DYN_SYSTEM_PORT": "8081"}
@@ -115,7 +114,7 @@ def test_a_mode_of_mps_that_is_none_is_named() -> None:
 
 def test_a_role_is_reached_at_its_host_and_further_flags_come_last(tmp_path: Path) -> None:
     environment = {"MODEL_PATH": str(tmp_path), "HOST_ADDRESS": "127.0.0.1", "PYTHON": sys.executable}
-    python, words, own = command(ROOT, ["embed", "--colour", "blue"], environment)
+    python, words, own = command(["embed", "--colour", "blue"], environment)
     assert (python, words[:2], words[-2:]) == (
         sys.executable,
         ["-m", "tessera.worker"],
@@ -123,7 +122,7 @@ def test_a_role_is_reached_at_its_host_and_further_flags_come_last(tmp_path: Pat
     )
     assert (own["DYN_TCP_RPC_HOST"], own["DYN_SYSTEM_PORT"]) == ("127.0.0.1", "9090")
     assert words[words.index("--override-engine-args") + 1] == '{"transport": {"nixl_interfaces": "lo"}}'
-    _, words, _ = command(ROOT, ["encode"], environment | {"NIXL_INTERFACES": ""})
+    _, words, _ = command(["encode"], environment | {"NIXL_INTERFACES": ""})
     assert words[words.index("--override-engine-args") + 1] == '{"transport": {"nixl_interfaces": ""}}'
-    _, words, own = command(ROOT, ["frontend"], environment | {"DYN_SYSTEM_PORT": "9"})
+    _, words, own = command(["frontend"], environment | {"DYN_SYSTEM_PORT": "9"})
     assert "DYN_SYSTEM_PORT" not in own and words[words.index("--host") + 1] == "0.0.0.0"

@@ -3,41 +3,34 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from tessera.launch.processes import without_source
-from tessera.launch.settings import (
-    TABLE,
-    LaunchSettings,
-    RoleSettings,
-    SettingError,
-    table_help,
-)
+from tessera.launch.settings import LaunchSettings, SettingError, markdown_table, settings, variables_help
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_help_leaves_out_what_only_the_other_script_reads() -> None:
-    whole, part = table_help(), table_help(without="e_p.sh")
-    assert "ENCODE_WORKERS, EMBED_WORKERS (one a card)" in whole and "CUDA_MPS (auto)" in whole
-    assert "ENCODE_WORKERS," not in part and "AGG_WORKERS" in part
-    assert "AGG_WORKERS" not in table_help(without="agg.sh")
-    assert "`" not in whole and "](" not in whole
+    e_p, agg = variables_help("e_p"), variables_help("agg")
+    assert "ENCODE_WORKERS, EMBED_WORKERS (one a card)" in e_p and "CUDA_MPS (auto)" in e_p
+    assert "ENCODE_WORKERS," not in agg and "AGG_WORKERS" in agg
+    assert "AGG_WORKERS" not in e_p
+    assert "`" not in e_p and "](" not in e_p
 
 
-def test_the_table_names_variables_that_are_read() -> None:
-    read = {field.name.upper() for kind in (LaunchSettings, RoleSettings) for field in fields(kind)}
-    # scripts/setup reads these two, and the processes themselves the second.
-    read |= {"PIP_ARGS", "OTEL_TRACES_EXPORTER"}
-    for row in TABLE:
-        *prefixes, name = row.names.split(", ")
-        for prefix in prefixes:
-            named = prefix + name.partition("_")[2] if prefix.endswith("_") else prefix
-            assert named in read, named
-        assert name in read, name
+def test_every_variable_that_the_launcher_reads_is_in_the_table() -> None:
+    rows = markdown_table()
+    read = {each.name.upper() for each in fields(LaunchSettings)} - {"PASSED", "WRITTEN"}
+    # These are read elsewhere.
+    named = set(re.findall(r"`([A-Z_]+)`", rows)) - {"PIP_ARGS", "OTEL_TRACES_EXPORTER"}
+    assert named - {"OTEL_EXPORTER_OTLP_ENDPOINT"} == read
+    flags = [each.variable.flag for each in settings() if each.variable.flag]
+    assert len(flags) == len(set(flags)) > 30 and all(f"`{flag}`" in rows for flag in flags)
 
 
 def test_what_is_empty_has_its_default_and_what_is_given_is_used() -> None:
@@ -47,10 +40,11 @@ def test_what_is_empty_has_its_default_and_what_is_given_is_used() -> None:
         "MODEL_PATH": "/models/one/",
         "READY_TIMEOUT_SECONDS": "0.5",
     }
-    settings = LaunchSettings.read(given)
-    assert (settings.frontends, settings.dyn_http_host) == (2, "127.0.0.1")
-    assert (settings.model_name, settings.ready_timeout_seconds) == ("one", 0.5)
-    assert settings.of_dynamo()["DYN_DISCOVERY_BACKEND"] == "file"
+    found = LaunchSettings.read(given)
+    assert (found.frontends, found.dyn_http_host) == (2, "127.0.0.1")
+    assert (found.model_name, found.ready_timeout_seconds) == ("one", 0.5)
+    assert found.of_dynamo()["DYN_DISCOVERY_BACKEND"] == "file"
+    assert (found.named("frontends"), found.named("dyn_http_port")) == ("FRONTENDS=2", "DYN_HTTP_PORT=8000")
 
 
 @pytest.mark.parametrize("value", ["two", "-1", "01", "1.5", " 1"])

@@ -26,7 +26,7 @@ def started(
 ) -> tuple[LaunchSettings, list[Workers], list[list[int]]]:
     settings = settled(LaunchSettings.read(given), machine)
     make = {"agg": agg_workers, "e_p": e_p_workers}[script]
-    kinds = make(settings, Path("/root"), ())
+    kinds = make(settings, ())
     if text_only:
         kinds = [kind for kind in kinds if kind.role != "encode"]
     settings = with_frontends(settings, kinds, machine)

@@ -1,14 +1,20 @@
-"""What a service takes of its machine where no setting says so: pure functions, with what was measured.
+"""What a service has where no setting says so: its model, its engines, and what it takes of its machine.
 
-The figures are of one H200 with 16 cores, for llama_nemotron_vl and Qwen3-VL-Embedding-2B at full size in
-bfloat16. What is chosen bounds work and memory; no vector depends on it. The standard library alone: the
-launcher chooses before anything is installed.
+Functions are pure, and say what was measured: on one H200 with 16 cores, for llama_nemotron_vl and
+Qwen3-VL-Embedding-2B at full size in bfloat16. What is chosen bounds work and memory; no vector depends on
+it. The standard library alone: the launcher chooses before anything is installed.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
+
+MODEL: Final = Path(__file__).parent / "checkpoints" / "tessera-demo"
+"""The demonstration model."""
+ENGINE_CONFIGS: Final = Path(__file__).parent / "engine_configs"
+"""Engine settings: ``<family>/<mode>.yaml``, and ``default/<mode>.yaml`` for families without."""
 
 MIB: Final = 1 << 20
 GIB: Final = 1 << 30

@@ -208,6 +208,13 @@ def _has_flags(settings: type[msgspec.Struct]) -> bool:
     )
 
 
+def flags_of(settings: type[msgspec.Struct]) -> dict[str, int | str | None]:
+    """Every flag with the number of values that it takes, as argparse writes it: None for one."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_flags(parser, settings)
+    return {flag: action.nargs for action in parser._actions for flag in action.option_strings}
+
+
 def _argument(field: Field) -> dict[str, Any]:
     """What argparse has to know of a flag."""
     said: dict[str, Any] = {"help": field.setting.help, "default": field.shown}

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tessera.defaults import ENGINE_CONFIGS
+
 ROOT = Path(__file__).parents[3]
-CONFIG = ROOT / "engine_configs" / "llama_nemotron_vl" / "aoti.yaml"
+CONFIG = ENGINE_CONFIGS / "llama_nemotron_vl" / "aoti.yaml"
 # Two builders at a time, of about the same length. The second one's compiler would link libstdc++.a.
 LANES = (("vision", "lm", "post"), ("text", "fused", "embed"))
 

@@ -1,4 +1,4 @@
-"""``tessera-engine``: build engines ahead of time, look into them, and export stages."""
+"""``tessera engine``: build engines ahead of time, look into them, and export stages."""
 
 from __future__ import annotations
 
@@ -201,13 +201,13 @@ def _up_to(most: int) -> Range:
     return Range(1, min(8, most), most)
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+def main(arguments: Sequence[str] | None = None, prog: str = "tessera-engine") -> None:
     """Exits with 1 and one line on standard error when it cannot do what was asked.
 
     What SIGTERM or Ctrl-C interrupts leaves nothing behind that looks finished; the status is 143 or 130.
     """
     parser = argparse.ArgumentParser(
-        prog="tessera-engine", description="Build engines ahead of time, look into them, and export stages."
+        prog=prog, description="Build engines ahead of time, look into them, and export stages."
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     for add_to in (_add_build, _add_export, _add_inspect):
@@ -217,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         options.run(options)
     except (TesseraError, OSError) as error:
-        print(f"tessera-engine: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         raise SystemExit(1) from error
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None

@@ -15,7 +15,7 @@ USAGE: Final = """usage: python -m tessera.launch [--root FOLDER] agg|e_p [FLAG.
 
 
 def main(argv: Sequence[str]) -> int:
-    """``--root`` is the repository, or the folder with ``engine_configs`` of an image."""
+    """``--root`` is the repository, or the folder of an image."""
     words = list(argv)
     root = Path(__file__).parents[4]
     prepared = False
@@ -34,13 +34,13 @@ def main(argv: Sequence[str]) -> int:
 
         environment = without_source(os.environ, root)
         if words[0] == "task":
-            return keep(root, words[1:], environment)
-        become(root, words[1:], environment)
+            return keep(words[1:], environment)
+        become(words[1:], environment)
     # What comes while modules are imported is found by launch.children.Signals.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     # Beside the imports: each takes 50 ms.
     current = None if prepared else _look_at_environment(root)
-    from tessera.launch.service import SCRIPTS, launch
+    from tessera.launch.scripts import SCRIPTS, launch
 
     if words and words[0] in SCRIPTS:
         return launch(SCRIPTS[words[0]], root, words[1:], prepared=prepared, current=current)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessera.defaults import requests_in_flight
+from tessera.defaults import ENGINE_CONFIGS, requests_in_flight
 from tessera.launch.port import Port
 from tessera.launch.settings import LaunchSettings, Shared
 
@@ -22,11 +22,6 @@ class Process:
     environment: Mapping[str, str]
     descriptors: Sequence[int] = ()
     """What it inherits."""
-
-
-def engine_configs(root: Path) -> str:
-    """The folder in which a worker finds the file for its checkpoint's family."""
-    return str(root / "engine_configs")
 
 
 def model_flags(settings: Shared) -> list[str]:
@@ -111,24 +106,35 @@ class Workers:
         return [entries[index % len(entries)] for index in range(self.count)]
 
 
-def agg_workers(settings: LaunchSettings, root: Path, flags: tuple[str, ...]) -> list[Workers]:
+def agg_workers(settings: LaunchSettings, flags: Sequence[str]) -> list[Workers]:
     """Workers with both stages; further flags are theirs."""
-    engine_args = settings.agg_engine_args or settings.engine_args or engine_configs(root)
-    return [Workers("agg", settings.agg_workers, settings.agg_cuda_visible_devices, engine_args, flags)]
+    own = engine_args(settings, settings.agg_engine_args)
+    cards = settings.agg_cuda_visible_devices
+    return [Workers("agg", settings.agg_workers, cards, own, tuple(flags))]
 
 
-def e_p_workers(settings: LaunchSettings, root: Path, flags: tuple[str, ...]) -> list[Workers]:
+def e_p_workers(
+    settings: LaunchSettings, flags: Sequence[str], encode_flags: Sequence[str] = ()
+) -> list[Workers]:
     """Encode and embed workers; further flags are the embed workers'."""
-    encode_args = settings.encode_engine_args or engine_configs(root)
-    embed_args = settings.embed_engine_args or engine_configs(root)
+    encode_args = engine_args(settings, settings.encode_engine_args)
+    embed_args = engine_args(settings, settings.embed_engine_args)
     endpoint = settings.encode_endpoint or f"dyn://{settings.dyn_namespace}.encode.generate"
     return [
-        Workers("encode", settings.encode_workers, settings.encode_cuda_visible_devices, encode_args),
+        Workers(
+            *("encode", settings.encode_workers, settings.encode_cuda_visible_devices, encode_args),
+            flags=tuple(encode_flags),
+        ),
         Workers(
             *("embed", settings.embed_workers, settings.embed_cuda_visible_devices, embed_args),
             flags=("--encode-endpoint", endpoint, *flags),
         ),
     ]
+
+
+def engine_args(settings: Shared, own: str = "") -> str:
+    """A file or a folder: a worker finds the file for its checkpoint's family there."""
+    return own or settings.engine_args or str(ENGINE_CONFIGS)
 
 
 def processes(
@@ -155,7 +161,7 @@ def processes(
             flags.append("--no-page")
         # Of all frontends together.
         flags += ["--max-in-flight", str(requests_in_flight(settings.frontends))]
-        flags += [*settings.frontend_args.split(), *shared_flags(settings)]
+        flags += [*settings.frontend_flags, *shared_flags(settings)]
         name = f"frontend {index}" if settings.frontends > 1 else "frontend"
         arguments = ("-m", "tessera.frontend", *flags)
         own = without_system_port(environment)

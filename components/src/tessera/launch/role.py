@@ -10,12 +10,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fcntl import ioctl
-from pathlib import Path
 from typing import Final, NoReturn
 
 from tessera.launch.children import Signals, Told
 from tessera.launch.processes import (
-    engine_configs,
+    engine_args,
     frontend_flags,
     share_flags,
     shared_flags,
@@ -31,20 +30,20 @@ ROLES: Final = ("frontend", "agg", "encode", "embed")
 _SIOCGIFADDR: Final = 0x8915
 
 
-def become(root: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+def become(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Become the process of a role: ``arguments`` are the role and further flags of the process.
 
     Exits with status 2 for what cannot be started. Raises ``OSError`` when there is no such interpreter.
     """
     try:
-        python, words, own = command(root, arguments, environment)
+        python, words, own = command(arguments, environment)
     except SettingError as error:
         sys.stderr.write(f"start-role: {error}\n")
         raise SystemExit(2) from None
     os.execvpe(python, [python, *words], own)
 
 
-def keep(root: Path, arguments: Sequence[str], environment: Mapping[str, str]) -> int:
+def keep(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
     """Run the process of a role and start it again whenever it ends, until a signal ends both; its status.
 
     For a task of a Slurm job: workers of one node share its address, so that each has a port of its own.
@@ -55,7 +54,7 @@ def keep(root: Path, arguments: Sequence[str], environment: Mapping[str, str]) -
     try:
         settings = RoleSettings.read(environment)
         port = settings.dyn_system_port_base + settings.slurm_localid
-        python, words, own = command(root, arguments, {**environment, "DYN_SYSTEM_PORT": str(port)})
+        python, words, own = command(arguments, {**environment, "DYN_SYSTEM_PORT": str(port)})
         name = f"{arguments[0]} on {settings.slurmd_nodename or socket.gethostname()}"
         supervisor.start(name, arguments[0], [python, *words], own)
         supervisor.supervise()
@@ -72,7 +71,7 @@ def keep(root: Path, arguments: Sequence[str], environment: Mapping[str, str]) -
 
 
 def command(
-    root: Path, arguments: Sequence[str], environment: Mapping[str, str]
+    arguments: Sequence[str], environment: Mapping[str, str]
 ) -> tuple[str, list[str], dict[str, str]]:
     """The interpreter, its arguments and its environment. Raises ``SettingError``."""
     role = arguments[0] if arguments else ""
@@ -100,7 +99,7 @@ def command(
         return settings.python, words, without_system_port(own)
     own["DYN_SYSTEM_PORT"] = settings.dyn_system_port
     own["DYN_SYSTEM_HOST"] = settings.dyn_system_host
-    flags += worker_flags(settings, role, settings.engine_args or engine_configs(root))
+    flags += worker_flags(settings, role, engine_args(settings))
     flags += share_flags(on_host=settings.workers_on_host, on_card=settings.workers_on_card)
     if role != "encode" and settings.cache_gb:
         flags += ["--multimodal-embedding-cache-capacity-gb", settings.cache_gb]

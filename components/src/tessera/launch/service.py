@@ -7,25 +7,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, NoReturn
 
 from tessera.launch import mps
-from tessera.launch.children import Signals, Told, collect, run, spawn
+from tessera.launch.children import Signals, Told, collect, spawn
 from tessera.launch.folders import Folders
 from tessera.launch.port import Port
-from tessera.launch.processes import (
-    Workers,
-    agg_workers,
-    e_p_workers,
-    model_flags,
-    processes,
-    without_source,
-)
+from tessera.launch.processes import Workers, model_flags, processes
 from tessera.launch.report import Report
-from tessera.launch.settings import LaunchSettings, SettingError, table_help
+from tessera.launch.settings import LaunchSettings, SettingError
 from tessera.launch.split import described, on_cards, settled, sharing, with_frontends
 from tessera.launch.supervisor import Supervisor
 from tessera.machine import this_machine
@@ -34,79 +26,16 @@ from tessera.machine import this_machine
 _HIGHEST_SYSTEM_PORT: Final = 32767
 
 
-@dataclass(frozen=True, slots=True)
-class Script:
-    """One of the launch scripts. ``others`` is the script whose variables this one does not read."""
-
-    command: str
-    text: str
-    workers: Callable[[LaunchSettings, Path, tuple[str, ...]], list[Workers]]
-    others: str
-
-    def help(self) -> str:
-        return (
-            f"usage: ./launch/{self.command}.sh [FLAG...]\n\n{self.text}"
-            "All flags: .venv/bin/python -m tessera.worker --help\n\nVariables and their defaults:\n"
-            f"{table_help(without=self.others)}"
-        )
-
-
-SCRIPTS: Final = {
-    "agg": Script(
-        "agg",
-        "FRONTENDS frontends, and AGG_WORKERS aggregated workers: both stages in one process.\n"
-        "Extra arguments go to the workers, for example --multimodal-embedding-cache-capacity-gb 10\n",
-        agg_workers,
-        others="e_p.sh",
-    ),
-    "e_p": Script(
-        "e_p",
-        "FRONTENDS frontends, ENCODE_WORKERS encode workers and EMBED_WORKERS embed workers, each a process "
-        "of its own.\n"
-        "Any of the numbers may be 0: the rest then runs on other hosts, and EXPECT_ENCODE_WORKERS and\n"
-        "EXPECT_EMBED_WORKERS tell the frontends how many there are in all.\n"
-        "Extra arguments go to the embed workers, for example --multimodal-embedding-cache-capacity-gb 10\n",
-        e_p_workers,
-        others="agg.sh",
-    ),
-}
-
-
-def launch(
-    script: Script,
-    root: Path,
-    arguments: Sequence[str],
-    *,
-    prepared: bool = False,
-    current: int | None = None,
-) -> int:
-    """Run the service until a signal ends it; the status that the script ends with.
-
-    ``root`` is the repository, ``arguments`` are flags of the workers. ``prepared`` says that this is the
-    interpreter of the environment, which was made before; ``current`` is the id of the process that finds out
-    whether it still is as it should be.
-    """
-    if not {"-h", "--help"}.isdisjoint(arguments):
-        sys.stdout.write(script.help())
-        return 0
-    signals = Signals()
-    report = Report(os.environ.get("LOG_FORMAT", ""))
+def status_of(run: Callable[[], None], report: Report) -> int:
+    """The status with which the launcher ends: of the signal that told it to, 1 for what it complains of."""
     try:
-        service = Service(script, root, tuple(arguments), signals, report)
-        if not prepared:
-            service.check()
-            service.prepare(current)
-        try:
-            service.start()
-            service.wait_ready()
-            service.supervise()
-        finally:
-            service.stop()
+        run()
     except (SettingError, NotReady) as error:
         report.complain(str(error))
         return 1
     except Told as told:
         return told.status
+    return 0
 
 
 class NotReady(Exception):
@@ -114,47 +43,54 @@ class NotReady(Exception):
 
 
 class Service:
-    """The processes of one launch script. Raises ``SettingError`` for settings that cannot be used."""
+    """The processes of a service. Raises ``SettingError`` for settings that cannot be used.
+
+    ``workers`` makes workers of the settings once these have numbers. ``python`` is the interpreter of every
+    process, and ``environment`` their environment.
+    """
 
     def __init__(
-        self, script: Script, root: Path, flags: tuple[str, ...], signals: Signals, report: Report
+        self,
+        given: LaunchSettings,
+        workers: Callable[[LaunchSettings], list[Workers]],
+        *,
+        python: str,
+        environment: Mapping[str, str],
+        signals: Signals,
+        report: Report,
     ) -> None:
-        self._script, self._root, self._flags = script, root, flags
+        self._python = python
         self._signals, self._report = signals, report
-        given = LaunchSettings.read(os.environ)
-        self._machine = this_machine(os.environ)
+        self._machine = this_machine(environment)
         settings = settled(given, self._machine)
-        self._workers = script.workers(settings, root, flags)
+        self._workers = workers(settings)
         self._settings = with_frontends(settings, self._workers, self._machine)
-        self._environment = without_source(os.environ, root) | self._settings.of_dynamo()
+        self._environment = {**environment, **self._settings.of_dynamo()}
         self._supervisor = Supervisor(signals, report, self._settings.stop_timeout_seconds)
         self._folders: Folders | None = None
         self._port: Port | None = None
 
     @property
-    def _worker_count(self) -> int:
+    def worker_count(self) -> int:
+        """Workers of this host."""
         return sum(kind.count for kind in self._workers)
 
     @property
     def _http_ports(self) -> dict[int, str]:
-        """Every port on which frontends answer, with the variable that it comes from."""
+        """Every port on which frontends answer, with the setting that it comes from."""
         settings = self._settings
         if not settings.frontends:
             return {}
         first = settings.frontend_port_base
         own = range(first, first + settings.frontends if first else 0)
-        return {settings.dyn_http_port: f"DYN_HTTP_PORT={settings.dyn_http_port}"} | dict.fromkeys(
-            own, f"FRONTEND_PORT_BASE={first}"
+        return {settings.dyn_http_port: settings.named("dyn_http_port")} | dict.fromkeys(
+            own, settings.named("frontend_port_base")
         )
 
     @property
     def _system_ports(self) -> range:
         first = self._settings.dyn_system_port_base
-        return range(first, first + self._worker_count)
-
-    @property
-    def _python(self) -> str:
-        return os.path.join(self._settings.venv or self._root / ".venv", "bin", "python")
+        return range(first, first + self.worker_count)
 
     def check(self) -> None:
         """Look for what would fail later, before the environment is made, which may take minutes.
@@ -163,43 +99,31 @@ class Service:
         """
         settings = self._settings
         # Somebody else's answers on that port would look like our own.
-        for port, variable in self._http_ports.items():
+        for port, setting in self._http_ports.items():
             if _listens(settings.dyn_http_host, port):
-                raise SettingError(
-                    f"{variable}: something listens on {settings.dyn_http_host}:{port} already"
-                )
-        ports, said = self._system_ports, f"DYN_SYSTEM_PORT_BASE={settings.dyn_system_port_base}"
+                raise SettingError(f"{setting}: something listens on {settings.dyn_http_host}:{port} already")
+        ports, said = self._system_ports, settings.named("dyn_system_port_base")
         if ports.start < 1 or ports.stop > _HIGHEST_SYSTEM_PORT + 1:
             raise SettingError(f"{said}: Dynamo takes ports up to {_HIGHEST_SYSTEM_PORT}")
         for port in ports:
             if _listens("127.0.0.1", port):
                 raise SettingError(f"{said}: something listens on port {port} already")
         if not os.path.isdir(settings.model_path):
-            raise SettingError(f"MODEL_PATH={settings.model_path}: no such directory")
+            raise SettingError(f"{settings.named('model_path')}: no such directory")
 
-    def prepare(self, current: int | None) -> None:
-        """Make the environment on first use, and again when what it is made from has changed.
+    def run(self) -> NoReturn:
+        """Start every process, wait until they are ready, and keep them running until a signal ends all.
 
-        The process ``current`` ends with 0 where that is not needed. From an interpreter that is not the
-        environment's its own takes over. Raises ``Told``, and ``SystemExit`` when the environment cannot be
-        made.
+        Raises ``Told``, ``SettingError`` and ``NotReady``; nothing is left then.
         """
-        status = self._setup() if current is None or os.waitpid(current, 0)[1] else 0
-        self._signals.wait(0)
-        if status:
-            raise SystemExit(status)
-        if os.path.abspath(self._python) == os.path.abspath(sys.executable):
-            return
-        self._signals.replaced()
-        command = [self._python, "-S", "-m", "tessera.launch", "--root", str(self._root), "--prepared"]
-        os.execv(self._python, [*command, self._script.command, *self._flags])
+        try:
+            self._start()
+            self._wait_ready()
+            self._supervisor.supervise()
+        finally:
+            self._stop()
 
-    def _setup(self) -> int:
-        # A host of frontends alone needs no torch.
-        extra = "worker" if self._worker_count else "frontend"
-        return run([str(self._root / "scripts" / "setup"), extra], self._environment, self._signals)
-
-    def start(self) -> None:
+    def _start(self) -> None:
         """Start every process. Raises ``SettingError`` when one cannot be started."""
         if self._settings.dyn_discovery_backend == "file" and not self._environment.get("DYN_FILE_KV"):
             self._environment["DYN_FILE_KV"] = str(self._folder("discovery"))
@@ -235,7 +159,7 @@ class Service:
             said = f"cannot listen on {host}:{port}: {error}"
             if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
                 said = f"something listens on {host}:{port} already"
-            raise SettingError(f"DYN_HTTP_PORT={port}: {said}") from error
+            raise SettingError(f"{settings.named('dyn_http_port')}: {said}") from error
 
     def _leave_out_encode_workers(self) -> None:
         """Start none for a model that reads text alone. Raises ``SettingError`` for what is no model."""
@@ -245,7 +169,7 @@ class Service:
         if "images=no" in said.split():
             self._workers = [kind for kind in self._workers if kind.role != "encode"]
             said = f"{self._settings.model_name} reads text alone"
-            if not (self._worker_count or self._settings.frontends):
+            if not (self.worker_count or self._settings.frontends):
                 raise SettingError(f"{said}: there is nothing to start here")
             self._report.say(f"{said}: no encode workers are started")
 
@@ -263,7 +187,7 @@ class Service:
             raise
         said = answer.read_text(errors="replace").strip()
         if status:
-            raise SettingError(f"MODEL_PATH={self._settings.model_path}: {said}")
+            raise SettingError(f"{self._settings.named('model_path')}: {said}")
         return said
 
     def _start_mps(self, shared: bool) -> None:
@@ -276,7 +200,7 @@ class Service:
             "workers share a card: started NVIDIA's Multi-Process Service (CUDA_MPS=off turns this off)"
         )
 
-    def wait_ready(self) -> None:
+    def _wait_ready(self) -> None:
         """Ask every ``/health`` until the service is ready, and say so.
 
         Raises ``NotReady`` when a child has ended before, or READY_TIMEOUT_SECONDS are over.
@@ -322,21 +246,19 @@ class Service:
     def _examples(self, url: str) -> str:
         settings = self._settings
         page = ""
-        if settings.frontend_page != "off" and "--no-page" not in settings.frontend_args.split():
+        if settings.frontend_page != "off" and "--no-page" not in settings.frontend_flags:
             page = f"  open {url}/ in a browser, or\n\n"
         key = ""
-        if os.environ.get("TESSERA_API_KEYS") or "--api-keys-file" in settings.frontend_args:
+        if self._environment.get("TESSERA_API_KEYS") or any(
+            flag.startswith("--api-keys-file") for flag in settings.frontend_flags
+        ):
             key = " -H 'Authorization: Bearer KEY'"
         return (
             f"{page}  curl -s {url}/v1/embeddings -H 'Content-Type: application/json'{key} \\\n"
             f'    -d \'{{"model": "{settings.model_name}", "input": "a yellow heart"}}\'\n'
         )
 
-    def supervise(self) -> NoReturn:
-        """Keep every process running. Raises ``Told``."""
-        self._supervisor.supervise()
-
-    def stop(self) -> None:
+    def _stop(self) -> None:
         """End every process in order, and remove what was made for them."""
         if self._port is not None:
             self._port.close()

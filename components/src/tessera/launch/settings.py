@@ -1,60 +1,209 @@
-"""The environment variables that the launch scripts and ``deploy/start-role`` read."""
+"""What a service is started with: one table of variables, flags of ``tessera serve`` and keys of its YAML.
+
+The standard library alone: the launch scripts read it before anything is installed.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Final, Self
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from itertools import groupby
+from typing import Annotated, Any, Final, Self, get_args, get_origin, get_type_hints
 
-_PACKAGE = Path(__file__).parents[1]
+from tessera.defaults import MODEL
+
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]*")
 
 
+_NOT_READ: Final = frozenset({"passed", "written"})
+
 OPEN: Final = -1
-"""A number of processes that is not given: it is chosen from the machine. No variable can hold it."""
+"""A number of processes that is not given: it is chosen from the machine. Nobody can write it."""
 
 
 class SettingError(Exception):
-    """A variable that cannot be used, and why."""
+    """A setting that cannot be used, and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variable:
+    """What is known of a setting beside its type and its default. The variable is its name in capitals.
+
+    ``flag`` is that of ``tessera serve``, and without its dashes the key of a YAML file; the launch scripts
+    alone read what has none. ``group`` is a heading of ``--help``, ``default`` what stands there where it is
+    not the field's own. Only services of one ``shape``, agg or e_p, have it where that is given.
+    """
+
+    help: str
+    flag: str = ""
+    metavar: str = ""
+    group: str = ""
+    default: str | None = None
+    shape: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value as it was written, and how somebody would find it: ``--frontends two``."""
+
+    text: str
+    said: str
+
+
+_CARDS: Final = "cards, one for each worker in turn, such as 0,1"
+_ENGINES: Final = "engine settings: a YAML file, a folder of such, or the name of one that comes with Tessera"
+_A_KIND: Final = "workers of each kind: likewise, so that a card has one of each"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
     """What every process of a service is started with.
 
-    Each field is the variable of its name in capitals; one that is empty has its default. A field's type says
-    what its variable holds: ``int`` is a whole number, ``float`` a number.
+    A variable that is empty has its default. ``int`` is a whole number, ``float`` a number.
     """
 
-    model_path: str = str(_PACKAGE / "checkpoints" / "tessera-demo")
-    model_options: str = ""
-    served_model_name: str = ""
-    dyn_http_host: str = "127.0.0.1"
-    dyn_http_port: int = 8000
-    dyn_namespace: str = "tessera"
-    dyn_discovery_backend: str = "file"
-    dyn_request_plane: str = "tcp"
-    modality: str = "multimodal"
-    allowed_local_media_path: str = ""
-    max_file_size_mb: str = "50"
-    log_format: str = "text"
-    log_level: str = "info"
-    frontend_args: str = ""
-    engine_args: str = ""
-    encode_endpoint: str = ""
+    model_path: Annotated[
+        str,
+        Variable(
+            flag="--model-path",
+            metavar="MODEL",
+            group="model",
+            help="the checkpoint directory",
+            default="the demonstration model",
+        ),
+    ] = str(MODEL)
+    model_revision: Annotated[
+        str,
+        Variable(
+            flag="--revision", group="model", help="the branch, tag or commit of a model that is downloaded"
+        ),
+    ] = ""
+    served_model_name: Annotated[
+        str,
+        Variable(
+            flag="--served-model-name",
+            metavar="NAME",
+            group="model",
+            help="its name in requests",
+            default="as MODEL ends",
+        ),
+    ] = ""
+    model_options: Annotated[
+        str,
+        Variable(
+            flag="--model-options",
+            metavar="JSON",
+            group="model",
+            help="an object with options of the model's family",
+        ),
+    ] = ""
+    modality: Annotated[
+        str,
+        Variable(
+            flag="--modality", group="model", help="`text` makes embed workers that never ask for images"
+        ),
+    ] = "multimodal"
+    dyn_http_host: Annotated[
+        str, Variable(flag="--host", group="addresses", help="where the frontends listen")
+    ] = "127.0.0.1"
+    dyn_http_port: Annotated[
+        int, Variable(flag="--port", group="addresses", help="where the frontends listen")
+    ] = 8000
+    dyn_namespace: Annotated[
+        str,
+        Variable(flag="--namespace", group="Dynamo", help="processes of one namespace find each other"),
+    ] = "tessera"
+    dyn_discovery_backend: Annotated[
+        str,
+        Variable(
+            flag="--discovery-backend",
+            group="Dynamo",
+            help="where instances are listed: `file`, `etcd` or `kubernetes`",
+        ),
+    ] = "file"
+    dyn_request_plane: Annotated[
+        str,
+        Variable(
+            flag="--request-plane", group="Dynamo", help="how processes call each other: `tcp` or `nats`"
+        ),
+    ] = "tcp"
+    allowed_local_media_path: Annotated[
+        str,
+        Variable(
+            flag="--allowed-local-media-path",
+            metavar="FOLDER",
+            group="images",
+            help="image files below it may be named in requests",
+        ),
+    ] = ""
+    max_file_size_mb: Annotated[
+        str, Variable(flag="--max-file-size-mb", group="images", help="MiB of one image")
+    ] = "50"
+    log_format: Annotated[
+        str,
+        Variable(flag="--log-format", group="log", help="`text`, or `json` for one object a line"),
+    ] = "text"
+    log_level: Annotated[
+        str,
+        Variable(flag="--log-level", group="log", help="`debug`, `info`, `warning` or `error`, and above"),
+    ] = "info"
+    frontend_args: Annotated[
+        str,
+        Variable(help="further flags of the frontend, as `tessera serve` takes them itself"),
+    ] = ""
+    engine_args: Annotated[
+        str,
+        Variable(
+            flag="--engine-args",
+            metavar="FILE",
+            group="engines and cards",
+            help=_ENGINES,
+            default="by family and mode",
+        ),
+    ] = ""
+    encode_endpoint: Annotated[
+        str,
+        Variable(
+            flag="--encode-endpoint",
+            metavar="ENDPOINT",
+            group="several hosts",
+            help="dyn://namespace.component.endpoint of the encode workers",
+            default="this service's",
+            shape="e_p",
+        ),
+    ] = ""
+    passed: tuple[str, ...] = ()
+    """Flags of the frontends that were given themselves."""
+    written: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """How each setting is named to whoever gave it, by its field."""
 
     @classmethod
-    def read(cls, environment: Mapping[str, str]) -> Self:
-        """Raises ``SettingError`` for what is no number."""
-        found: dict[str, str | int | float] = {}
-        for field in fields(cls):
-            name = field.name.upper()
-            if text := environment.get(name, ""):
-                found[field.name] = _parse(name, text, str(field.type))
-        return cls(**found)  # type: ignore[arg-type]
+    def read(cls, environment: Mapping[str, str], given: Mapping[str, Given] | None = None) -> Self:
+        """The settings of the environment, with those over them that are ``given`` by field.
+
+        What has its default is called by its flag where something may be given, else by its variable. Raises
+        ``SettingError`` for what is no number.
+        """
+        found: dict[str, Any] = {}
+        written: dict[str, str] = {}
+        for name, kind, variable in _declared(cls):
+            default = cls.__dataclass_fields__[name].default
+            if given is not None and name in given:
+                value = given[name]
+            elif text := environment.get(name.upper(), ""):
+                value = Given(text, f"{name.upper()}={text}")
+            else:
+                flag = variable.flag if variable is not None and given is not None else ""
+                written[name] = f"{flag} {default}" if flag else f"{name.upper()}={default}"
+                continue
+            found[name], written[name] = _parse(value, kind), value.said
+        return cls(**found, written=written)
+
+    def named(self, name: str) -> str:
+        """A setting and its value as they were written: ``--port 8000``, or ``DYN_HTTP_PORT=8000``."""
+        return self.written.get(name) or f"{name.upper()}={getattr(self, name)}"
 
     def of_dynamo(self) -> dict[str, str]:
         """The variables that Dynamo's runtime reads, too, with the values that are used."""
@@ -65,44 +214,209 @@ class Shared:
         }
 
     @property
+    def frontend_flags(self) -> list[str]:
+        """Further flags of the frontends."""
+        return [*self.frontend_args.split(), *self.passed]
+
+    @property
     def model_name(self) -> str:
         return self.served_model_name or os.path.basename(self.model_path.rstrip("/"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchSettings(Shared):
-    """What ``launch/agg.sh`` and ``launch/e_p.sh`` read."""
+    """What ``tessera serve``, ``launch/agg.sh`` and ``launch/e_p.sh`` read."""
 
-    # One for each card where they are not given (launch/split).
-    agg_workers: int = OPEN
-    encode_workers: int = OPEN
-    embed_workers: int = OPEN
-    # Lists of GPUs, one for each worker in turn: ENCODE_CUDA_VISIBLE_DEVICES=0,1
-    agg_cuda_visible_devices: str = ""
-    encode_cuda_visible_devices: str = ""
-    embed_cuda_visible_devices: str = ""
-    agg_engine_args: str = ""
-    encode_engine_args: str = ""
-    embed_engine_args: str = ""
-    # All of them answer on DYN_HTTP_PORT; 0 for a host that has workers alone.
-    frontends: int = OPEN
-    # Each answers on a port of its own as well, from this one on; 0: none does.
-    frontend_port_base: int = 0
-    # Workers answer /health and /metrics on this port and the ones above it.
-    dyn_system_port_base: int = 8081
-    dyn_system_host: str = "127.0.0.1"
-    # How many there are on all hosts; what this one starts where they are not given.
-    expect_embed_workers: str = ""
-    expect_encode_workers: str = ""
-    ready_timeout_seconds: float = 600.0
-    # Of the frontends, then of the workers, what has not drained by then is killed; above their own
-    # --drain-seconds.
-    stop_timeout_seconds: int = 60
-    python: str = "python3"
-    venv: str = ""
-    # The page to try the service on, at /: on or off.
-    frontend_page: str = "on"
-    cuda_mps: str = "auto"
+    agg_workers: Annotated[
+        int,
+        Variable(
+            flag="--agg-workers",
+            group="processes",
+            help="workers with both stages: one for each card, or entry of AGG_CUDA_VISIBLE_DEVICES; one "
+            "without cards",
+            default="one a card",
+            shape="agg",
+        ),
+    ] = OPEN
+    encode_workers: Annotated[
+        int,
+        Variable(
+            flag="--encode-workers",
+            group="processes",
+            help=f"{_A_KIND}; no encode workers for a model of text alone",
+            default="one a card",
+            shape="e_p",
+        ),
+    ] = OPEN
+    embed_workers: Annotated[
+        int,
+        Variable(
+            flag="--embed-workers",
+            group="processes",
+            help=f"{_A_KIND}; no encode workers for a model of text alone",
+            default="one a card",
+            shape="e_p",
+        ),
+    ] = OPEN
+    frontends: Annotated[
+        int,
+        Variable(
+            flag="--frontends",
+            group="processes",
+            help="frontends, all on one port: three for eight cores beside cards, one without cards. Any "
+            "number of processes may be 0 on a host of several",
+            default="by cores",
+        ),
+    ] = OPEN
+    agg_engine_args: Annotated[
+        str,
+        Variable(
+            flag="--agg-engine-args",
+            metavar="FILE",
+            group="engines and cards",
+            help="the same for the workers of one mode",
+            default="`--engine-args`",
+            shape="agg",
+        ),
+    ] = ""
+    encode_engine_args: Annotated[
+        str,
+        Variable(
+            flag="--encode-engine-args",
+            metavar="FILE",
+            group="engines and cards",
+            help="the same for the workers of one mode",
+            default="`--engine-args`",
+            shape="e_p",
+        ),
+    ] = ""
+    embed_engine_args: Annotated[
+        str,
+        Variable(
+            flag="--embed-engine-args",
+            metavar="FILE",
+            group="engines and cards",
+            help="the same for the workers of one mode",
+            default="`--engine-args`",
+            shape="e_p",
+        ),
+    ] = ""
+    agg_cuda_visible_devices: Annotated[
+        str,
+        Variable(
+            flag="--agg-cuda-visible-devices",
+            metavar="CARDS",
+            group="engines and cards",
+            help=_CARDS,
+            default="all that CUDA_VISIBLE_DEVICES leaves",
+            shape="agg",
+        ),
+    ] = ""
+    encode_cuda_visible_devices: Annotated[
+        str,
+        Variable(
+            flag="--encode-cuda-visible-devices",
+            metavar="CARDS",
+            group="engines and cards",
+            help=_CARDS,
+            default="all that CUDA_VISIBLE_DEVICES leaves",
+            shape="e_p",
+        ),
+    ] = ""
+    embed_cuda_visible_devices: Annotated[
+        str,
+        Variable(
+            flag="--embed-cuda-visible-devices",
+            metavar="CARDS",
+            group="engines and cards",
+            help=_CARDS,
+            default="all that CUDA_VISIBLE_DEVICES leaves",
+            shape="e_p",
+        ),
+    ] = ""
+    cuda_mps: Annotated[
+        str,
+        Variable(
+            flag="--cuda-mps",
+            group="engines and cards",
+            help="NVIDIA's MPS where several workers share a card: `auto`, `on` or `off`",
+        ),
+    ] = "auto"
+    frontend_port_base: Annotated[
+        int,
+        Variable(
+            flag="--frontend-port-base",
+            group="addresses",
+            help="first frontend's port of its own, the next ones above it, for a balancer that wants to see "
+            "each",
+            default="none",
+        ),
+    ] = 0
+    dyn_system_host: Annotated[
+        str,
+        Variable(flag="--system-host", group="addresses", help="of the workers' `/health` and `/metrics`"),
+    ] = "127.0.0.1"
+    dyn_system_port_base: Annotated[
+        int,
+        Variable(
+            flag="--system-port-base",
+            group="addresses",
+            help="first worker's port, the next ones above it; below 32768. A second service on one host "
+            "needs its own",
+        ),
+    ] = 8081
+    expect_embed_workers: Annotated[
+        str,
+        Variable(
+            flag="--expect-embed-workers",
+            group="several hosts",
+            help="workers of all hosts, so that a missing one shows",
+            default="those of this host",
+        ),
+    ] = ""
+    expect_encode_workers: Annotated[
+        str,
+        Variable(
+            flag="--expect-encode-workers",
+            group="several hosts",
+            help="workers of all hosts, so that a missing one shows",
+            default="those of this host",
+            shape="e_p",
+        ),
+    ] = ""
+    ready_timeout_seconds: Annotated[
+        float,
+        Variable(
+            flag="--ready-timeout-seconds",
+            metavar="SECONDS",
+            group="processes",
+            help="that the service has until it is ready",
+        ),
+    ] = 600.0
+    stop_timeout_seconds: Annotated[
+        int,
+        Variable(
+            flag="--stop-timeout-seconds",
+            metavar="SECONDS",
+            group="processes",
+            help="that frontends, then workers, have to end, above their own --drain-seconds; then they are "
+            "killed",
+        ),
+    ] = 60
+    frontend_page: Annotated[
+        str,
+        Variable(
+            flag="--frontend-page",
+            group="processes",
+            help="the page to try the service on, at /: `on` or `off`",
+        ),
+    ] = "on"
+    python: Annotated[
+        str, Variable(help="the interpreter that the launch scripts make an environment with")
+    ] = "python3"
+    venv: Annotated[str, Variable(help="the environment that the launch scripts make", default="`.venv`")] = (
+        ""
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,134 +446,113 @@ class RoleSettings(Shared):
     python: str = "python3"
 
 
-def _parse(name: str, text: str, kind: str) -> str | int | float:
-    if kind == "int":
-        if not _WHOLE_NUMBER.fullmatch(text):
-            raise SettingError(f"{name}={text}: is not a whole number")
-        return int(text)
-    if kind == "float":
+def _declared(settings: type[Shared]) -> Iterator[tuple[str, type, Variable | None]]:
+    """Name, type and what is known of each setting, in their order."""
+    hints = get_type_hints(settings, include_extras=True)
+    for name in (each.name for each in fields(settings) if each.name not in _NOT_READ):
+        kind, *extras = get_args(hints[name]) if get_origin(hints[name]) is Annotated else [hints[name]]
+        yield name, kind, next((each for each in extras if isinstance(each, Variable)), None)
+
+
+def _parse(given: Given, kind: type) -> str | int | float:
+    if kind is int:
+        if not _WHOLE_NUMBER.fullmatch(given.text):
+            raise SettingError(f"{given.said}: is not a whole number")
+        return int(given.text)
+    if kind is float:
         try:
-            return float(text)
+            return float(given.text)
         except ValueError:
-            raise SettingError(f"{name}={text}: is not a number") from None
-    return text
+            raise SettingError(f"{given.said}: is not a number") from None
+    return given.text
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A line of the table of variables. ``default`` is what it shows, where that is not the fields' own."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting of ``LaunchSettings`` as tables and ``--help`` show it."""
 
-    names: str
-    text: str
-    default: str | None = None
+    field: str
+    kind: type
+    variable: Variable
+    default: str
+
+    @property
+    def name(self) -> str:
+        """Of the variable."""
+        return self.field.upper()
 
 
-TABLE: Final = (
-    Row(
-        "MODEL_PATH, SERVED_MODEL_NAME",
-        "the checkpoint directory and the name in requests",
-        "the demonstration model",
+_GROUPS: Final = (
+    "model",
+    "processes",
+    "engines and cards",
+    "addresses",
+    "images",
+    "log",
+    "several hosts",
+    "Dynamo",
+)
+
+
+def settings(*, shape: str | None = None) -> list[Setting]:
+    """Those of ``LaunchSettings``, group by group; with a ``shape`` those that its services have."""
+    found = []
+    for name, kind, variable in _declared(LaunchSettings):
+        if variable is None or (shape and variable.shape not in ("", shape)):
+            continue
+        own = LaunchSettings.__dataclass_fields__[name].default
+        default = variable.default if variable.default is not None else str(own).removesuffix(".0") or "none"
+        found.append(Setting(field=name, kind=kind, variable=variable, default=default))
+    groups = (*_GROUPS, "")
+    return sorted(found, key=lambda each: groups.index(each.variable.group))
+
+
+_OTHERS: Final = (
+    Setting(
+        field="pip_args",
+        kind=str,
+        variable=Variable(help="further flags of pip, where the launch scripts make an environment"),
+        default="none",
     ),
-    Row("MODEL_OPTIONS", "a JSON object with options of the model's family (`--model-options`)", "none"),
-    Row(
-        "AGG_WORKERS",
-        "workers with both stages (`agg.sh`): one for each card, or entry of `AGG_CUDA_VISIBLE_DEVICES`; one "
-        "without cards",
-        "one a card",
-    ),
-    Row(
-        "ENCODE_WORKERS, EMBED_WORKERS",
-        "workers of each kind (`e_p.sh`): likewise, so that a card has one of each; no encode workers for a "
-        "model of text alone",
-        "one a card",
-    ),
-    Row(
-        "AGG_, ENCODE_, EMBED_CUDA_VISIBLE_DEVICES",
-        "lists such as `0,1`, one entry for each worker in turn",
-        "all that `CUDA_VISIBLE_DEVICES` leaves",
-    ),
-    Row(
-        "AGG_, ENCODE_, EMBED_ENGINE_ARGS",
-        "YAML: engine, dtype, device, batch and queue sizes, transport; or a folder of such files",
-        "`engine_configs`",
-    ),
-    Row(
-        "FRONTENDS",
-        "frontends, all on one port: three for eight cores beside cards, one without cards; any number of "
-        "processes may be 0 on a host of several",
-        "by cores",
-    ),
-    Row("DYN_HTTP_HOST, DYN_HTTP_PORT", "where the frontends listen"),
-    Row(
-        "FRONTEND_PORT_BASE",
-        "first frontend's port of its own, the next ones above it, for a balancer that wants to see each",
-        "none",
-    ),
-    Row(
-        "DYN_SYSTEM_PORT_BASE",
-        "first worker's `/health` and `/metrics`, the next ones above it; below 32768. A second service on "
-        "one host needs its own",
-    ),
-    Row(
-        "LOG_FORMAT, LOG_LEVEL",
-        "`json` for one object a line; `docs/operations.md` explains the fields",
-    ),
-    Row("READY_TIMEOUT_SECONDS, STOP_TIMEOUT_SECONDS", "how long a script waits for its processes"),
-    Row("PYTHON, VENV, PIP_ARGS", "how the environment is made", "python3, `.venv`, none"),
-    Row("DYN_DISCOVERY_BACKEND, DYN_REQUEST_PLANE, DYN_NAMESPACE", "Dynamo's own"),
-    Row("ALLOWED_LOCAL_MEDIA_PATH, MAX_FILE_SIZE_MB", "local image files, bytes of one image"),
-    Row(
-        "CUDA_MPS",
-        "NVIDIA's MPS where several workers share a card: `auto`, `on`, `off`",
-    ),
-    Row("MODALITY", "`text` makes embed workers that never ask for images"),
-    Row(
-        "OTEL_TRACES_EXPORTER",
-        "`otlp` exports traces of requests to `OTEL_EXPORTER_OTLP_ENDPOINT`; `docs/traces.md` shows two",
-        "none",
-    ),
-    Row("FRONTEND_PAGE", "`off` leaves out the page at `/` (`--no-page`)"),
-    Row(
-        "FRONTEND_ARGS",
-        "further flags of the frontend, all in `.venv/bin/python -m tessera.frontend --help`",
-        "",
+    Setting(
+        field="otel_traces_exporter",
+        kind=str,
+        variable=Variable(
+            help="`otlp` exports traces of requests to `OTEL_EXPORTER_OTLP_ENDPOINT`; "
+            "`docs/traces.md` shows two"
+        ),
+        default="none",
     ),
 )
-"""The table of variables in ``docs/settings.md``, and what ``--help`` prints."""
+"""Variables that are read elsewhere."""
 
 
-def _cells(row: Row) -> tuple[str, str, str]:
-    """The three cells of a row, in Markdown."""
-    names = row.names.split(", ")
-    default = row.default
-    if default is None:
-        of = {field.name.upper(): str(field.default) for field in fields(LaunchSettings)}
-        default = ", ".join(dict.fromkeys(_shown(of[name]) for name in names))
-    return ", ".join(f"`{name}`" for name in names), default, row.text
-
-
-def _shown(default: str) -> str:
-    return default.removesuffix(".0") or "none"
+def _rows(found: list[Setting]) -> Iterator[tuple[list[Setting], str]]:
+    """Settings and their defaults; neighbours that mean the same share a row."""
+    for _, alike in groupby(found, key=lambda each: each.variable.help):
+        row = list(alike)
+        yield row, ", ".join(dict.fromkeys(each.default for each in row))
 
 
 def markdown_table() -> str:
-    """The table of variables in Markdown."""
-    lines = ["| variable | default | |", "|---|---|---|"]
-    for row in TABLE:
-        names, default, text = _cells(row)
-        lines.append(f"| {names} | {default} | {text} |".replace("|  |", "| |"))
+    """The table of settings in Markdown."""
+    lines = ["| flag of `tessera serve` | variable | default | |", "|---|---|---|---|"]
+    for row, default in _rows([*settings(), *_OTHERS]):
+        flags = ", ".join(f"`{each.variable.flag}`" for each in row if each.variable.flag)
+        names = ", ".join(f"`{each.name}`" for each in row)
+        lines.append(f"| {flags} | {names} | {default} | {row[0].variable.help} |".replace("|  |", "| |"))
     return "\n".join(lines) + "\n"
 
 
-def table_help(*, without: str | None = None) -> str:
-    """The same for a terminal, without the rows that only the other script (``without``) reads."""
+def variables_help(shape: str) -> str:
+    """The variables of a launch script for a terminal."""
     lines = []
-    for row in TABLE:
-        if without is not None and f"`{without}`" in row.text:
-            continue
-        names, default, text = (
-            re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cell.replace("`", "")) for cell in _cells(row)
-        )
-        lines.append(f"  {names} ({default})" if default else f"  {names}")
-        lines.append(f"      {text}")
+    for row, default in _rows([*settings(shape=shape), *_OTHERS]):
+        lines.append(f"  {', '.join(each.name for each in row)} ({plain(default)})")
+        lines.append(f"      {plain(row[0].variable.help)}")
     return "\n".join(lines) + "\n"
+
+
+def plain(text: str) -> str:
+    """Markdown without its marks of code."""
+    return text.replace("`", "")

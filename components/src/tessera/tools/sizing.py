@@ -1,6 +1,6 @@
-"""``tessera-sizing``: how many workers of each kind a mix of traffic needs, and what they cost.
+"""``tessera sizing``: how many workers of each kind a mix of traffic needs, and what they cost.
 
-    tessera-sizing --text 500@128 --images 40@7+4 --hits 0.3 --gpu-hour 2.50
+    tessera sizing --text 500@128 --images 40@7+4 --hits 0.3 --gpu-hour 2.50
 
 The model is the time that an engine is busy. A sequence of L tokens takes the text engine t(L), a straight
 line between the lengths that were measured; a unit of an image takes the vision engine one over its rate. An
@@ -147,8 +147,9 @@ def _images(value: str) -> Images:
     return Images(float(found[1]), int(found[2]), int(found[3] or 0))
 
 
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tessera-sizing", description=(__doc__ or "").partition("\n")[0])
+def _parse(argv: Sequence[str] | None, prog: str) -> argparse.Namespace:
+    said = "How many workers of each kind a mix of traffic needs, and what they cost."
+    parser = argparse.ArgumentParser(prog=prog, description=said)
     parser.add_argument(
         "--text", type=_text, action="append", default=[], metavar="RATE@TOKENS", help="texts a second"
     )
@@ -208,13 +209,13 @@ def report(rates: Rates, work: Demand, busy: float, gpu_hour: float) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parsed = _parse(argv)
+def main(argv: Sequence[str] | None = None, prog: str = "tessera-sizing") -> int:
+    parsed = _parse(argv, prog)
     try:
         rates = _read(parsed.rates) if parsed.rates else H100
         work = demand(rates, parsed.text, parsed.images, parsed.hits)
     except TesseraError as error:
-        print(f"tessera-sizing: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         return 1
     print(report(rates, work, parsed.busy, parsed.gpu_hour))
     return 0

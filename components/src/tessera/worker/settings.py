@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import yaml
 
+from tessera.defaults import ENGINE_CONFIGS
 from tessera.engine.compiled.spec import BuildSpec
 from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError
@@ -48,7 +49,7 @@ class Mode(StrEnum):
 
 
 class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file under ``engine_configs`` holds; each role reads the stages it runs."""
+    """What a file below ``defaults.ENGINE_CONFIGS`` holds; each role reads the stages it runs."""
 
     vision: EngineSettings = EngineSettings(max_batch_cost=0, max_queue_cost=0)
     text: EngineSettings = EngineSettings(max_batch_cost=0, max_queue_cost=0)
@@ -134,7 +135,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Path | None,
         Setting(
             flag="--extra-engine-args",
-            help="YAML file, or a folder like engine_configs/",
+            help="YAML file, a folder of such, or the name of a file that comes with Tessera, such as "
+            "llama_nemotron_vl/agg_h100.yaml",
             more="In a folder it is `<family>/<mode>.yaml`, or `default/<mode>.yaml` where there is none",
         ),
     ] = None
@@ -216,11 +218,16 @@ def _of_family(folder: Path, model_path: Path, mode: Mode) -> Path:
 
 
 def load_stages(path: Path | None, override: dict[str, Any] | None = None) -> StageSettings:
-    """The YAML file's values, with those of ``override`` merged over them key by key."""
+    """The YAML file's values, with those of ``override`` merged over them key by key.
+
+    A path that is not there may be the name of a file that comes with Tessera.
+    """
     values: dict[str, Any] = {}
     source = "engine config"
     defaults = msgspec.to_builtins(StageSettings())
     if path is not None:
+        if not path.exists() and (ours := ENGINE_CONFIGS / path).is_file():
+            path = ours
         source = str(path)
         try:
             parsed = yaml.safe_load(path.read_bytes())

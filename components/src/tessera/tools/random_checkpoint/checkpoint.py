@@ -1,6 +1,6 @@
 """Writes checkpoints with random weights in the real file layout: the default model, and test models.
 
-The console script is ``tessera-checkpoint``.
+The command is ``tessera checkpoint``.
 """
 
 from __future__ import annotations
@@ -63,11 +63,9 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """``tessera-checkpoint``: exits with 1 and one line on standard error when it cannot write."""
-    parser = argparse.ArgumentParser(
-        prog="tessera-checkpoint", description="Write a checkpoint with random weights."
-    )
+def main(arguments: Sequence[str] | None = None, prog: str = "tessera-checkpoint") -> None:
+    """Exits with 1 and one line on standard error when it cannot write."""
+    parser = argparse.ArgumentParser(prog=prog, description="Write a checkpoint with random weights.")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a directory to make")
     parser.add_argument("--family", choices=tuple(_SPECS), default="llama_nemotron_vl", help="whose layout")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal files (default: 0)")
@@ -89,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         spec = _SPECS[options.family][options.size]
         write_checkpoint(options.out, spec, seed=options.seed, dtype=dtype)
     except (TesseraError, OSError) as error:
-        print(f"tessera-checkpoint: {error}", file=sys.stderr)
+        print(f"{prog}: {error}", file=sys.stderr)
         raise SystemExit(1) from error
     print(f"{options.out}: {options.size} {dtype} checkpoint, {time.monotonic() - started:.1f} s")
 

@@ -1,0 +1,183 @@
+"""``tessera serve``: flags over the file over the environment, and what goes to which process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tessera.cli import serve
+from tessera.cli.serve import Asked, UnknownWord, is_split, read
+from tessera.frontend.settings import parse as parse_frontend
+from tessera.launch.settings import LaunchSettings, SettingError, settings
+from tessera.worker.settings import parse as parse_worker
+
+
+def asked(folder: Path, text: str, *words: str) -> Asked:
+    """A command line with a file of that text."""
+    path = folder / "serve.yaml"
+    path.write_text(text)
+    return read(["--config", str(path), *words])
+
+
+def of(found: Asked, environment: dict[str, str] | None = None) -> LaunchSettings:
+    return LaunchSettings.read(environment or {}, found.given)
+
+
+def test_nothing_is_the_demonstration_model_with_both_stages() -> None:
+    found = of(read([]))
+    assert found == LaunchSettings() and not is_split(found)
+    assert found.model_name == "tessera-demo" and (Path(found.model_path) / "config.json").is_file()
+
+
+def test_a_flag_wins_over_the_file_and_the_file_over_the_environment(tmp_path: Path) -> None:
+    environment = {"DYN_HTTP_PORT": "1", "DYN_SYSTEM_PORT_BASE": "2", "FRONTENDS": "3"}
+    found = of(asked(tmp_path, "port: 10\nsystem_port_base: 20\n", "--port", "100"), environment)
+    assert (found.dyn_http_port, found.dyn_system_port_base, found.frontends) == (100, 20, 3)
+    assert found.named("dyn_http_port") == "--port 100"
+    assert found.named("dyn_system_port_base") == f"{tmp_path}/serve.yaml: system-port-base: 20"
+    assert found.named("frontends") == "FRONTENDS=3"
+    assert found.named("dyn_http_host") == "--host 127.0.0.1"
+
+
+def test_every_setting_with_a_flag_is_a_flag_and_a_key(tmp_path: Path) -> None:
+    for each in settings():
+        if not each.variable.flag:
+            continue
+        text = "7" if each.kind is not str else "seven"
+        flag = each.variable.flag
+        by_flag = of(read([flag, text]))
+        by_key = of(asked(tmp_path, f"{flag.removeprefix('--').replace('-', '_')}: {text}"))
+        by_variable = LaunchSettings.read({each.name: text})
+        assert by_flag == by_key == by_variable != LaunchSettings(), flag
+
+
+def test_the_model_is_the_one_word_without_a_flag() -> None:
+    found = of(read(["/models/one", "--port", "3", "--revision", "v2"]))
+    assert (found.model_path, found.model_revision, found.model_name) == ("/models/one", "v2", "one")
+    assert found.named("model_path") == "/models/one"
+    # Behind a flag that only frontends know as well, and with its value.
+    assert of(read(["--max-inputs", "3", "/models/one"])).model_path == "/models/one"
+    with pytest.raises(UnknownWord, match="/models/one and --model-path /models/two"):
+        read(["/models/one", "--model-path", "/models/two"])
+    with pytest.raises(UnknownWord, match="two"):
+        read(["one", "two"])
+
+
+def test_values_of_yaml_are_what_a_variable_would_hold(tmp_path: Path) -> None:
+    text = """
+model_options: {max_pixels: 8192}
+agg-cuda-visible-devices: [0, 1]
+frontend_page: off
+cuda_mps: on
+served_model_name: null
+"""
+    found = of(asked(tmp_path, text))
+    assert json.loads(found.model_options) == {"max_pixels": 8192}
+    assert (found.agg_cuda_visible_devices, found.frontend_page, found.cuda_mps) == ("0,1", "off", "on")
+    assert found.served_model_name == ""
+
+
+def test_flags_of_processes_go_to_those_that_know_them(tmp_path: Path) -> None:
+    text = """
+max_inputs: 5
+allowed_media_domains: [a.example, b.example]
+override_engine_args: {text: {max_batch_cost: 64}}
+open_metrics: true
+allow_private_media: false
+page: false
+"""
+    words = ("--max-inputs=7", "--drain-seconds", "3", "--dynamo-model", "--media-proxy", "http://proxy:1")
+    found = asked(tmp_path, text, *words)
+    frontend = parse_frontend([*found.frontend, "--model-path", "m"])
+    worker = parse_worker([*found.worker, "--model-path", "m"])
+    assert frontend.limits.request.inputs == 7
+    assert frontend.media.allowed_domains == frozenset({"a.example", "b.example"})
+    assert (frontend.access.open_metrics, frontend.media.allow_private, frontend.page) == (True, False, False)
+    assert frontend.media.proxy == "http://proxy:1"
+    assert frontend.drain_seconds == worker.drain_seconds == 3
+    assert worker.stages.text.max_batch_cost == 64 and worker.dynamo_model
+    # An encode worker serves no model of Dynamo's.
+    encode = parse_worker([*found.encode_worker, "--model-path", "m", "--disaggregation-mode", "encode"])
+    assert encode.drain_seconds == 3 and not encode.dynamo_model
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--colour", "blue"], "there is no flag --colour$"),
+        (["--max-input", "3"], r"there is no flag --max-input, did you mean --max-inputs\?$"),
+        (["--frontend", "3"], r"no flag --frontend, did you mean --frontends\?$"),
+        (["--max-inputs", "x"], "--max-inputs: invalid int value: 'x'"),
+        (["--max-inputs", "0"], "--max-inputs must be positive, not 0"),
+        (["--modality"], "--modality: expected one argument"),
+        (["--config"], "--config: expected one argument"),
+        (["--disaggregation-mode", "both"], "invalid choice: 'both'"),
+    ],
+)
+def test_words_that_nobody_knows_are_named(words: list[str], said: str) -> None:
+    with pytest.raises(UnknownWord, match=said):
+        read(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("fronts: 3", r"there is no setting fronts, did you mean frontends\?$"),
+        ("venv: .venv", "there is no setting venv"),
+        ("- port", "not a list"),
+        ("port: {", "not valid YAML"),
+        ("port: \x00", "not valid YAML"),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_named_with_it(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingError, match=f"^{tmp_path}/serve.yaml: .*{said}"):
+        asked(tmp_path, text)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"nowhere\.yaml: No such file"):
+        read(["--config", str(tmp_path / "nowhere.yaml")])
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (
+            ["--colour"],
+            2,
+            "tessera serve: there is no flag --colour; tessera serve --help lists what there is\n",
+        ),
+        (["--frontends", "two"], 1, "tessera: --frontends two: is not a whole number\n"),
+        (["/nowhere/model"], 1, "tessera: /nowhere/model: no such directory\n"),
+        (["--agg-workers", "1", "--embed-workers", "1"], 1, "--agg-workers 1 and --embed-workers 1"),
+        (["--log-format", "json", "--port", "x"], 1, '"level":"ERROR"'),
+        (["--system-port-base", "40000"], 1, "tessera: --system-port-base 40000: Dynamo takes ports"),
+    ],
+)
+def test_what_cannot_start_says_why_in_one_line(words: list[str], status: int, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tessera.cli", "serve", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stderr
+    (line,) = done.stderr.splitlines(keepends=True)
+    assert said in line
+
+
+def test_a_number_of_either_stage_splits_them() -> None:
+    assert is_split(of(read(["--encode-workers", "2"])))
+    assert is_split(of(read([]), {"EMBED_WORKERS": "0"}))
+    assert not is_split(of(read(["--agg-workers", "2"])))
+
+
+def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    assert all(each.variable.flag in said for each in settings())
+    assert "--max-inputs" not in said and "`" not in said.partition("arguments:")[2]
+    assert serve.main(["--help-all"]) == 0
+    assert "--max-inputs" in (everything := capsys.readouterr().out)
+    assert everything.count("--model-path MODEL") == 1

@@ -1,0 +1,72 @@
+"""``tessera serve``: the launcher without a checkout, from a folder that is not the repository's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+
+from tests.e2e.inputs import parts
+from tests.e2e.service import ROOT, default_signals, free_ports, lasting_members
+
+pytestmark = pytest.mark.service
+
+IMAGE = ROOT / "examples" / "images" / "pair-02.jpg"
+
+
+def test_it_serves_from_anywhere_with_nothing_in_the_environment(checkpoint: Path, tmp_path: Path) -> None:
+    port, system = free_ports(1)[0], free_ports(2)[0]
+    folder = tmp_path / "work"
+    folder.mkdir()
+    # What lies where it is started from is not imported.
+    (folder / "random.py").write_text("raise SystemExit('imported')")
+    settings = {
+        "served_model_name": "from-the-file",
+        "encode_workers": 1,
+        "embed_workers": 1,
+        "frontends": 2,
+        "max_inputs": 2,
+        "override_engine_args": {"threads": 1},
+    }
+    (folder / "serve.yaml").write_text(yaml.safe_dump(settings))
+    words = ["serve", str(checkpoint), "--config", "serve.yaml", "--frontends", "1", "--port", str(port)]
+    log = tmp_path / "log"
+    (tmp_path / "home").mkdir()
+    (tmp_path / "tmp").mkdir()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "tessera.cli", *words, "--system-port-base", str(system)],
+            cwd=folder,
+            env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=default_signals,
+        )
+    try:
+        deadline = time.monotonic() + 120
+        while b"tessera: ready at" not in log.read_bytes():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        body = {"model": "from-the-file", "input": ["a text", parts(None, IMAGE.read_bytes())]}
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json=body, timeout=60)
+        assert len(answer.json()["data"]) == 2, answer.text
+        body["input"] = ["one", "two", "three"]
+        assert httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json=body).status_code == 400
+        assert "1 frontend, 1 encode worker, 1 embed worker" in log.read_text()
+    finally:
+        os.killpg(process.pid, signal.SIGINT)
+        try:
+            assert process.wait(timeout=60) == 130, log.read_text()
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+    assert lasting_members(process.pid) == []
+    assert list((tmp_path / "tmp").iterdir()) == []
