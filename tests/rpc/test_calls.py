@@ -135,19 +135,22 @@ async def test_a_cancelled_call_keeps_nothing_for_the_collector(deployment: Depl
         await asyncio.sleep(60)
         return await echoing(message)
 
+    def is_it(found: object) -> bool:
+        return isinstance(found, wire.EmbedRequest) and "cancelled" in [item.param for item in found.items]
+
     server = await deployment.serve(held)
     client = await deployment.client()
     gc.collect()
     gc.disable()
     try:
-        call = asyncio.ensure_future(client.call(server.instance, echo(param="own"), timeout=30))
+        call = asyncio.ensure_future(client.call(server.instance, echo(param="cancelled"), timeout=30))
         await asyncio.wait_for(arrived.wait(), 10)
         call.cancel()
         await asyncio.wait({call})
         await until(lambda: server.in_flight == client.under_way == 0)
         del call
         # Both ends are here, and neither has it any more.
-        await until(lambda: not any(isinstance(found, wire.EmbedRequest) for found in gc.get_objects()))
+        await until(lambda: not any(is_it(found) for found in gc.get_objects()))
     finally:
         gc.enable()
 
