@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from itertools import cycle, islice
 from pathlib import Path
 
-import httpx
+import httpx2
 import uvloop
 
 from benchmarks import usage
@@ -105,8 +105,8 @@ def started(model_path: Path, log: Path) -> Iterator[Service]:
 
 async def measure(options: argparse.Namespace, service: Service) -> tuple[Answers, list[Kill]]:
     answers, kills = Answers(), []
-    limits = httpx.Limits(max_connections=1000, max_keepalive_connections=1000)
-    async with httpx.AsyncClient(limits=limits, timeout=60) as client:
+    limits = httpx2.Limits(max_connections=1000, max_keepalive_connections=1000)
+    async with httpx2.AsyncClient(limits=limits, timeout=60) as client:
         load = asyncio.create_task(_load(options, service.url, client, answers))
         await asyncio.sleep(options.warm)
         # What was slow at first says nothing of the level before the faults.
@@ -131,7 +131,7 @@ async def _whole(url: str) -> None:
         await asyncio.sleep(0.1)
 
 
-async def _load(options: argparse.Namespace, url: str, client: httpx.AsyncClient, answers: Answers) -> None:
+async def _load(options: argparse.Namespace, url: str, client: httpx2.AsyncClient, answers: Answers) -> None:
     workload = HttpWorkload(name="faults", size=(512, 512), tokens=64, text_share=0.6)
     bodies = iter(Bodies(workload, open_model(options.model_path), _MODEL, seed=1))
     chance = random.Random(1)
@@ -139,7 +139,7 @@ async def _load(options: argparse.Namespace, url: str, client: httpx.AsyncClient
     async def ask(body: bytes, due: float) -> None:
         try:
             answer = await client.post(f"{url}/v1/embeddings", content=body)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             answers.failed.append(repr(error))
             return
         now = time.monotonic()

@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import Any, Final
 
-import httpx
+import httpx2
 from PIL import Image
 
 PICTURES = Path(__file__).parents[1] / "examples" / "images"
@@ -41,7 +41,7 @@ class Load:
 
     def _run(self, kind: str) -> None:
         dice = random.Random(kind)
-        with httpx.Client(base_url=self._url, timeout=60) as client:
+        with httpx2.Client(base_url=self._url, timeout=60) as client:
             for turn in itertools.count():
                 if self._stop.is_set():
                     return

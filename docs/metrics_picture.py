@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -99,7 +99,7 @@ def _series(
     prometheus: str, expr: str, span: Span
 ) -> Iterator[tuple[dict[str, str], list[tuple[float, float]]]]:
     """The labels of each series and its values over time."""
-    answer = httpx.get(
+    answer = httpx2.get(
         f"{prometheus}/api/v1/query_range",
         params={
             "query": expr.replace("$__rate_interval", f"{span.rate_seconds}s"),

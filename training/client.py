@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
@@ -37,10 +37,10 @@ class Input:
 
 
 class Client:
-    """Waits when the service says that it is busy; raises ``httpx.HTTPStatusError`` for other refusals."""
+    """Waits when the service says that it is busy; raises ``httpx2.HTTPStatusError`` for other refusals."""
 
     def __init__(
-        self, http: httpx.AsyncClient, url: str, model: str, *, progress: bool, requests: int = REQUESTS
+        self, http: httpx2.AsyncClient, url: str, model: str, *, progress: bool, requests: int = REQUESTS
     ) -> None:
         self._http, self._url, self._model, self._progress = http, url, model, progress
         self._free = asyncio.Semaphore(requests)
@@ -61,7 +61,7 @@ class Client:
             parts = await asyncio.gather(*(part(start) for start in range(0, len(inputs), _INPUTS)))
         return np.array([vector for vectors in parts for vector in vectors], dtype=np.float32)
 
-    async def _post(self, body: dict[str, Any]) -> httpx.Response:
+    async def _post(self, body: dict[str, Any]) -> httpx2.Response:
         while True:
             answer = await self._http.post(f"{self._url}/v1/embeddings", json=body)
             if answer.status_code not in (429, 503):

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
-import httpx
+import httpx2
 import numpy as np
 from PIL import Image
 
@@ -162,7 +162,7 @@ def halved(data: bytes) -> bytes:
 
 async def run(options: argparse.Namespace) -> list[Figure]:
     world = World.make(options.count, options.seed)
-    async with httpx.AsyncClient(timeout=600) as http:
+    async with httpx2.AsyncClient(timeout=600) as http:
         told = {"progress": not options.quiet, "requests": options.requests}
         client = Client(http, options.url, options.model, **told)
         figures = await measure(client, world, variants=options.variants, documents=options.documents)

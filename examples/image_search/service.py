@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-import httpx
+import httpx2
 import numpy as np
 import numpy.typing as npt
 
@@ -82,10 +82,10 @@ class Service:
         self._url = url.rstrip("/")
         headers = {"authorization": f"Bearer {key}"} if key else {}
         try:
-            local = httpx.URL(url).host in ("localhost", "127.0.0.1", "::1")
+            local = httpx2.URL(url).host in ("localhost", "127.0.0.1", "::1")
             # A proxy from the environment would be asked for an address on this host.
-            self._http = httpx.AsyncClient(headers=headers, timeout=timeout, trust_env=not local)
-        except (httpx.InvalidURL, ValueError) as error:
+            self._http = httpx2.AsyncClient(headers=headers, timeout=timeout, trust_env=not local)
+        except (httpx2.InvalidURL, ValueError) as error:
             raise ServiceFailed(f"{url}: not an URL: {error}") from error
 
     async def __aenter__(self) -> Service:
@@ -128,7 +128,7 @@ class Service:
         for attempt in range(1, _ATTEMPTS + 1):
             try:
                 answer = await self._http.request(method, self._url + path, json=body)
-            except httpx.HTTPError as error:
+            except httpx2.HTTPError as error:
                 raise ServiceFailed(
                     f"no answer from {self._url} ({error or type(error).__name__}); is it running? "
                     "./launch/agg.sh starts one, and --url names another"
@@ -142,7 +142,7 @@ class Service:
         raise AssertionError("unreachable")
 
 
-def _wait(answer: httpx.Response) -> float:
+def _wait(answer: httpx2.Response) -> float:
     try:
         asked = float(answer.headers.get("retry-after", "1"))
     except ValueError:
@@ -150,14 +150,14 @@ def _wait(answer: httpx.Response) -> float:
     return min(max(asked, 0.1), _MAX_WAIT_SECONDS)
 
 
-def _parsed(answer: httpx.Response, url: str) -> Any:
+def _parsed(answer: httpx2.Response, url: str) -> Any:
     try:
         return answer.json()
     except ValueError as error:
         raise ServiceFailed(f"{url} does not answer as Tessera does") from error
 
 
-def _refusal(answer: httpx.Response, url: str) -> str:
+def _refusal(answer: httpx2.Response, url: str) -> str:
     if answer.status_code == 401:
         return f"{url} asks for an API key: set TESSERA_API_KEY to one that it knows"
     if answer.status_code == 404:

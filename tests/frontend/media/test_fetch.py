@@ -344,6 +344,8 @@ async def test_answers_that_are_no_http(answer: bytes) -> None:
         "http://good.example\\@127.0.0.1/",
         "gopher://127.0.0.1/",
         "http://" + "a" * 70_000,
+        "http://xn--a.127.0.0.1/",
+        "http://bücher..127.0.0.1/",
     ],
 )
 async def test_urls_that_are_refused_unasked(url: str) -> None:

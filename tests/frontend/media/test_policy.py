@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import ssl
+from pathlib import Path
 
-import httpcore
+import httpcore2
 import pytest
 
+from tessera.errors import ConfigError, MediaFetchError
+from tessera.frontend.media import Fetcher, MediaBudget, MediaPolicy
 from tessera.frontend.media.fetch import AddressRefused, SystemResolver, VettedBackend
-from tessera.frontend.media.policy import MediaPolicy, refusal
+from tessera.frontend.media.policy import refusal
+from tessera.frontend.settings import parse
+from tessera.tasks import Deadline
 
 
 @pytest.mark.parametrize(
@@ -66,7 +71,34 @@ def test_domains() -> None:
     assert MediaPolicy().domain_refusal("anything.at.all") is None
 
 
-class Connector(httpcore.AsyncMockBackend):
+@pytest.mark.parametrize("written", ["bücher.example", "BÜCHER.example", "xn--bcher-kva.example"])
+@pytest.mark.parametrize("asked", ["bücher.example", "sub.bücher.example", "sub.xn--bcher-kva.example"])
+async def test_a_name_in_other_letters_is_one_name_however_it_is_written(written: str, asked: str) -> None:
+    blocking = Fetcher(MediaPolicy(blocked_domains=frozenset({written})), resolver=Answers(["127.0.0.1"]))
+    with pytest.raises(MediaFetchError, match="its domain is blocked"):
+        await fetch(blocking, f"http://{asked}/")
+    names = frozenset({written, f"*.{written}"})
+    allowing = Fetcher(MediaPolicy(allowed_domains=names), resolver=Answers(["127.0.0.1"]))
+    with pytest.raises(MediaFetchError, match="loopback"):
+        await fetch(allowing, f"http://{asked}/")
+    with pytest.raises(MediaFetchError, match="not among the allowed"):
+        await fetch(allowing, "http://xn--bcher-kva.xn--zzzzzzz99.example/")
+
+
+async def fetch(fetcher: Fetcher, url: str) -> bytes:
+    try:
+        return await fetcher.get(url, param="input", deadline=Deadline.after(20), budget=MediaBudget(1 << 20))
+    finally:
+        await fetcher.close()
+
+
+def test_a_domain_that_is_none_is_refused_at_the_start(checkpoint: Path) -> None:
+    for flag in ("--allowed-media-domains", "--blocked-media-domains"):
+        with pytest.raises(ConfigError, match=rf"{flag} ü\.\.example: not a domain"):
+            parse(["--model-path", str(checkpoint), flag, "good.example", "ü..example"])
+
+
+class Connector(httpcore2.AsyncMockBackend):
     def __init__(self, unreachable: frozenset[str] = frozenset()) -> None:
         super().__init__([])
         self.asked: list[str] = []
@@ -74,10 +106,10 @@ class Connector(httpcore.AsyncMockBackend):
 
     async def connect_tcp(
         self, host: str, port: int, *args: object, **kwargs: object
-    ) -> httpcore.AsyncNetworkStream:
+    ) -> httpcore2.AsyncNetworkStream:
         self.asked.append(host)
         if host in self._unreachable:
-            raise httpcore.ConnectError("unreachable")
+            raise httpcore2.ConnectError("unreachable")
         return await super().connect_tcp(host, port)
 
 
@@ -117,7 +149,7 @@ async def test_the_next_address_is_tried() -> None:
     backend = VettedBackend(MediaPolicy(), Answers(["93.184.216.34", "8.8.8.8"]), connector)
     await backend.connect_tcp("two.example", 443, timeout=5)
     assert connector.asked == ["93.184.216.34", "8.8.8.8"]
-    with pytest.raises(httpcore.ConnectError):
+    with pytest.raises(httpcore2.ConnectError):
         await VettedBackend(MediaPolicy(), Answers([]), connector).connect_tcp("none.example", 443)
 
 
@@ -125,13 +157,13 @@ async def test_numbers_that_are_addresses_are_resolved_before_they_are_judged() 
     resolver = SystemResolver(threads=1)
     backend = VettedBackend(MediaPolicy(), resolver, connector := Connector())
     for host in ("2130706433", "0x7f.1", "127.1", "localhost", "::1"):
-        with pytest.raises((AddressRefused, httpcore.ConnectError)):
+        with pytest.raises((AddressRefused, httpcore2.ConnectError)):
             await backend.connect_tcp(host, 80, timeout=5)
     assert connector.asked == []
     resolver.close()
 
 
-class TlsStream(httpcore.AsyncMockStream):
+class TlsStream(httpcore2.AsyncMockStream):
     """Records the name that a certificate would be verified against."""
 
     def __init__(self, names: list[str | None]) -> None:
@@ -140,7 +172,7 @@ class TlsStream(httpcore.AsyncMockStream):
 
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
-    ) -> httpcore.AsyncNetworkStream:
+    ) -> httpcore2.AsyncNetworkStream:
         self._names.append(server_hostname)
         return self
 
@@ -152,7 +184,7 @@ class TlsConnector(Connector):
 
     async def connect_tcp(
         self, host: str, port: int, *args: object, **kwargs: object
-    ) -> httpcore.AsyncNetworkStream:
+    ) -> httpcore2.AsyncNetworkStream:
         self.asked.append(host)
         return TlsStream(self.names)
 
@@ -160,7 +192,7 @@ class TlsConnector(Connector):
 async def test_certificates_are_verified_against_the_name_not_the_address() -> None:
     connector = TlsConnector()
     backend = VettedBackend(MediaPolicy(), Answers(["93.184.216.34"]), connector)
-    async with httpcore.AsyncConnectionPool(network_backend=backend) as pool:
+    async with httpcore2.AsyncConnectionPool(network_backend=backend) as pool:
         assert (await pool.request("GET", "https://name.example/")).content == b"ok"
     assert connector.asked == ["93.184.216.34"]
     assert connector.names == ["name.example"]

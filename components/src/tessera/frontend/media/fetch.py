@@ -1,10 +1,10 @@
 """Fetching images over HTTP under a media policy; every address a name resolves to is judged before use.
 
 The connection goes to the very address that was judged, so a name server that answers differently the
-next time changes nothing. TLS still verifies the certificate against the name, because httpcore takes
+next time changes nothing. TLS still verifies the certificate against the name, because httpcore2 takes
 the server name from the URL.
 
-Built on httpcore rather than on a full client, because the things a full client does unasked are the
+Built on httpcore2 rather than on a full client, because the things a full client does unasked are the
 things to avoid here: it reads proxies from the environment, keeps cookies, sends credentials from URLs
 and ``.netrc``, follows redirects and decompresses without a limit.
 """
@@ -16,11 +16,12 @@ import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-import httpcore
-import httpx
+import httpcore2
+import httpx2
 from opentelemetry.trace import SpanKind
 
 from tessera import tracing
@@ -60,18 +61,18 @@ class SystemResolver:
         self._executor.shutdown(wait=False, cancel_futures=True)
 
 
-class VettedBackend(httpcore.AsyncNetworkBackend):
+class VettedBackend(httpcore2.AsyncNetworkBackend):
     """Resolves, judges, connects."""
 
     def __init__(
         self,
         policy: MediaPolicy,
         resolver: Resolver,
-        connector: httpcore.AsyncNetworkBackend | None = None,
+        connector: httpcore2.AsyncNetworkBackend | None = None,
     ) -> None:
         self._policy = policy
         self._resolver = resolver
-        self._connector = connector or httpcore.AnyIOBackend()
+        self._connector = connector or httpcore2.AnyIOBackend()
 
     async def connect_tcp(
         self,
@@ -79,8 +80,8 @@ class VettedBackend(httpcore.AsyncNetworkBackend):
         port: int,
         timeout: float | None = None,
         local_address: str | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
         try:
             async with asyncio.timeout(timeout):
                 addresses = await self._vetted(host, port)
@@ -90,17 +91,17 @@ class VettedBackend(httpcore.AsyncNetworkBackend):
                         return await self._connector.connect_tcp(
                             address, port, None, local_address, socket_options
                         )
-                    except httpcore.ConnectError as error:
+                    except httpcore2.ConnectError as error:
                         failure = error
-                raise failure or httpcore.ConnectError("the name has no address")
+                raise failure or httpcore2.ConnectError("the name has no address")
         except TimeoutError as error:
-            raise httpcore.ConnectTimeout("no connection in time") from error
+            raise httpcore2.ConnectTimeout("no connection in time") from error
 
     async def _vetted(self, host: str, port: int) -> Sequence[str]:
         try:
             addresses = await self._resolver(host, port)
         except (OSError, UnicodeError) as error:
-            raise httpcore.ConnectError("the name does not resolve") from error
+            raise httpcore2.ConnectError("the name does not resolve") from error
         for address in addresses:
             # One refused address refuses the name: which of them a client reaches is chance.
             if (why := self._policy.address_refusal(address)) is not None:
@@ -111,8 +112,8 @@ class VettedBackend(httpcore.AsyncNetworkBackend):
         self,
         path: str,
         timeout: float | None = None,
-        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
-    ) -> httpcore.AsyncNetworkStream:
+        socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
+    ) -> httpcore2.AsyncNetworkStream:
         raise AddressRefused("local sockets are not fetched from")
 
     async def sleep(self, seconds: float) -> None:
@@ -145,15 +146,15 @@ class Fetcher:
         self._max_bytes = (limits or ImageLimits()).max_bytes
         self._system = SystemResolver() if resolver is None else None
         options: dict[str, Any] = {
-            "ssl_context": ssl_context,
+            "ssl_context": ssl_context or _authorities(),
             "max_connections": policy.max_fetches,
             "max_keepalive_connections": 16,
             "keepalive_expiry": 15.0,
         }
-        self._pool: httpcore.AsyncConnectionPool
+        self._pool: httpcore2.AsyncConnectionPool
         if policy.proxy is None:
             backend = VettedBackend(policy, resolver or self._resolver())
-            self._pool = httpcore.AsyncConnectionPool(network_backend=backend, **options)
+            self._pool = httpcore2.AsyncConnectionPool(network_backend=backend, **options)
         else:
             # The operator's own proxy may well have a private address.
             self._pool = _proxied(policy.proxy, options)
@@ -179,7 +180,7 @@ class Fetcher:
                 f"{param}: the request's time ran out while fetching from {target.host[:80]}", param=param
             ) from None
 
-    async def _bounded(self, target: httpx.URL, param: str, budget: MediaBudget) -> bytes:
+    async def _bounded(self, target: httpx2.URL, param: str, budget: MediaBudget) -> bytes:
         seconds = self._policy.timeout
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -189,11 +190,13 @@ class Fetcher:
                 raise
             raise _failed(target, param, f"took longer than {seconds:g} seconds") from None
 
-    async def _follow(self, target: httpx.URL, param: str, budget: MediaBudget) -> bytes:
+    async def _follow(self, target: httpx2.URL, param: str, budget: MediaBudget) -> bytes:
         for _ in range(self._policy.max_redirects + 1):
-            if (why := self._policy.domain_refusal(target.host)) is not None:
+            # As it is asked for: what it would be shown as depends on which of its labels can be decoded.
+            host = target.raw_host.decode("ascii")
+            if (why := self._policy.domain_refusal(host)) is not None:
                 raise _failed(target, param, f"may not be fetched: {why}")
-            if (why := self._policy.host_refusal(target.host)) is not None:
+            if (why := self._policy.host_refusal(host)) is not None:
                 raise _failed(target, param, f"may not be fetched: its address is {why}")
             # Neither path nor query, which may be secret; and the host is not told whom it works for.
             where = {"http.request.method": "GET", "url.scheme": target.scheme, "server.address": target.host}
@@ -204,9 +207,9 @@ class Fetcher:
             target = _redirected(target, answer, param)
         raise _failed(target, param, f"redirected more than {self._policy.max_redirects} times")
 
-    async def _once(self, target: httpx.URL, param: str, budget: MediaBudget) -> bytes | str:
+    async def _once(self, target: httpx2.URL, param: str, budget: MediaBudget) -> bytes | str:
         """The body of one response, or the location it redirects to."""
-        url = httpcore.URL(
+        url = httpcore2.URL(
             scheme=target.scheme, host=target.raw_host, port=target.port, target=target.raw_path
         )
         headers = [(b"host", target.netloc), *_HEADERS]
@@ -219,15 +222,15 @@ class Fetcher:
                 return await self._read(answer, target, param, budget)
         except AddressRefused as error:
             raise _failed(target, param, f"may not be fetched: {error}") from None
-        except httpcore.TimeoutException:
+        except httpcore2.TimeoutException:
             raise _failed(target, param, "did not answer in time") from None
-        except (httpcore.NetworkError, OSError):
+        except (httpcore2.NetworkError, OSError):
             raise _failed(target, param, "could not be reached, or broke the connection") from None
-        except (httpcore.ProtocolError, httpcore.UnsupportedProtocol, ValueError):
+        except (httpcore2.ProtocolError, httpcore2.UnsupportedProtocol, ValueError):
             raise _failed(target, param, "did not answer in valid HTTP") from None
 
     async def _read(
-        self, answer: httpcore.Response, target: httpx.URL, param: str, budget: MediaBudget
+        self, answer: httpcore2.Response, target: httpx2.URL, param: str, budget: MediaBudget
     ) -> bytes | str:
         headers = {name.lower(): value for name, value in answer.headers}
         if answer.status in _REDIRECTS and b"location" in headers:
@@ -256,20 +259,29 @@ class Fetcher:
             self._system.close()
 
 
-def _proxied(url: str, options: dict[str, Any]) -> httpcore.AsyncConnectionPool:
+@cache
+def _authorities() -> ssl.SSLContext:
+    """The machine's, or those that SSL_CERT_FILE or SSL_CERT_DIR names.
+
+    Read once: a pool without a context reads them for every connection, and keeps the loop for 30 ms.
+    """
+    return httpcore2.default_ssl_context()
+
+
+def _proxied(url: str, options: dict[str, Any]) -> httpcore2.AsyncConnectionPool:
     parts = urlsplit(url)
     auth = (unquote(parts.username), unquote(parts.password or "")) if parts.username else None
     address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-    return httpcore.AsyncHTTPProxy(proxy_url=address, proxy_auth=auth, **options)
+    return httpcore2.AsyncHTTPProxy(proxy_url=address, proxy_auth=auth, **options)
 
 
-def _parse(url: str, param: str) -> httpx.URL:
+def _parse(url: str, param: str) -> httpx2.URL:
     try:
-        target = httpx.URL(url)
+        target = httpx2.URL(url)
         # Two parsers have to agree on the host, or a client could show one host to a filter before this
         # service and another one to this service.
         agreed = urlsplit(url).hostname or ""
-    except (httpx.InvalidURL, ValueError, TypeError):
+    except (httpx2.InvalidURL, ValueError, TypeError):
         raise MediaFetchError(f"{param}: not a valid URL", param=param) from None
     if target.scheme not in ("http", "https") or not target.host:
         raise MediaFetchError(f"{param}: expected an http or https URL with a host", param=param)
@@ -283,10 +295,10 @@ def _parse(url: str, param: str) -> httpx.URL:
     return target
 
 
-def _redirected(target: httpx.URL, location: str, param: str) -> httpx.URL:
+def _redirected(target: httpx2.URL, location: str, param: str) -> httpx2.URL:
     try:
         moved = str(target.join(location))
-    except (httpx.InvalidURL, ValueError):
+    except (httpx2.InvalidURL, ValueError):
         raise _failed(target, param, "redirected to an invalid URL") from None
     onward = _parse(moved, param)
     if target.scheme == "https" and onward.scheme == "http":
@@ -294,9 +306,9 @@ def _redirected(target: httpx.URL, location: str, param: str) -> httpx.URL:
     return onward
 
 
-def _failed(target: httpx.URL, param: str, what: str) -> MediaFetchError:
+def _failed(target: httpx2.URL, param: str, what: str) -> MediaFetchError:
     return MediaFetchError(f"{param}: {target.host[:80]} {what}", param=param)
 
 
-def _too_large(target: httpx.URL, param: str, limit: int) -> PayloadTooLarge:
+def _too_large(target: httpx2.URL, param: str, limit: int) -> PayloadTooLarge:
     return PayloadTooLarge(f"{param}: {target.host[:80]} sent more than {limit} bytes", param=param)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Final
 from urllib.parse import urlsplit
 
+import idna
 import msgspec
 
 from tessera.settings import MIB, POSITIVE, Setting
@@ -32,6 +34,15 @@ class ImageLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 def _no_directory(flag: str, path: Path) -> str | None:
     return None if path.is_dir() else f"{flag} {path}: no such directory"
+
+
+def _no_domains(flag: str, domains: Iterable[str]) -> str | None:
+    for domain in domains:
+        try:
+            _canonical(domain)
+        except idna.IDNAError as error:
+            return f"{flag} {domain}: not a domain: {error}"
+    return None
 
 
 def _no_proxy(flag: str, url: str) -> str | None:
@@ -63,11 +74,21 @@ class MediaPolicy(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     allowed_domains: Annotated[
         frozenset[str],
-        Setting(flag="--allowed-media-domains", metavar="DOMAIN", help="image URLs may point to these alone"),
+        Setting(
+            flag="--allowed-media-domains",
+            metavar="DOMAIN",
+            check=_no_domains,
+            help="image URLs may point to these alone",
+        ),
     ] = frozenset()
     blocked_domains: Annotated[
         frozenset[str],
-        Setting(flag="--blocked-media-domains", metavar="DOMAIN", help="image URLs may not point to these"),
+        Setting(
+            flag="--blocked-media-domains",
+            metavar="DOMAIN",
+            check=_no_domains,
+            help="image URLs may not point to these",
+        ),
     ] = frozenset()
     allow_private: Annotated[
         bool,
@@ -91,7 +112,7 @@ class MediaPolicy(msgspec.Struct, frozen=True, kw_only=True):
     max_fetches: int = 64
 
     def domain_refusal(self, host: str) -> str | None:
-        """Why this host may not be asked at all, or None."""
+        """Why this host, in ASCII as a URL is sent, may not be asked at all, or None."""
         host = host.lower().rstrip(".")
         if any(_below(host, domain) or host == _canonical(domain) for domain in self.blocked_domains):
             return "its domain is blocked"
@@ -125,7 +146,9 @@ _NUMERIC: Final = re.compile(r"(0x[0-9a-f]*|[0-9]+)(\.(0x[0-9a-f]*|[0-9]+))*")
 
 
 def _canonical(domain: str) -> str:
-    return domain.lower().removeprefix("*.").strip(".")
+    """In ASCII: a name in other letters is that of its A-labels (RFC 5890)."""
+    name = domain.lower().removeprefix("*.").strip(".")
+    return name if name.isascii() else idna.encode(name, uts46=True).decode("ascii")
 
 
 def _below(host: str, domain: str) -> bool:
