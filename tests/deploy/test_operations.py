@@ -23,7 +23,7 @@ def test_every_alert_is_explained() -> None:
 
 
 def test_the_example_of_sizing_is_what_the_command_prints(capsys: pytest.CaptureFixture[str]) -> None:
-    found = re.search(r"^\$ tessera-sizing (.*)\n((?:.*\n)*?)```", PAGE, re.MULTILINE)
+    found = re.search(r"^\$ tessera sizing (.*)\n((?:.*\n)*?)```", PAGE, re.MULTILINE)
     assert found is not None
     assert main(shlex.split(found[1])) == 0
     assert capsys.readouterr().out == found[2]

@@ -413,7 +413,7 @@ def test_an_engine_of_another_stage_or_checkpoint_is_refused(
 
 
 def test_a_path_is_needed(model: LlamaNemotronVL) -> None:
-    with pytest.raises(ConfigError, match="tessera-engine build --stage vision"):
+    with pytest.raises(ConfigError, match="tessera engine build --stage vision"):
         make_vision_engine(model, config(None), HERE)
 
 

@@ -74,7 +74,7 @@ def test_a_mismatch_names_both_sides(directory: Path, expected: dict[str, object
 
 def test_of_another_flavour_nothing_else_is_compared(directory: Path) -> None:
     with pytest.raises(
-        EngineMismatch, match=r"flavour is tensorrt_rtx, wanted is aoti\. tessera-engine build"
+        EngineMismatch, match=r"flavour is tensorrt_rtx, wanted is aoti\. tessera engine build"
     ):
         Manifest.read(directory).require(directory, flavour="aoti", versions={"torch": "2"})
 
@@ -96,7 +96,7 @@ def test_changed_files_are_refused(directory: Path, change: str) -> None:
 
 
 def test_no_manifest_says_what_makes_one(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="tessera-engine build"):
+    with pytest.raises(ConfigError, match="tessera engine build"):
         Manifest.read(tmp_path)
 
 
@@ -111,7 +111,7 @@ def test_a_broken_manifest_is_named(directory: Path, content: str) -> None:
 def test_a_manifest_of_another_format_is_refused(directory: Path, version: int | None) -> None:
     path = directory / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"format": version}))
-    with pytest.raises(EngineMismatch, match=rf"{version}.*reads {FORMAT}.*tessera-engine build"):
+    with pytest.raises(EngineMismatch, match=rf"{version}.*reads {FORMAT}.*tessera engine build"):
         Manifest.read(directory)
 
 

@@ -109,7 +109,7 @@ def spec_of(options: argparse.Namespace) -> BuildSpec:
 
 def _add_inspect(commands: Subparsers) -> None:
     parser = commands.add_parser("inspect", help="describe a built engine as JSON")
-    parser.add_argument("directory", type=Path, help="what tessera-engine build made")
+    parser.add_argument("directory", type=Path, help="what tessera engine build made")
     parser.set_defaults(run=_inspect)
 
 

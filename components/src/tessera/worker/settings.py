@@ -73,7 +73,7 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Setting(help=f"CPU threads of a batch, for its pieces side by side or for each operation; {CHOSEN}"),
     ] = 0
     build: Annotated[
-        tuple[BuildSpec, ...], Setting(help="engines that `tessera-engine build` makes; no worker reads it")
+        tuple[BuildSpec, ...], Setting(help="engines that `tessera engine build` makes; no worker reads it")
     ] = ()
 
     def __post_init__(self) -> None:

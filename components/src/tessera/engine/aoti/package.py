@@ -103,7 +103,7 @@ class AotiPackage:
 def open_package(model: Model, settings: EngineSettings, placement: Placement, stage: Stage) -> AotiPackage:
     """Open the engine at ``settings.path``; raises ``ConfigError`` without one, or for quantization."""
     if settings.path is None:
-        raise ConfigError(f"engine 'aoti' needs path: the --out of tessera-engine build --stage {stage}")
+        raise ConfigError(f"engine 'aoti' needs path: the --out of tessera engine build --stage {stage}")
     if settings.quantization != "none":
         raise ConfigError(f"engine aoti has no quantization {settings.quantization}; engine torch has")
     return AotiPackage(model, settings.path, stage, placement)
@@ -193,5 +193,5 @@ def require_cpu_flags(built: str, directory: Path) -> None:
     if missing:
         raise EngineMismatch(
             f"{directory}: the engine does not match: it was built for a CPU with {' '.join(missing)},"
-            " which this one lacks. tessera-engine build makes one for this machine"
+            " which this one lacks. tessera engine build makes one for this machine"
         )

@@ -72,12 +72,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if version != FORMAT:
                 raise EngineMismatch(
                     f"{path}: format is {version!r}, this program reads {FORMAT};"
-                    " tessera-engine build makes the engine anew"
+                    " tessera engine build makes the engine anew"
                 )
             return msgspec.json.decode(content, type=cls)
         except OSError as error:
             raise ConfigError(
-                f"{path}: {error.strerror}; an engine directory is made by tessera-engine build"
+                f"{path}: {error.strerror}; an engine directory is made by tessera engine build"
             ) from error
         except msgspec.MsgspecError as error:
             raise ConfigError(f"{path}: {error}") from error
@@ -94,7 +94,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if found:
             raise EngineMismatch(
                 f"{directory}: the engine does not match: {'; '.join(found)}."
-                " tessera-engine build makes one that does"
+                " tessera engine build makes one that does"
             )
 
     def _difference(self, key: str, value: object) -> str | None:

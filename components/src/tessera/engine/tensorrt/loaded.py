@@ -197,7 +197,7 @@ def _manifest(model: Model, settings: EngineSettings, stage: Stage) -> tuple[Pat
     networks_of(model)
     if settings.path is None:
         raise ConfigError(
-            f"engine {settings.engine!r} needs path: the --out of tessera-engine build --stage {stage}"
+            f"engine {settings.engine!r} needs path: the --out of tessera engine build --stage {stage}"
         )
     manifest = Manifest.read(settings.path)
     if manifest.flavour not in ("tensorrt", "tensorrt_rtx"):
