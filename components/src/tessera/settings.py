@@ -76,12 +76,20 @@ CHOSEN: Final = "0: chosen from the model and the machine"
 """What the help says of numbers that ``tessera.defaults`` has something for."""
 
 # What more than one process has.
-ModelPath = Annotated[Path, Setting(flag="--model-path", help="a checkpoint directory")]
+ModelPath = Annotated[
+    Path,
+    Setting(
+        flag="--model-path", help="a checkpoint directory, or ORG/NAME[@REVISION] of a hub to download once"
+    ),
+]
+Revision = Annotated[
+    str, Setting(flag="--revision", help="the branch, tag or commit of a hub's model; main by default")
+]
 ServedModelName = Annotated[
     str,
     Setting(
         flag="--served-model-name",
-        help="the name that requests use; the checkpoint directory's name by default",
+        help="the name that requests use; ORG/NAME or the checkpoint directory's name by default",
     ),
 ]
 ModelOptions = Annotated[

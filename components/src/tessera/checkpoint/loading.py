@@ -6,6 +6,7 @@ the file that the ``safetensors`` package has mapped.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +15,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from tessera.checkpoint.progress import Progress
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError, ConfigError
+
+log = logging.getLogger(__name__)
 
 _MAPPED_BYTES: Final = 64 << 20
 
@@ -41,17 +45,21 @@ def fill(
 
     ``part`` is what precedes the parameters' names in the tensors' canonical names. ``sources`` lists, for a
     submodule's name, the stored names that it stands for: its parameter is their rows, one after another.
-    Raises ``CheckpointError`` for a file that ends too early.
+    Says how far it has come where that takes longer. Raises ``CheckpointError`` for a file that ends early.
     """
+    parameters = dict(module.named_parameters())
+    read = {name: [tensors[source] for source in stored_names(part + name, sources)] for name in parameters}
+    total = sum(tensor.nbytes for each in read.values() for tensor in each)
+    progress = Progress(log, f"loading weights of {part.rstrip('.') or 'the model'}", total)
     with TensorReader() as reader:
-        for name, placeholder in list(module.named_parameters()):
+        for name, placeholder in parameters.items():
             value = torch.empty(placeholder.shape, dtype=dtype, device=device)
             flat = value.view(-1)
             offset = 0
-            for source in stored_names(part + name, sources):
-                tensor = tensors[source]
+            for tensor in read[name]:
                 count = tensor.nbytes // tensor.dtype.itemsize
                 reader.read(tensor, flat[offset : offset + count])
+                progress.add(tensor.nbytes)
                 offset += count
             assert offset == flat.numel(), f"{name} was filled with {offset} of {flat.numel()} numbers"
             owner, _, attribute = name.rpartition(".")

@@ -28,17 +28,9 @@ def weight_files(directory: Path) -> list[WeightFile]:
     """The headers of ``model.safetensors``, or of the shards that the index names, by file name."""
     if (directory / SINGLE_FILE).exists():
         return [WeightFile.read(directory / SINGLE_FILE)]
-    if not (directory / INDEX_FILE).exists():
-        raise CheckpointError(
-            f"{directory}: has neither {SINGLE_FILE} nor {INDEX_FILE}; no other weight format is read"
-        )
-    index = Section.read(directory / INDEX_FILE)
+    index = _index(directory)
     placed = index.section("weight_map").values
-    names = sorted({str(name) for name in placed.values()})
-    for name in names:
-        if Path(name).name != name or not name.endswith(".safetensors"):
-            raise index.error("weight_map", f"names {name!r}, which is no safetensors file beside it")
-    files = {name: WeightFile.read(directory / name) for name in names}
+    files = {name: WeightFile.read(directory / name) for name in shards(directory)}
     held = {(tensor.name, name) for name, file in files.items() for tensor in file.tensors}
     for tensor, name in placed.items():
         if (tensor, name) not in held:
@@ -46,6 +38,24 @@ def weight_files(directory: Path) -> list[WeightFile]:
                 f"{files[name].path}: lacks tensor {tensor!r}, which {INDEX_FILE} puts there"
             )
     return list(files.values())
+
+
+def shards(directory: Path) -> list[str]:
+    """The names of the files that the index puts tensors into; raises ``CheckpointError``."""
+    index = _index(directory)
+    names = sorted({str(name) for name in index.section("weight_map").values.values()})
+    for name in names:
+        if Path(name).name != name or not name.endswith(".safetensors"):
+            raise index.error("weight_map", f"names {name!r}, which is no safetensors file beside it")
+    return names
+
+
+def _index(directory: Path) -> Section:
+    if not (directory / INDEX_FILE).exists():
+        raise CheckpointError(
+            f"{directory}: has neither {SINGLE_FILE} nor {INDEX_FILE}; no other weight format is read"
+        )
+    return Section.read(directory / INDEX_FILE)
 
 
 def stored_tensors(

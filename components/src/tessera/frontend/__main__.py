@@ -14,6 +14,7 @@ with quick_imports():
     import uvloop
 
     from tessera import tracing
+    from tessera.checkpoint.source import SOURCE_VARIABLE
     from tessera.errors import DiscoveryLost, TesseraError
     from tessera.frontend.app import make_app
     from tessera.frontend.group import GROUP_VARIABLE
@@ -83,8 +84,9 @@ def main() -> int:
     log_as("frontend", settings := log_settings())
     set_environment_defaults(json_log=settings.format is LogFormat.JSON)
     try:
-        keys, seat = (os.environ.pop(name, None) for name in (API_KEYS_VARIABLE, GROUP_VARIABLE))
-        uvloop.run(serve(parse(api_keys=keys, seat=seat)))
+        variables = (API_KEYS_VARIABLE, GROUP_VARIABLE, SOURCE_VARIABLE)
+        keys, seat, source = (os.environ.pop(name, None) for name in variables)
+        uvloop.run(serve(parse(api_keys=keys, seat=seat, source=source)))
     except DiscoveryLost as error:
         log.error("%s", error)
         return FORGOTTEN

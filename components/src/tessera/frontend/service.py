@@ -145,12 +145,14 @@ async def _pulse(group: FrontendGroup, workers: Workers, lender: RowLender) -> N
         await asyncio.sleep(PULSE_SECONDS)
 
 
-def described(model: Model) -> dict[str, Any]:
-    """What clients and people are told of a model beside its name."""
+def described(service: Service) -> dict[str, Any]:
+    """What clients and people are told of the model beside its name."""
+    model, source = service.model, service.settings.source
     return {
         "family": model.family,
         "output": {"kind": model.output.kind.value, "width": model.output.width},
         "images": model.vision is not None,
+        "source": None if source is None else source.described(),
     }
 
 

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import msgspec
 
+from tessera.checkpoint.source import Source
 from tessera.frontend.group import Seat
 from tessera.frontend.http.admission import RESPONSES_IN_FLIGHT
 from tessera.frontend.http.auth import API_KEYS_VARIABLE, ApiKey, read_keys
@@ -18,6 +19,7 @@ from tessera.frontend.http.connection import ConnectionLimits
 from tessera.frontend.media.policy import ImageLimits, MediaPolicy
 from tessera.frontend.request import RequestLimits
 from tessera.logs import LogSettings
+from tessera.models import find
 from tessera.rpc.runtime import RpcSettings
 from tessera.settings import (
     MIB,
@@ -26,6 +28,7 @@ from tessera.settings import (
     POSITIVE,
     ModelOptions,
     ModelPath,
+    Revision,
     ServedModelName,
     Setting,
     Traces,
@@ -98,6 +101,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One frontend process."""
 
     model_path: ModelPath
+    revision: Revision = ""
     model_options: ModelOptions = {}
     served_model_name: ServedModelName = ""
     host: Annotated[str, Setting(flag="--host", help="the address to listen on")] = "127.0.0.1"
@@ -151,15 +155,22 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The exporters of traces, by name."""
     seat: Seat | None = None
     """Among the frontends that answer on one port."""
+    source: Source | None = None
+    """What ``model_path``, a directory then, holds."""
 
 
 def parse(
-    argv: Sequence[str] | None = None, *, api_keys: str | None = None, seat: str | None = None
+    argv: Sequence[str] | None = None,
+    *,
+    api_keys: str | None = None,
+    seat: str | None = None,
+    source: str | None = None,
 ) -> FrontendSettings:
-    """``api_keys`` is the environment variable's value: keys have no place on a command line. ``seat`` is
-    what the launcher says (``frontend/group``).
+    """``api_keys`` is the environment variable's value: keys have no place on a command line. ``seat`` and
+    ``source`` are what the launcher says (``frontend/group``, ``checkpoint/source``).
 
-    Raises ``ConfigError`` for values that argparse cannot judge; exits with status 2 for the rest.
+    Downloads a model of a hub. Raises ``ConfigError`` for values that argparse cannot judge and
+    ``CheckpointError`` for what is no model; exits with status 2 for the rest.
     """
     given = parse_flags(
         FrontendSettings, argv, prog="python -m tessera.frontend", description="The Tessera frontend."
@@ -168,9 +179,12 @@ def parse(
     if access.keys_file is not None or api_keys is not None:
         access = msgspec.structs.replace(access, keys=read_keys(access.keys_file, api_keys))
     namespace = given.rpc.namespace
+    found = find(str(given.model_path), given.revision, known=Source.of_json(source))
     return msgspec.structs.replace(
         given,
-        served_model_name=given.served_model_name or given.model_path.resolve().name,
+        model_path=found.directory,
+        source=found,
+        served_model_name=given.served_model_name or found.name,
         embed_endpoint=given.embed_endpoint or f"dyn://{namespace}.embed.generate",
         encode_endpoint=given.encode_endpoint or f"dyn://{namespace}.encode.generate",
         access=access,

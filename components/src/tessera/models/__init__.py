@@ -9,10 +9,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import cast
 
+from tessera.checkpoint import source
+from tessera.checkpoint.source import Source
 from tessera.errors import CheckpointError
 from tessera.models.base import Family, Model, Prompt, Role, Truncate
 
-__all__ = ["Family", "Model", "Prompt", "Role", "Truncate", "families", "family_of", "open_model"]
+__all__ = ["Family", "Model", "Prompt", "Role", "Truncate", "families", "family_of", "find", "open_model"]
 
 _BUILT_IN = (
     "tessera.models.llama_nemotron_embed",
@@ -27,6 +29,14 @@ def families() -> list[Family]:
     """The built-in families and those that installed packages declare as entry points."""
     found = [cast(Family, import_module(name).FAMILY) for name in _BUILT_IN]
     return found + [cast(Family, entry.load()) for entry in entry_points(group=_ENTRY_POINTS)]
+
+
+def find(model: str, revision: str = "", *, known: Source | None = None, bar: bool = False) -> Source:
+    """The checkpoint that is named: a directory, or a model of a hub that some family serves.
+
+    As ``checkpoint.source.find``, which raises ``CheckpointError`` and ``ConfigError``.
+    """
+    return source.find(model, revision, known=known, recognise=family_of, bar=bar)
 
 
 def open_model(path: str | Path, options: Mapping[str, object] = {}) -> Model:

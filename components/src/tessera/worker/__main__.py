@@ -7,6 +7,7 @@ from tessera.quick_imports import quick_imports
 with quick_imports():
     import asyncio
     import logging
+    import os
     import time
     from collections.abc import Callable
     from contextlib import suppress
@@ -15,6 +16,7 @@ with quick_imports():
     import uvloop
 
     from tessera import tracing
+    from tessera.checkpoint.source import SOURCE_VARIABLE
     from tessera.errors import DiscoveryLost, EngineDead, TesseraError
     from tessera.logs import LogFormat, log_as, log_settings, write_behind
     from tessera.process_exit import leave, when_told
@@ -159,7 +161,7 @@ def main() -> int:
     log_as("worker", early := log_settings())
     set_environment_defaults(json_log=early.format is LogFormat.JSON)
     try:
-        settings = parse()
+        settings = parse(source=os.environ.pop(SOURCE_VARIABLE, None))
         log_as(settings.mode.value, settings.log)
         threads = settings.stages.threads or share_of(settings).threads(torch.get_num_threads())
         torch.set_num_threads(threads)

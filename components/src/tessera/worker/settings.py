@@ -15,12 +15,13 @@ from typing import Annotated, Any, Literal
 import msgspec
 import yaml
 
+from tessera.checkpoint.source import Source
 from tessera.defaults import ENGINE_CONFIGS
 from tessera.engine.compiled.spec import BuildSpec
 from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError
 from tessera.logs import LogSettings
-from tessera.models import family_of
+from tessera.models import family_of, find
 from tessera.rpc.runtime import RpcSettings
 from tessera.settings import (
     CHOSEN,
@@ -29,6 +30,7 @@ from tessera.settings import (
     POSITIVE,
     ModelOptions,
     ModelPath,
+    Revision,
     ServedModelName,
     Setting,
     Traces,
@@ -92,6 +94,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One worker process."""
 
     model_path: ModelPath
+    revision: Revision = ""
     model_options: ModelOptions = {}
     served_model_name: ServedModelName = ""
     mode: Annotated[
@@ -182,6 +185,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """What the YAML file and the changes to it say."""
     traces: tuple[str, ...] = ()
     """The exporters of traces, by name."""
+    source: Source | None = None
+    """What ``model_path``, a directory then, holds."""
 
     @property
     def images(self) -> bool:
@@ -189,13 +194,19 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.modality == "multimodal"
 
 
-def parse(argv: Sequence[str] | None = None) -> WorkerSettings:
-    """Raises ``ConfigError`` for values that argparse cannot judge; exits with status 2 for the rest."""
+def parse(argv: Sequence[str] | None = None, *, source: str | None = None) -> WorkerSettings:
+    """``source`` is what the launcher says of the model (``checkpoint/source``).
+
+    Downloads a model of a hub. Raises ``ConfigError`` for values that argparse cannot judge and
+    ``CheckpointError`` for what is no model; exits with status 2 for the rest.
+    """
     given = parse_flags(
         WorkerSettings, argv, prog="python -m tessera.worker", description="One Tessera worker."
     )
     if given.dynamo_model and given.mode is Mode.ENCODE:
         raise ConfigError("--dynamo-model is for workers that embed")
+    found = find(str(given.model_path), given.revision, known=Source.of_json(source))
+    given = msgspec.structs.replace(given, model_path=found.directory, source=found)
     file = given.extra_engine_args
     if file is not None and file.is_dir():
         file = _of_family(file, given.model_path, given.mode)
@@ -204,7 +215,7 @@ def parse(argv: Sequence[str] | None = None) -> WorkerSettings:
     return msgspec.structs.replace(
         given,
         model_options=stages.model_options | given.model_options,
-        served_model_name=given.served_model_name or given.model_path.resolve().name,
+        served_model_name=given.served_model_name or found.name,
         encode_endpoint=given.encode_endpoint or f"dyn://{given.rpc.namespace}.encode.generate",
         stages=stages,
         traces=exporters(given.want_traces),

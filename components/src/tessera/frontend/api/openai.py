@@ -644,7 +644,7 @@ def _routes(service: Service) -> APIRouter:
         "created": int(time.time()),
         "owned_by": "tessera",
         "max_model_len": endpoint.pipeline.max_tokens,
-        **described(service.model),
+        **described(service),
     }
 
     @router.post("/v1/embeddings", openapi_extra=_OPERATION, summary="Embed text and images")

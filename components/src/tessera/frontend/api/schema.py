@@ -154,6 +154,20 @@ DESCRIBED: Final[dict[str, Schema]] = {
         width=WHOLE,
     ),
     "images": {"type": "boolean", "description": "Whether the model takes images."},
+    "source": {
+        "description": "What of a hub is served, null for a directory. `cached` says why a copy from before "
+        "is used though the hub has not confirmed it.",
+        "anyOf": [
+            object_of(
+                ("repository", "revision", "commit", "cached"),
+                repository=_TEXT,
+                revision=_TEXT,
+                commit=_TEXT,
+                cached=_MAYBE_TEXT,
+            ),
+            {"type": "null"},
+        ],
+    },
 }
 """What ``service.described`` says of a model."""
 

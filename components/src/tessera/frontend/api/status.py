@@ -139,7 +139,7 @@ def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Health"])
     head = {
         "model": service.settings.served_model_name,
-        **described(service.model),
+        **described(service),
         "fingerprint": service.model.fingerprint,
         "checkpoint": origin(service.settings.model_path),
     }

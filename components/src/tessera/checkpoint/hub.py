@@ -1,0 +1,537 @@
+"""Downloads models of a hub into the cache of ``huggingface_hub``, where every other program finds them.
+
+The library authorises, transfers and links; what it takes from the environment (``HF_TOKEN``, ``HF_HOME``,
+``HF_ENDPOINT``, ``HF_HUB_OFFLINE`` and the rest) means what it means everywhere. What it does not do is done
+here: it uses a cached snapshot without a word when a hub refuses, begins a file anew that another
+process left unfinished, and knows no bounds.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from threading import Event
+from typing import Final
+
+import httpx2
+from huggingface_hub import (
+    HfApi,
+    constants,
+    get_cached_repo_tree,
+    get_hf_file_metadata,
+    get_token,
+    hf_hub_download,
+    hf_hub_url,
+    try_to_load_from_cache,
+)
+from huggingface_hub.errors import (
+    CachedRepoTreeNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.file_download import http_get
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import build_hf_headers, get_session, validate_repo_id
+
+import tessera
+from tessera.checkpoint.progress import Progress, size
+from tessera.checkpoint.source import HubModel, Source, is_commit
+from tessera.checkpoint.weights import INDEX_FILE, SINGLE_FILE, shards
+from tessera.errors import CheckpointError
+
+log = logging.getLogger(__name__)
+
+_CONFIG: Final = "config.json"
+
+# Far above what published models have: tokenizer.json of 262,144 tokens takes 33 MB.
+_MOST_LISTED: Final = 10_000
+_MOST_JSON_FILES: Final = 64
+_MOST_JSON_BYTES: Final = 128_000_000
+_MOST_SHARDS: Final = 1_000
+
+_AT_A_TIME: Final = 8
+# Connections that broke, one after another without a byte between them.
+_MOST_BREAKS: Final = 5
+# It becomes the name of a file.
+_ETAG: Final = re.compile(r"[A-Za-z0-9_][\w.-]{0,254}", re.ASCII)
+
+
+def fetch(model: HubModel, recognise: Callable[[Path], object], *, bar: bool = False) -> Source:
+    """The snapshot of a model in the cache, downloaded if it is not there; see ``source.find``.
+
+    One process of a host downloads, the others wait. What a process that was killed had fetched stays, and
+    the next one goes on from there.
+    """
+    _adopt_log()
+    try:
+        validate_repo_id(model.repository)
+    except HFValidationError as error:
+        raise CheckpointError(
+            f"{model.repository}: no such directory, and no model of a hub: {error}"
+        ) from error
+    # Some of the library's requests have no limit.
+    get_session().timeout = httpx2.Timeout(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+    source = _Fetch(model, recognise, bar).source()
+    if source.cached:
+        log.warning("serving %s", source)
+    else:
+        log.info("serving %s", source)
+    return source
+
+
+def _adopt_log() -> None:
+    """Let the library's lines be lines like all others."""
+    library = logging.getLogger("huggingface_hub")
+    library.handlers.clear()
+    library.propagate = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetch:
+    model: HubModel
+    recognise: Callable[[Path], object]
+    bar: bool
+
+    def source(self) -> Source:
+        revision = self.model.revision
+        if is_commit(revision) and (kept := self._kept(thoroughly=True)) is not None:
+            return self._found(kept)
+        if constants.is_offline_mode():
+            why = "HF_HUB_OFFLINE is set"
+            if (kept := self._kept()) is not None:
+                return self._found(kept, why)
+            raise CheckpointError(
+                f"{self.model}: {why}, and {_cache()} has no whole copy of it; download it where there is a "
+                "network, or name a directory"
+            )
+        try:
+            commit = revision if is_commit(revision) else self._ask()
+            folder = self._fetched(commit)
+        except RevisionNotFoundError as error:
+            raise CheckpointError(f"{self.model}: {_why(error)}; name another revision") from error
+        except (HfHubHTTPError, httpx2.HTTPError, OSError, _Malformed) as error:
+            why = _why(error)
+            if _of_this_host(error) or (kept := self._kept()) is None:
+                raise CheckpointError(f"{self.model}: {why}; {self._advice(error)}") from error
+            return self._found(kept, why)
+        self._remember(commit)
+        return self._found(folder)
+
+    def _found(self, folder: Path, cached: str = "") -> Source:
+        self._recognise(folder)
+        return Source(
+            directory=folder,
+            repository=self.model.repository,
+            revision=self.model.revision,
+            commit=folder.name,
+            cached=cached,
+        )
+
+    def _recognise(self, folder: Path) -> None:
+        try:
+            self.recognise(folder)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.model}: {error.message}") from error
+
+    def _kept(self, *, thoroughly: bool = False) -> Path | None:
+        """The snapshot of the revision that the cache has, if it is whole.
+
+        Weights come last here, so whoever has them has all. Other programs may have fetched them alone:
+        ``thoroughly`` looks for every JSON file that the cache has a list of.
+        """
+        repository, revision = self.model.repository, self.model.revision
+        found = try_to_load_from_cache(repository, _CONFIG, revision=revision)
+        if not isinstance(found, str):
+            return None
+        folder = Path(found).parent
+        names: list[str] = []
+        if thoroughly:
+            with suppress(CachedRepoTreeNotFoundError):
+                names += [file.path for file in get_cached_repo_tree(repository, revision=revision)]
+        try:
+            weights = [SINGLE_FILE] if (folder / SINGLE_FILE).exists() else shards(folder)
+        except CheckpointError:
+            return None
+        needed = [*weights, *filter(_is_json, names)]
+        return folder if all((folder / name).exists() for name in needed) else None
+
+    def _ask(self) -> str:
+        """The commit that the hub has for the revision."""
+        with _reading():
+            commit = (
+                _api()
+                .model_info(
+                    self.model.repository, revision=self.model.revision, timeout=constants.HF_HUB_ETAG_TIMEOUT
+                )
+                .sha
+            )
+        if commit is None or not is_commit(commit):
+            raise _Malformed("names no commit")
+        return commit
+
+    def _fetched(self, commit: str) -> Path:
+        folder = _folder(self.model.repository) / "snapshots" / commit
+        files = self._listed(commit)
+        if _CONFIG not in files:
+            raise CheckpointError(f"{self.model}: has no {_CONFIG}, so it is no checkpoint")
+        if not any(name in files for name in (SINGLE_FILE, INDEX_FILE)):
+            raise CheckpointError(
+                f"{self.model}: has neither {SINGLE_FILE} nor {INDEX_FILE}; no other weight format is read"
+            )
+        described = [name for name in files if _is_json(name)]
+        large = [name for name in described if files[name].size > _MOST_JSON_BYTES]
+        if large or len(described) > _MOST_JSON_FILES:
+            what = f"{large[0]} of {size(files[large[0]].size)}" if large else f"{len(described)} JSON files"
+            most = size(_MOST_JSON_BYTES) if large else _MOST_JSON_FILES
+            raise CheckpointError(f"{self.model}: has {what}; {most} is the most that is downloaded")
+        if all((folder / name).exists() for name in described):
+            weights = self._weights(folder, files)
+            if all((folder / name).exists() for name in weights):
+                return folder
+        with _locked(self.model.repository):
+            # Before gigabytes: whether anybody serves it.
+            self._download(commit, [files[_CONFIG]])
+            self._recognise(folder)
+            self._download(commit, [files[name] for name in described])
+            weights = self._weights(folder, files)
+            self._download(commit, [files[name] for name in weights], said=True)
+        return folder
+
+    def _listed(self, commit: str) -> dict[str, RepoFile]:
+        """The files at the top by name; nothing is read from below."""
+        with _reading():
+            listed = _api().list_repo_tree(self.model.repository, revision=commit)
+            entries = list(islice(listed, _MOST_LISTED + 1))
+        if len(entries) > _MOST_LISTED:
+            raise CheckpointError(f"{self.model}: has more than {_MOST_LISTED} files, so it is no checkpoint")
+        files = {file.path: file for file in entries if isinstance(file, RepoFile) and "/" not in file.path}
+        if not all(type(file.size) is int and file.size >= 0 for file in files.values()):
+            raise _Malformed("lists files without sizes")
+        return files
+
+    def _weights(self, folder: Path, files: Mapping[str, RepoFile]) -> list[str]:
+        """The names of the weight files that are read, of those that the hub lists."""
+        names = [SINGLE_FILE] if SINGLE_FILE in files else shards(folder)
+        missing = [name for name in names if name not in files]
+        if missing or len(names) > _MOST_SHARDS:
+            what = f"names {missing[0]}, which the hub does not have" if missing else "names too many files"
+            raise CheckpointError(f"{self.model}: {INDEX_FILE} {what}")
+        return names
+
+    def _download(self, commit: str, files: Sequence[RepoFile], *, said: bool = False) -> None:
+        """Fetch files that are not there yet, some at a time; the first that fails ends all."""
+        folder = _folder(self.model.repository)
+        there = folder / "snapshots" / commit
+        files = [file for file in files if not (there / file.path).exists()]
+        if not files:
+            return
+        total = sum(file.size for file in files)
+        have = sum(_have(folder, file) for file in files)
+        self._look_for_room(total - have)
+        what = f"downloading {self.model.repository}"
+        if said:
+            there_before = f", {size(have)} of it from before" if have else ""
+            log.info("%s at commit %s: %s%s", what, commit, size(total), there_before)
+        progress = Progress(log, what, total, done=have, bar=said and self.bar)
+        began, stopped = time.monotonic(), Event()
+        one = _OneFile(self.model.repository, commit, progress, stopped)
+        with ThreadPoolExecutor(min(_AT_A_TIME, len(files))) as threads:
+            running = [threads.submit(one.fetch, file) for file in files]
+            try:
+                for each in as_completed(running):
+                    each.result()
+            except BaseException:
+                stopped.set()
+                threads.shutdown(wait=False, cancel_futures=True)
+                raise
+            finally:
+                progress.close()
+        if said:
+            log.info("downloaded %s in %.0f s", size(total - have), time.monotonic() - began)
+
+    def _look_for_room(self, nbytes: int) -> None:
+        place = Path(constants.HF_HUB_CACHE)
+        while not place.exists():
+            place = place.parent
+        if (free := shutil.disk_usage(place).free) < nbytes:
+            raise CheckpointError(
+                f"{self.model}: needs {size(nbytes)} in {_cache()}, where {size(free)} are free; make room, "
+                "or set HF_HOME to another place"
+            )
+
+    def _remember(self, commit: str) -> None:
+        """Note what the revision stands for, as the library does: only now, when all of it is there.
+
+        A download that failed so leaves the snapshot before it in use for hosts that are offline.
+        """
+        revision = self.model.revision
+        if revision == commit:
+            return
+        path = _folder(self.model.repository) / "refs" / revision
+        with suppress(OSError):  # a cache that is mounted to be read
+            if path.exists() and path.read_text() == commit:
+                return
+            path.parent.mkdir(parents=True, exist_ok=True)
+            new = path.with_name(f"{path.name}.{os.getpid()}.new")
+            new.write_text(commit)
+            new.replace(path)
+
+    def _advice(self, error: Exception) -> str:
+        if isinstance(error, GatedRepoError):
+            place = f"{constants.ENDPOINT}/{self.model.repository}"
+            token = "" if get_token() else ", and set HF_TOKEN to a token of that account"
+            return f"ask for access at {place} with the account that the token is of{token}"
+        status = _status(error)
+        if isinstance(error, RepositoryNotFoundError) or status in (401, 403, 404):
+            token = "let HF_TOKEN be of an account that may read it" if get_token() else "set HF_TOKEN"
+            return f"look for a mistake in the name; for a private model {token}; no directory has that name"
+        if isinstance(error, _Malformed) or status is not None:
+            return "try again later, or look at HF_ENDPOINT"
+        if _of_this_host(error):
+            return "set HF_HOME to a place that can be written to and has room"
+        return "try again with a network, look at HF_ENDPOINT, or name a directory"
+
+
+class _Malformed(Exception):
+    """A hub's answer is not what a hub answers."""
+
+
+class _Stopped(Exception):
+    """Another file has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _OneFile:
+    """Fetches single files of a commit into the cache."""
+
+    repository: str
+    commit: str
+    progress: Progress
+    stopped: Event
+
+    def fetch(self, file: RepoFile) -> None:
+        url = hf_hub_url(self.repository, file.path, revision=self.commit)
+        if not _by_xet(file):
+            found = get_hf_file_metadata(url, headers=_headers(), timeout=constants.HF_HUB_ETAG_TIMEOUT)
+            if found.etag is None or not _ETAG.fullmatch(found.etag) or found.commit_hash != self.commit:
+                raise _Malformed(f"does not say which file {file.path} is")
+            if found.size != file.size:
+                raise _Malformed(f"lists {file.path} with {file.size} bytes and has {found.size}")
+            blobs = _folder(self.repository) / "blobs"
+            blobs.mkdir(parents=True, exist_ok=True)
+            if not (blobs / found.etag).exists():
+                self._transfer(url, file, blobs / found.etag)
+        # Finds the bytes where they are and gives them their name in the snapshot.
+        hf_hub_download(
+            self.repository,
+            file.path,
+            revision=self.commit,
+            tqdm_class=self._counter(file, 0),
+            library_name="tessera",
+            library_version=tessera.__version__,
+        )
+
+    def _transfer(self, url: str, file: RepoFile, blob: Path) -> None:
+        """Fetch what is missing of a file's bytes; the library would begin anew after another process."""
+        partial = _partial(blob)
+        before = partial.stat().st_size if partial.exists() else 0
+        if before > file.size:
+            partial.unlink()
+            before = 0
+        breaks = 0
+        while True:
+            with partial.open("ab") as into:
+                done = into.tell()
+                try:
+                    http_get(
+                        url,
+                        into,
+                        resume_size=done,
+                        headers=_headers(),
+                        expected_size=file.size,
+                        displayed_filename=file.path,
+                        tqdm_class=self._counter(file, done),
+                    )
+                    break
+                # The library itself tries again after errors of other kinds.
+                except httpx2.ReadError:
+                    breaks = 0 if into.tell() > done else breaks + 1
+                    if breaks == _MOST_BREAKS or self.stopped.is_set():
+                        raise
+            time.sleep(1)
+        if before and not _is_whole(partial, file):
+            partial.unlink()
+            raise _Malformed(
+                f"sent a {file.path} that is not the one it lists; what was here of it is removed"
+            )
+        partial.replace(blob)
+
+    def _counter(self, file: RepoFile, done: int) -> type:
+        """What the library takes for the class of its progress bars."""
+        progress, stopped = self.progress, self.stopped
+
+        class Counter:
+            def __init__(self, *_: object, **__: object) -> None:
+                self._done = done
+
+            def __enter__(self) -> Counter:
+                return self
+
+            def __exit__(self, *_: object) -> None: ...
+
+            def update(self, nbytes: float | None = 1) -> None:
+                if stopped.is_set():
+                    raise _Stopped
+                self._done += int(nbytes or 0)
+                if self._done > file.size:
+                    raise _Malformed(f"lists {file.path} with {file.size} bytes and sends more")
+                progress.add(int(nbytes or 0))
+
+            def update_transfer(self, nbytes: float | None = 1) -> None: ...
+
+            def set_postfix_str(self, *_: object, **__: object) -> None: ...
+
+            def set_transfer_postfix_str(self, *_: object, **__: object) -> None: ...
+
+        return Counter
+
+
+def _by_xet(file: RepoFile) -> bool:
+    """Whether the library is to fetch a file by chunks, in parallel.
+
+    A file of which that is interrupted begins anew, so it is for those who ask for it, and for files that a
+    hub sends in no other way.
+    """
+    if file.xet_hash is None or constants.HF_HUB_DISABLE_XET or find_spec("hf_xet") is None:
+        return False
+    return constants.HF_XET_HIGH_PERFORMANCE or file.size > constants.MAX_HTTP_DOWNLOAD_SIZE
+
+
+def _is_json(name: str) -> bool:
+    return name.endswith(".json") and "/" not in name
+
+
+def _is_whole(path: Path, file: RepoFile) -> bool:
+    """Whether a file that several processes wrote is the one that the hub lists, where it says so."""
+    if file.lfs is None:
+        return True
+    with path.open("rb") as read:
+        return hashlib.file_digest(read, "sha256").hexdigest() == file.lfs.sha256
+
+
+def _have(folder: Path, file: RepoFile) -> int:
+    """How many bytes of a file are there, as far as can be told before the hub is asked."""
+    blob = folder / "blobs" / (file.lfs.sha256 if file.lfs is not None else file.blob_id)
+    for path in (blob, _partial(blob)):
+        with suppress(OSError):
+            return min(path.stat().st_size, file.size)
+    return 0
+
+
+def _partial(blob: Path) -> Path:
+    return blob.with_name(f"{blob.name}.incomplete")
+
+
+def _cache() -> str:
+    return str(constants.HF_HUB_CACHE)
+
+
+def _folder(repository: str) -> Path:
+    return Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+
+
+def _api() -> HfApi:
+    return HfApi(library_name="tessera", library_version=tessera.__version__)
+
+
+def _headers() -> dict[str, str]:
+    return build_hf_headers(library_name="tessera", library_version=tessera.__version__)
+
+
+@contextmanager
+def _locked(repository: str) -> Iterator[None]:
+    """Wait until no other process of this host downloads the model. The system frees a killed one's lock."""
+    folder = Path(constants.HF_HUB_CACHE) / ".locks" / _folder(repository).name
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "tessera.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("another process downloads %s: waiting for it", repository)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """Tell an answer that cannot be read from other errors."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise _Malformed("answers with something else than a hub") from error
+
+
+def _chain(error: BaseException | None) -> Iterable[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
+def _status(error: BaseException) -> int | None:
+    for each in _chain(error):
+        if isinstance(each, HfHubHTTPError):
+            return each.response.status_code
+    return None
+
+
+def _of_this_host(error: BaseException) -> bool:
+    """Whether it is the cache that cannot be written to."""
+    return any(
+        isinstance(each, OSError) and each.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
+        for each in _chain(error)
+    )
+
+
+def _why(error: BaseException) -> str:
+    """One line without what a server said, which may repeat what it was sent."""
+    hub = f"the hub at {constants.ENDPOINT}"
+    if isinstance(error, _Malformed):
+        return f"{hub} {error}"
+    status = _status(error)
+    for each in _chain(error):
+        match each:
+            case RevisionNotFoundError():
+                return f"{hub} has no such revision"
+            case GatedRepoError():
+                return f"{hub} says that it is gated ({status})"
+            case RepositoryNotFoundError():
+                return f"{hub} has no such model, or not for everybody ({status})"
+            case HfHubHTTPError():
+                return f"{hub} refused ({status})"
+    for each in _chain(error):
+        match each:
+            case httpx2.TimeoutException():
+                return f"{hub} did not answer in time"
+            case httpx2.HTTPError():
+                return f"{hub} cannot be reached ({type(each).__name__})"
+            case OSError() if each.errno is not None and each.filename is not None:
+                return f"{each.filename}: {each.strerror}"
+            case OSError() if each.errno is not None:
+                return f"{_cache()}: {each.strerror}"
+    return f"{hub} did not send what it lists"

@@ -1,0 +1,272 @@
+"""Models of a hub, downloaded by real processes from a hub on this host."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tessera.checkpoint.progress import Progress
+from tessera.checkpoint.source import HubModel, Source, find
+from tessera.errors import CheckpointError, ConfigError
+from tests.checkpoint.local_hub import COMMIT, REPOSITORY, LocalHub, files_of, local_hub
+
+TOKEN = "hf_notToBeSeenAnywhere"
+NEEDED = {
+    "config.json",
+    "config_sentence_transformers.json",
+    "model.safetensors",
+    "processor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+}
+
+
+@pytest.fixture
+def hub(checkpoint: Path) -> Iterator[LocalHub]:
+    with local_hub(files_of(checkpoint)) as running:
+        yield running
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    status: int
+    source: dict[str, str]
+    error: str
+    log: str
+
+
+def start(hub: LocalHub, cache: Path, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tessera.models", "--model-path", *(arguments or (REPOSITORY,))],
+        env=hub.environment(cache) | {"HF_TOKEN": TOKEN} | environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process: subprocess.Popen[str]) -> Said:
+    out, log = process.communicate(timeout=120)
+    assert TOKEN not in out + log
+    assert "Traceback" not in log
+    answer: dict[str, Any] = json.loads(out)
+    error = answer.get("error", "")
+    assert (process.returncode == 1) == bool(error)
+    assert "\n" not in error
+    return Said(process.returncode, answer.get("source", {}), error, log)
+
+
+def run(hub: LocalHub, cache: Path, *arguments: str, **environment: str) -> Said:
+    return end(start(hub, cache, *arguments, **environment))
+
+
+def refused(status: int, **headers: str) -> Callable[[str], tuple[int, Mapping[str, str]] | None]:
+    said = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda path: (status, said)
+
+
+@pytest.mark.service
+def test_what_a_model_needs_is_downloaded_once(hub: LocalHub, tmp_path: Path) -> None:
+    said = run(hub, tmp_path)
+    assert said.source["commit"] == COMMIT and said.source["cached"] == ""
+    folder = Path(said.source["directory"])
+    assert {path.name for path in folder.iterdir()} == NEEDED == hub.sent.keys()
+    assert all((folder / name).read_bytes() == hub.files[name] for name in NEEDED)
+    assert f"serving {REPOSITORY} at commit {COMMIT} (main)" in said.log
+    hub.forget()
+    assert run(hub, tmp_path).source == said.source
+    assert not hub.sent and len(hub.asked) == 2
+    # A commit is what it is, and needs no hub.
+    hub.forget()
+    assert run(hub, tmp_path, f"{REPOSITORY}@{COMMIT}").source["directory"] == str(folder)
+    assert not hub.asked
+
+
+@pytest.mark.service
+def test_the_next_process_goes_on_where_a_killed_one_was(hub: LocalHub, tmp_path: Path) -> None:
+    # The library writes pieces of 10 MiB.
+    hub.files["model.safetensors"] += bytes(32 << 20)
+    hub.pause = 0.003
+    first = start(hub, tmp_path)
+    blobs = tmp_path / "hub" / f"models--{REPOSITORY.replace('/', '--')}" / "blobs"
+    deadline = time.monotonic() + 60
+
+    def partial() -> int:
+        return max((path.stat().st_size for path in blobs.glob("*.incomplete")), default=0)
+
+    while partial() < 10 << 20:
+        assert time.monotonic() < deadline and first.poll() is None
+        time.sleep(0.01)
+    second = start(hub, tmp_path)
+    assert second.stderr is not None
+    waiting = second.stderr.readline()
+    assert "another process downloads" in waiting
+    first.kill()
+    first.communicate()
+    hub.pause = 0
+    said = end(second)
+    assert said.source["commit"] == COMMIT
+    (going_on,) = [line for line in said.log.splitlines() if "of it from before" in line]
+    assert "downloading" in going_on
+    # What the killed process had taken is sent by no one again.
+    asked = [line for line in hub.asked if line.startswith("GET") and line.endswith("model.safetensors")]
+    assert len(asked) == 2
+    (began,) = [start for name, start in hub.resumed if name == "model.safetensors"]
+    assert began >= 10 << 20
+    assert (Path(said.source["directory"]) / "model.safetensors").read_bytes() == hub.files[
+        "model.safetensors"
+    ]
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        (refused(401, X_Error_Code="GatedRepo"), "is gated (401); ask for access at"),
+        (refused(403, X_Error_Message=TOKEN), "refused (403); look for a mistake in the name"),
+        (refused(404, X_Error_Code="RepoNotFound"), "has no such model, or not for everybody (404)"),
+        (refused(503), "refused (503); try again later"),
+        (lambda path: (time.sleep(2), (200, {}))[1], "did not answer in time"),
+    ],
+    ids=["gated", "forbidden", "missing", "unavailable", "slow"],
+)
+def test_a_hub_that_refuses_is_one_line(
+    hub: LocalHub, tmp_path: Path, answer: Callable[[str], Any], line: str
+) -> None:
+    hub.answer = answer
+    said = run(hub, tmp_path, HF_HUB_ETAG_TIMEOUT="1")
+    assert said.error.startswith(f"{REPOSITORY}@main: the hub at {hub.url} ")
+    assert line in said.error
+
+
+@pytest.mark.service
+def test_a_copy_from_before_is_used_and_said(hub: LocalHub, tmp_path: Path) -> None:
+    commit = run(hub, tmp_path).source["commit"]
+    offline = start(hub, tmp_path, HF_HUB_OFFLINE="1")
+    gone = start(hub, tmp_path, HF_ENDPOINT="http://127.0.0.1:9")
+    other = start(hub, tmp_path, REPOSITORY, "--revision", "v2")
+    for process, why in ((offline, "HF_HUB_OFFLINE is set"), (gone, "cannot be reached (ConnectError)")):
+        said = end(process)
+        assert said.source["commit"] == commit
+        assert said.source["cached"].endswith(why) and f"from the cache: {said.source['cached']}" in said.log
+    assert f"{REPOSITORY}@v2: the hub at {hub.url} has no such revision" in end(other).error
+    # A new commit that cannot be had leaves the one before in use.
+    hub.commits["main"] = "b2" * 20
+    hub.answer = lambda path: (403, {}) if "/resolve/" in path else None
+    said = run(hub, tmp_path)
+    assert said.source["commit"] == commit and said.source["cached"].endswith("refused (403)")
+
+
+@pytest.mark.service
+def test_nothing_offline_is_one_line(hub: LocalHub, tmp_path: Path) -> None:
+    said = run(hub, tmp_path, HF_HUB_OFFLINE="1")
+    assert f"HF_HUB_OFFLINE is set, and {tmp_path}/hub has no whole copy of it; download it" in said.error
+
+
+@pytest.mark.service
+def test_sizes_are_looked_at_before_anything_is_fetched(hub: LocalHub, tmp_path: Path) -> None:
+    hub.sizes["model.safetensors"] = 10**16
+    said = run(hub, tmp_path)
+    assert "needs 10000.0 TB in " in said.error and "make room, or set HF_HOME" in said.error
+    hub.sizes["model.safetensors"] = 10**6
+    assert "lists model.safetensors with 1000000 bytes and has " in run(hub, tmp_path).error
+    assert "model.safetensors" not in hub.sent
+    hub.sizes["tokenizer.json"] = 10**9
+    assert "has tokenizer.json of 1.0 GB; 128.0 MB is the most" in run(hub, tmp_path).error
+
+
+@pytest.mark.service
+def test_a_part_of_something_else_is_not_served(hub: LocalHub, tmp_path: Path) -> None:
+    said = run(hub, tmp_path)
+    blob = (Path(said.source["directory"]) / "model.safetensors").resolve()
+    (Path(said.source["directory"]) / "model.safetensors").unlink()
+    partial = blob.with_name(f"{blob.name}.incomplete")
+    partial.write_bytes(b"another" * 100)
+    blob.unlink()
+    assert "sent a model.safetensors that is not the one it lists" in run(hub, tmp_path).error
+    assert not partial.exists() and not blob.exists()
+
+
+@pytest.mark.service
+def test_an_unknown_family_is_refused_before_its_weights_are_fetched(hub: LocalHub, tmp_path: Path) -> None:
+    hub.files["config.json"] = b'{"model_type": "bert"}'
+    said = run(hub, tmp_path)
+    assert said.error.startswith(f"{REPOSITORY}@main: ") and "model_type 'bert' is none of" in said.error
+    assert hub.sent.keys() == {"config.json"}
+
+
+def test_a_directory_wins_over_a_hub(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "some-org").mkdir()
+    (tmp_path / REPOSITORY.replace("tessera.random-1", "model")).symlink_to(checkpoint)
+    monkeypatch.chdir(tmp_path)
+    with caplog.at_level(logging.INFO):
+        found = find("some-org/model", recognise=lambda path: None)
+    assert found == Source(directory=Path("some-org/model")) and found.described() is None
+    assert "some-org/model is a directory here, which is served; no hub is asked" in caplog.text
+    with pytest.raises(ConfigError, match="--revision main: some-org/model is a directory here"):
+        find("some-org/model", "main", recognise=lambda path: None)
+
+
+def test_a_snapshot_says_what_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "models--org--name" / "snapshots" / COMMIT
+    folder.mkdir(parents=True)
+    found = find(str(folder), recognise=lambda path: None)
+    assert (found.repository, found.commit, found.name) == ("org/name", COMMIT, "org/name")
+    assert Source.of_json(found.as_json()) == found
+
+
+@pytest.mark.parametrize(
+    ("model", "revision", "named"),
+    [
+        ("org/name", "", HubModel("org/name", "main")),
+        ("org/name@v1.0", "", HubModel("org/name", "v1.0")),
+        ("org/name", "refs/pr/1", HubModel("org/name", "refs/pr/1")),
+        ("org/name@v1", "v1", HubModel("org/name", "v1")),
+        ("/org/name", "", None),
+        ("./org/name", "", None),
+        ("a/b/c", "", None),
+        ("name", "", None),
+        ("", "", None),
+    ],
+)
+def test_what_names_a_model_of_a_hub(model: str, revision: str, named: HubModel | None) -> None:
+    assert HubModel.named(model, revision) == named
+
+
+@pytest.mark.parametrize(
+    ("model", "revision"), [("o/n@a", "b"), ("o/n@../a", ""), ("o/n", "-x"), ("o/n@a b", "")]
+)
+def test_what_cannot_be_a_revision_is_refused(model: str, revision: str) -> None:
+    with pytest.raises(ConfigError):
+        HubModel.named(model, revision)
+
+
+def test_what_is_neither_is_named() -> None:
+    with pytest.raises(CheckpointError, match="/nowhere/model: no such directory, and not the ORG/NAME of"):
+        find("/nowhere/model", recognise=lambda path: None)
+
+
+def test_progress_says_little(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with caplog.at_level(logging.INFO):
+        quick = Progress(logging.getLogger("x"), "quick", 1000)
+        quick.add(1000)
+        progress = Progress(logging.getLogger("x"), "loading", 2_000_000_000, done=1_000_000_000)
+        for second in range(1, 1001):
+            now = float(second)
+            progress.add(1_000_000)
+    lines = [record.message for record in caplog.records]
+    assert lines[0] == "loading: 1.1 GB of 2.0 GB, 1.0 MB/s, 940 s left"
+    assert 10 <= len(lines) <= 17 and not any("quick" in line for line in lines)
