@@ -16,7 +16,7 @@ import pytest
 
 from tessera.checkpoint.progress import Progress
 from tessera.checkpoint.source import HubModel, Source, find
-from tessera.errors import CheckpointError, ConfigError
+from tessera.errors import ConfigError
 from tests.checkpoint.local_hub import COMMIT, REPOSITORY, LocalHub, files_of, local_hub
 
 TOKEN = "hf_notToBeSeenAnywhere"
@@ -250,11 +250,6 @@ def test_what_names_a_model_of_a_hub(model: str, revision: str, named: HubModel 
 def test_what_cannot_be_a_revision_is_refused(model: str, revision: str) -> None:
     with pytest.raises(ConfigError):
         HubModel.named(model, revision)
-
-
-def test_what_is_neither_is_named() -> None:
-    with pytest.raises(CheckpointError, match="/nowhere/model: no such directory, and not the ORG/NAME of"):
-        find("/nowhere/model", recognise=lambda path: None)
 
 
 def test_progress_says_little(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

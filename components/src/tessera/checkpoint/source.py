@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tessera.errors import CheckpointError, ConfigError
+from tessera.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +135,8 @@ def find(
             return known
         return _of_directory(model, revision)
     if (named := HubModel.named(model, revision)) is None:
-        raise CheckpointError(f"{model}: no such directory, and not the ORG/NAME of a model on a hub")
+        # Whoever opens it says what is missing.
+        return Source(directory=Path(model))
     # Takes 0.3 s, which a directory need not wait for.
     from tessera.checkpoint.hub import fetch
 

@@ -80,18 +80,20 @@ def spawn(
     environment: Mapping[str, str],
     *,
     output: Path | None = None,
+    errors: bool = True,
     descriptors: Sequence[int] = (),
 ) -> int:
     """Start a process in the background: it has no input, and ignores what a terminal sends; its id.
 
-    ``output`` is a file for what it writes. Of ``descriptors`` it inherits copies, with numbers from
-    ``FIRST_DESCRIPTOR`` on; their own numbers are above those. Raises ``OSError`` when the program cannot be
-    started.
+    ``output`` is a file for what it writes, with its ``errors`` if these are to go there, too. Of
+    ``descriptors`` it inherits copies, with numbers from ``FIRST_DESCRIPTOR`` on; their own numbers are above
+    those. Raises ``OSError`` when the program cannot be started.
     """
     actions: list[_Action] = [(os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)]
     if output is not None:
         actions.append((os.POSIX_SPAWN_OPEN, 1, str(output), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600))
-        actions.append((os.POSIX_SPAWN_DUP2, 1, 2))
+        if errors:
+            actions.append((os.POSIX_SPAWN_DUP2, 1, 2))
     actions += [
         (os.POSIX_SPAWN_DUP2, own, number) for number, own in enumerate(descriptors, FIRST_DESCRIPTOR)
     ]

@@ -26,8 +26,12 @@ class Process:
 
 def model_flags(settings: Shared) -> list[str]:
     """The flags that say which model it is."""
-    options = ["--model-options", settings.model_options] if settings.model_options else []
-    return ["--model-path", settings.model_path, *options]
+    flags = ["--model-path", settings.model_path]
+    if settings.model_revision:
+        flags += ["--revision", settings.model_revision]
+    if settings.model_options:
+        flags += ["--model-options", settings.model_options]
+    return flags
 
 
 def shared_flags(settings: Shared) -> list[str]:

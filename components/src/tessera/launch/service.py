@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from tessera.launch import mps
 from tessera.launch.children import Signals, Told, collect, spawn
@@ -108,7 +110,7 @@ class Service:
         for port in ports:
             if _listens("127.0.0.1", port):
                 raise SettingError(f"{said}: something listens on port {port} already")
-        if not os.path.isdir(settings.model_path):
+        if not os.path.isdir(settings.model_path) and settings.hub_model is None:
             raise SettingError(f"{settings.named('model_path')}: no such directory")
 
     def run(self) -> NoReturn:
@@ -128,7 +130,7 @@ class Service:
         if self._settings.dyn_discovery_backend == "file" and not self._environment.get("DYN_FILE_KV"):
             self._environment["DYN_FILE_KV"] = str(self._folder("discovery"))
         try:
-            self._leave_out_encode_workers()
+            self._find_model()
             workers = on_cards(self._workers, self._machine)
             shares = sharing(workers, self._machine)
             self._report.say(described(self._settings, workers, self._machine))
@@ -161,23 +163,41 @@ class Service:
                 said = f"something listens on {host}:{port} already"
             raise SettingError(f"{settings.named('dyn_http_port')}: {said}") from error
 
-    def _leave_out_encode_workers(self) -> None:
-        """Start none for a model that reads text alone. Raises ``SettingError`` for what is no model."""
-        if not any(kind.role == "encode" and kind.count for kind in self._workers):
+    def _find_model(self) -> None:
+        """Download a model of a hub for all processes; no encode workers for one that reads text alone.
+
+        Raises ``SettingError`` for what is no model.
+        """
+        from tessera.checkpoint.source import SOURCE_VARIABLE
+
+        settings = self._settings
+        splits = any(kind.role == "encode" and kind.count for kind in self._workers)
+        if os.path.isdir(settings.model_path) and not splits and not settings.model_revision:
             return
         said = self._ask_what_the_model_is()
-        if "images=no" in said.split():
+        # It is as nobody's token that processes read what was downloaded.
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            self._environment.pop(name, None)
+        self._environment[SOURCE_VARIABLE] = json.dumps(said["source"])
+        directory = said["source"]["directory"]
+        self._settings = replace(
+            settings, model_path=directory, model_revision="", served_model_name=settings.model_name
+        )
+        if splits and not said["images"]:
             self._workers = [kind for kind in self._workers if kind.role != "encode"]
-            said = f"{self._settings.model_name} reads text alone"
+            reads = f"{self._settings.model_name} reads text alone"
             if not (self.worker_count or self._settings.frontends):
-                raise SettingError(f"{said}: there is nothing to start here")
-            self._report.say(f"{said}: no encode workers are started")
+                raise SettingError(f"{reads}: there is nothing to start here")
+            self._report.say(f"{reads}: no encode workers are started")
 
-    def _ask_what_the_model_is(self) -> str:
+    def _ask_what_the_model_is(self) -> dict[str, Any]:
         # A process of its own: models need libraries that are not there before the environment is made.
         answer = self._folder("model") / "answer"
-        words = ["-m", "tessera.models", *model_flags(self._settings)]
-        pid = spawn([self._python, *words], self._environment, output=answer)
+        settings = self._settings
+        words = ["-m", "tessera.models", *model_flags(settings)]
+        words += ["--log-format", settings.log_format, "--log-level", settings.log_level]
+        # Its progress is for whoever looks at this process's.
+        pid = spawn([self._python, *words], self._environment, output=answer, errors=False)
         try:
             while (status := collect(pid)) is None:
                 self._signals.wait(None)
@@ -185,9 +205,14 @@ class Service:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
             raise
-        said = answer.read_text(errors="replace").strip()
-        if status:
-            raise SettingError(f"{self._settings.named('model_path')}: {said}")
+        try:
+            said: dict[str, Any] = json.loads(answer.read_bytes())
+        except ValueError:
+            raise SettingError(
+                f"{settings.named('model_path')}: what looks for it ended with status {status}"
+            ) from None
+        if "error" in said:
+            raise SettingError(f"{settings.named('model_path')}: {said['error']}")
         return said
 
     def _start_mps(self, shared: bool) -> None:

@@ -1,0 +1,45 @@
+"""A service of a model that is downloaded: started by its hub's name, and what it says of that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx
+import pytest
+from benchmarks.proc import children
+
+from tests.checkpoint.local_hub import COMMIT, REPOSITORY, files_of, local_hub
+from tests.e2e.service import launch
+from tests.proc import command_line
+
+TOKEN = "hf_notToBeSeenAnywhere"
+
+
+@pytest.mark.service
+def test_a_private_model_is_downloaded_and_served(checkpoint: Path, tmp_path: Path) -> None:
+    log, cache = tmp_path / "log", tmp_path / "cache"
+    with local_hub(files_of(checkpoint)) as hub:
+        hub.token = TOKEN
+        environment = hub.environment(cache) | {
+            "HF_TOKEN": TOKEN,
+            "MODEL_PATH": f"{REPOSITORY}@main",
+            "SERVED_MODEL_NAME": "",
+        }
+        with launch("agg.sh", checkpoint, log, workers=1, environment=environment) as service:
+            source = {"repository": REPOSITORY, "revision": "main", "commit": COMMIT, "cached": None}
+            (card,) = httpx.get(f"{service.url}/v1/models").json()["data"]
+            assert (card["id"], card["source"]) == (REPOSITORY, source)
+            status = httpx.get(f"{service.url}/status")
+            assert status.json()["source"] == source
+            body = {"model": REPOSITORY, "input": "a yellow heart"}
+            assert httpx.post(f"{service.url}/v1/embeddings", json=body).status_code == 200
+            pids = [service.script.pid, *children(service.script.pid)]
+            words = [word for pid in pids for word in command_line(pid)]
+            assert len(pids) == 3 and str(cache) in " ".join(words)
+            for pid in pids[1:]:
+                assert TOKEN.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
+    said = log.read_text()
+    assert f"serving {REPOSITORY} at commit {COMMIT} (main)" in said
+    assert sum(line.startswith("GET") and line.endswith("model.safetensors") for line in hub.asked) == 1
+    for text in (said, status.text, *words):
+        assert TOKEN not in text
