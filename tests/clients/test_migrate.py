@@ -1,0 +1,231 @@
+"""Every block and every row of ``docs/migrate.md``, against a running service."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import pytest
+import requests
+from cohere import ClientV2
+from openai import OpenAI
+from voyageai.api_resources.api_requestor import _thread_context
+
+from tessera.cli.serve import read
+from tessera.frontend.api.openai import FIELDS
+from tessera.frontend.settings import FrontendSettings
+from tessera.launch.settings import settings
+from tessera.settings import rows_of
+from tessera.worker.settings import StageSettings, WorkerSettings
+from tests.clients.conftest import ClosedService
+from tests.e2e.inputs import cosine, data_url
+from tests.e2e.service import MODEL
+from tests.references.llama_nemotron_vl import Reference
+
+PAGE = (Path(__file__).parents[2] / "docs" / "migrate.md").read_text()
+SECTIONS = dict(re.findall(r"^## (.+)\n((?:(?!## ).*\n)*)", PAGE, re.MULTILINE))
+
+Floats = npt.NDArray[np.float32]
+WANTED = {
+    "vLLM": [("a red flower", True, "passage")],
+    "NVIDIA NIM": [
+        ("a meadow", False, "passage"),
+        (None, True, "passage"),
+        ("a red flower", True, "passage"),
+    ],
+    "Text-Embeddings-Inference": [
+        *(("a red flower", False, "query"), ("a meadow", False, "none"), ("a river", False, "none")),
+    ],
+    "Infinity": [(None, True, "passage")],
+    "Jina": [("a red flower", False, "query")],
+    "Cohere": [("a red flower", True, "passage")],
+    "Voyage": [("a red flower", True, "passage"), ("a red flower", False, "query")],
+}
+"""What the request of each section embeds: text, whether with the picture, and the role."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A request of a table of differences, and what it gives: a status, or how it compares with another."""
+
+    method: str
+    path: str
+    body: str
+    relation: str
+    other: str
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.body} {self.relation} {self.other}"
+
+
+def rows(section: str) -> Iterator[Row]:
+    path = re.findall(r"^`POST (\S+)`$", section, re.MULTILINE)
+    for line in section.partition("for instance |\n|---|---|---|\n")[2].splitlines():
+        if not line.startswith("| "):
+            return
+        cell = line.removesuffix(" |").rpartition("| ")[2]
+        found = re.fullmatch(r"(?:`(?:(GET) )?(/\S+)` ?)?(?:`({.*?})`)? (?:(\d{3})|([=≠]) `({.*})`)", cell)
+        assert found is not None, cell
+        method, own, body, status, relation, other = found.groups()
+        yield Row(method or "POST", own or path[0], body or "", relation or status, other or "")
+
+
+ROWS = [row for section in SECTIONS.values() for row in rows(section)]
+
+
+def blocks(section: str) -> list[str]:
+    return re.findall(r"^```diff\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+
+
+def version(block: str, sign: str) -> str:
+    """A block with the lines of before, ``-``, or after, ``+``."""
+    return "".join(f"{line[1:]}\n" for line in block.splitlines() if line[:1] in (sign, " ", ""))
+
+
+REQUESTS = [
+    (name, block)
+    for name, section in SECTIONS.items()
+    for block in blocks(section)
+    if "import" in block or "curl" in block
+]
+
+
+def test_every_section_has_a_command_a_request_and_differences() -> None:
+    assert SECTIONS.keys() == {"What holds here, whoever asks", *WANTED}
+    for name in WANTED:
+        commands = [block for block in blocks(SECTIONS[name]) if "+tessera serve " in block]
+        assert len(commands) == 1, name
+        assert any(found == name for found, _ in REQUESTS), name
+        assert len(list(rows(SECTIONS[name]))) >= 8, name
+    assert len(ROWS) > 80
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_the_command_is_one_that_can_be_typed(name: str) -> None:
+    (command,) = [block for block in blocks(SECTIONS[name]) if "+tessera serve " in block]
+    asked = read(version(command, "+").split()[2:])
+    assert asked.given["model_path"].text.count("/") == 1
+
+
+@pytest.mark.parametrize("name", WANTED)
+def test_options_that_are_named_exist(name: str) -> None:
+    known = {"HF_TOKEN", "HF_HOME", "TESSERA_API_KEYS", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT"}
+    known |= {"/v1", "prompt_name"} | FIELDS | {each.variable.flag for each in settings()}
+    for kind in (FrontendSettings, WorkerSettings, StageSettings):
+        known |= {option for row in rows_of(kind) for option in row.names}
+    table = SECTIONS[name].partition("| there | here |\n|---|---|\n")[2].partition("\n\n")[0]
+    for line in table.splitlines():
+        here = line.split(" | ")[1]
+        assert set(re.findall(r"`([^`]+)`", here)) <= known, here
+        assert "`" in here or here.startswith("none")
+
+
+class Asked:
+    """The service, with what the page writes in place of what only the test knows."""
+
+    def __init__(self, service: ClosedService, http: httpx.Client, picture: bytes) -> None:
+        self.service, self.http, self.picture = service, http, data_url(picture)
+
+    def own(self, text: str) -> str:
+        """The page's addresses, names, keys and widths as this service has them."""
+        text = re.sub(r"(?:nvidia/llama-nemotron-embed-vl-1b-v2|Qwen/Qwen3-VL-Embedding-2B)\b", MODEL, text)
+        text = text.replace("http://127.0.0.1:8000", self.service.url).replace(
+            '"dimensions": 512', '"dimensions": 64'
+        )
+        for key in ('="none"', "Bearer none"):
+            text = text.replace(key, key.replace("none", self.service.key))
+        return text
+
+    def body(self, text: str) -> Any:
+        text = self.own(text).replace('["a", …]', json.dumps(["a"] * 3000))
+        text = text.replace("data:image/jpeg;base64,…", self.picture).replace("word …", "word " * 20_000)
+        assert "…" not in text
+        return json.loads(text)
+
+    def answer(self, method: str, path: str, body: str) -> httpx.Response:
+        return self.http.request(method, path, json=self.body(body) if body else None)
+
+    def vectors(self, path: str, body: str) -> Floats:
+        answer = self.answer("POST", path, body)
+        assert answer.status_code == 200, answer.text
+        return vectors_of(answer.json())
+
+
+def vectors_of(answer: Any) -> Floats:
+    """The vectors of an answer of OpenAI's, Voyage's, Cohere's or TEI's shape."""
+    if isinstance(answer, dict):
+        answer = (
+            [row["embedding"] for row in answer["data"]]
+            if "data" in answer
+            else answer["embeddings"]["float"]
+        )
+    return np.array(answer, np.float32)
+
+
+@pytest.fixture
+def asked(service: ClosedService, http: httpx.Client, photos: dict[str, bytes]) -> Asked:
+    return Asked(service, http, photos["flower"])
+
+
+@pytest.mark.service
+@pytest.mark.xdist_group("clients")
+@pytest.mark.parametrize("row", ROWS, ids=str)
+def test_a_row_says_what_happens(row: Row, asked: Asked) -> None:
+    if row.relation.isdigit():
+        answer = asked.answer(row.method, row.path, row.body)
+        assert answer.status_code == int(row.relation), answer.text
+        return
+    one, other = asked.vectors(row.path, row.body), asked.vectors(row.path, row.other)
+    assert one.shape == other.shape
+    assert np.allclose(one, other, atol=1e-4 * float(np.linalg.norm(one))) == (row.relation == "=")
+
+
+@pytest.mark.service
+@pytest.mark.xdist_group("clients")
+@pytest.mark.parametrize(("name", "block"), REQUESTS, ids=[name for name, _ in REQUESTS])
+def test_a_request_gives_the_models_vectors(
+    name: str,
+    block: str,
+    asked: Asked,
+    reference: Reference,
+    photos: dict[str, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "photo.jpg").write_bytes(photos["flower"])
+    monkeypatch.chdir(tmp_path)
+    after = asked.own(version(block, "+"))
+    if "import" in block:
+        compile(version(block, "-"), "before", "exec")
+        with requests.Session() as session:
+            # voyageai keeps its connection in the thread and closes it only when it is old.
+            monkeypatch.setattr(_thread_context, "session", session, raising=False)
+            monkeypatch.setattr(_thread_context, "session_create_time", time.time(), raising=False)
+            names: dict[str, Any] = {}
+            exec(compile(after, name, "exec"), names)
+        client = names["client"]
+        if isinstance(client, OpenAI):
+            client.close()
+        elif isinstance(client, ClientV2):
+            client._client_wrapper.httpx_client.httpx_client.close()
+        found = np.array(names["vectors"], np.float32)
+    else:
+        found = vectors_of(json.loads(subprocess.check_output(after, shell=True, executable="/bin/bash")))
+    wanted = [
+        reference.vector(text, [photos["flower"]] if picture else [], role)
+        for text, picture, role in WANTED[name]
+    ]
+    if name == "Text-Embeddings-Inference" and "curl" in block:
+        wanted = wanted[1:2]
+    assert len(found) == len(wanted)
+    for vector, expected in zip(found, wanted, strict=True):
+        assert cosine(vector, expected) >= 0.9999
