@@ -24,9 +24,9 @@ class LocalHub:
     """Serves ``files`` (name → bytes) at ``commits`` (revision → commit); counts what it is asked and sends.
 
     ``answer`` may answer a path itself: with (status, headers) in place of what is there, or with None.
-    ``token``: without it every answer is 401, as of a private model. ``sizes`` are what it says of files and
-    ``stop_after`` how many bytes of one it sends before it hangs up; ``pause`` is between pieces of 64 KiB.
-    ``resumed`` are the files of which it was asked for the rest, and where that began.
+    ``token``: without it every answer is 401, as of a private model. ``sizes`` are what it says of files.
+    ``stop_after`` is how many bytes of a file it sends before it hangs up, once, and ``pause`` stands between
+    pieces of 64 KiB. ``resumed`` are the files of which it was asked for the rest, and where that began.
     """
 
     files: dict[str, bytes]
@@ -137,6 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         for place in range(start, len(content), 1 << 16):
             if hub.stop_after is not None and hub.sent.get(name, 0) >= hub.stop_after:
+                hub.stop_after = None
                 self.close_connection = True
                 return
             piece = content[place : place + (1 << 16)]

@@ -89,7 +89,7 @@ class Shared:
             metavar="NAME",
             group="model",
             help="its name in requests",
-            default="as MODEL ends",
+            default="ORG/NAME, or as the directory ends",
         ),
     ] = ""
     model_options: Annotated[
