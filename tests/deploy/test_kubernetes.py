@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ from tests.deploy.schemas import CUSTOM
 from tests.e2e.service import ROOT
 
 FOLDER = ROOT / "deploy/kubernetes"
-RENDERED = ("overlays/etcd", "overlays/kubernetes", "overlays/try", "dynamo")
+RENDERED = ("overlays/etcd", "overlays/kubernetes", "overlays/try", "overlays/hub-try", "dynamo")
 VERSIONS = ("1.30", "1.37")
 ROLES = ("frontend", "encode", "embed")
 Resource = dict[str, Any]
@@ -173,13 +174,29 @@ def test_the_arguments_are_understood(name: str, tmp_path: Path) -> None:
             assert worker.cache_bytes == (4 << 30 if role == "embed" else None)
 
 
+def test_a_job_downloads_what_the_pods_read(tmp_path: Path) -> None:
+    """Its command, run with its variables, looks for what the pods are told to read."""
+    name = "overlays/hub-try"
+    (job,) = (resource for resource in render(name) if resource["kind"] == "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    own, pods = settings(name, container), settings(name, {})
+    assert (own["HF_HUB_OFFLINE"], pods["HF_HUB_OFFLINE"]) == ("0", "1")
+    assert own["HF_HOME"] == pods["HF_HOME"] and own["HF_HOME"].startswith("/models/")
+    (volume,) = (mount for mount in container["volumeMounts"] if mount["mountPath"] == "/models")
+    assert not volume.get("readOnly")
+    words = [re.sub(r"\$\((\w+)\)", lambda found: own[found[1]], word) for word in container["command"]]
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    ran = subprocess.run([sys.executable, *words[1:]], env=environment, capture_output=True, text=True)
+    assert own["MODEL_PATH"] in ran.stdout and "HF_HUB_OFFLINE is set" in ran.stdout, ran.stderr
+
+
 @pytest.mark.parametrize("name", RENDERED)
 def test_policies_budgets_and_services_select_pods(name: str) -> None:
     labels = {role: template["metadata"]["labels"] for role, template in templates(name).items()}
     everyone = [*labels.values()] + [
         resource["spec"]["template"]["metadata"]["labels"]
         for resource in render(name)
-        if resource["kind"] == "StatefulSet"
+        if resource["kind"] in ("StatefulSet", "Job")
     ]
 
     def matched(selector: Resource) -> list[Resource]:

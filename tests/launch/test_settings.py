@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tessera.launch.processes import without_source
+from tessera.launch.role import command
 from tessera.launch.settings import LaunchSettings, SettingError, markdown_table, settings, variables_help
 
 ROOT = Path(__file__).parents[2]
@@ -60,3 +61,22 @@ def test_children_do_not_see_the_source_that_the_launcher_runs_from(
     path = os.pathsep.join([str(ROOT / "components/src"), *before.values()])
     assert without_source({"PYTHONPATH": path}, ROOT).get("PYTHONPATH") == after
     assert without_source(before, ROOT) == before
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("org/name", "org/name"), ("org/name@v1", "org/name"), ("/models/one/", "one"), ("one", "one")],
+)
+def test_a_model_is_called_as_the_hub_or_its_directory_calls_it(model: str, name: str) -> None:
+    settings = LaunchSettings.read({"MODEL_PATH": model})
+    assert settings.model_name == name
+    assert settings.hub_model == (name if "org" in model else None)
+
+
+def test_a_role_is_given_the_name_that_it_downloads() -> None:
+    given = {"MODEL_PATH": "org/name", "MODEL_REVISION": "v1", "HOST_ADDRESS": "127.0.0.1"}
+    _, words, _ = command(["frontend"], given)
+    flags = " ".join(words)
+    assert "--model-path org/name --revision v1 " in flags and "--served-model-name org/name " in flags
+    with pytest.raises(SettingError, match=r"MODEL_PATH=org/name@v2: .* another revision than --revision v1"):
+        command(["frontend"], given | {"MODEL_PATH": "org/name@v2"})
