@@ -14,6 +14,7 @@ import pytest
 
 from tessera.cli.__main__ import COMMANDS
 from tessera.cli.serve import read
+from tessera.models import families
 from tests.clients.conftest import ClosedService
 from tests.e2e.inputs import cosine
 from tests.references.llama_nemotron_vl import Reference
@@ -83,6 +84,11 @@ def test_it_is_short_and_the_command_stands_first() -> None:
     lines = README.splitlines()
     assert len(lines) <= 180
     assert any(line.startswith("tessera serve ") for line in lines[:10])
+
+
+def test_every_family_is_listed() -> None:
+    listed = re.findall(r"^\| \[(\w+)\]\(docs/models\.md#\w+\) \|", README, re.MULTILINE)
+    assert sorted(listed) == sorted(family.name for family in families())
 
 
 def test_links_lead_somewhere() -> None:
