@@ -23,8 +23,8 @@ from typing import IO
 import yaml
 
 from benchmarks import usage
-from benchmarks.table import table, write_csv
 from tessera.defaults import ENGINE_CONFIGS
+from tessera.tools.table import table, write_csv
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ENGINE_CONFIGS / "llama_nemotron_vl" / "aoti_h100.yaml"

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from benchmarks import usage
-from benchmarks.table import number, table
 from tessera.frontend.serving.router import Router
+from tessera.tools.table import number, table
 
 HEADER = (
     "traffic", "rule", "max/mean served", "p99 max/mean in flight", "hits %", "p50 ms", "p99 ms"

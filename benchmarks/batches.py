@@ -9,11 +9,11 @@ from itertools import cycle
 import numpy as np
 import torch
 
-from benchmarks.bodies import IMAGE_TEXT
 from tessera.engine.batch import PackedInput, TextBatch, VisionBatch, pack, pack_images
 from tessera.image_plan import ImagePlan
 from tessera.models import Model
 from tessera.models.base import Content, Int32Array, Pixels, Role, Truncate
+from tessera.tools.load.bodies import IMAGE_TEXT
 
 Size = tuple[int, int]
 """Width and height of an image, in pixels."""

@@ -6,9 +6,9 @@ import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.bodies import IMAGE_TEXT, HttpWorkload
 from tessera.models import Model, open_model
 from tessera.models.base import Content, Role, Truncate
+from tessera.tools.load.bodies import IMAGE_TEXT, HttpWorkload
 
 
 def bounds(

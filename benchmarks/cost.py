@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks import cpu, usage
-from benchmarks.bodies import HttpWorkload
 from benchmarks.free_family import DESCRIBED, installed
-from benchmarks.load import Load, drive
 from benchmarks.ports import free_ports
 from benchmarks.service import Deployment, service
-from benchmarks.table import number, table, write_csv
+from tessera.tools.load.bodies import HttpWorkload
+from tessera.tools.load.clients import Load, drive
+from tessera.tools.load.words import CheckpointWords
+from tessera.tools.table import number, table, write_csv
 
 WORKLOADS: Final = {
     workload.name: workload
@@ -219,7 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         checkpoint = stack.enter_context(installed())
         load = Load(
-            model_path=checkpoint,
+            words=CheckpointWords(checkpoint),
             model_name="benchmark",
             clients=options.clients,
             warm=options.warm,

@@ -13,9 +13,9 @@ import numpy as np
 from PIL import Image
 
 from benchmarks import usage
-from benchmarks.table import number, table
 from tessera.models import Model, open_model
 from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
+from tessera.tools.table import number, table
 from tessera.worker.decoding import Decoder, ProcessDecoder, ThreadDecoder
 from tessera.worker.decoding.messages import Limits
 

@@ -38,12 +38,12 @@ from benchmarks.batches import (
 )
 from benchmarks.checkpoint import add_model, made_checkpoint, usual_units
 from benchmarks.products import Tower, attention, chain, sustained, text_tower, vision_tower
-from benchmarks.table import number, table, write_csv
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
 from tessera.engine.settings import EngineSettings
 from tessera.launched import Launched
 from tessera.models import Model, open_model
+from tessera.tools.table import number, table, write_csv
 from tessera.worker.settings import load_stages
 
 T = TypeVar("T")

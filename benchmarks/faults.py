@@ -29,13 +29,13 @@ import httpx2
 import uvloop
 
 from benchmarks import usage
-from benchmarks.bodies import Bodies, HttpWorkload
 from benchmarks.ports import free_ports
 from benchmarks.recovery import Fault, felt
-from benchmarks.table import table
 from tessera.launch.ready import workers
-from tessera.models import open_model
+from tessera.tools.load.bodies import Bodies, HttpWorkload
+from tessera.tools.load.words import CheckpointWords
 from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
+from tessera.tools.table import table
 
 _SCRIPT = Path(__file__).parent.parent / "launch" / "e_p.sh"
 _MODEL = "benchmark"
@@ -133,7 +133,7 @@ async def _whole(url: str) -> None:
 
 async def _load(options: argparse.Namespace, url: str, client: httpx2.AsyncClient, answers: Answers) -> None:
     workload = HttpWorkload(name="faults", size=(512, 512), tokens=64, text_share=0.6)
-    bodies = iter(Bodies(workload, open_model(options.model_path), _MODEL, seed=1))
+    bodies = iter(Bodies(workload, CheckpointWords(options.model_path), _MODEL, seed=1))
     chance = random.Random(1)
 
     async def ask(body: bytes, due: float) -> None:

@@ -21,16 +21,17 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import cpu, usage
-from benchmarks.bodies import WORKLOADS, HttpWorkload
 from benchmarks.bound import bounds
 from benchmarks.card import NOTHING, CardMeter, Reading
 from benchmarks.checkpoint import add_model, made_checkpoint, usual_units
 from benchmarks.in_process import Sustained, sustained
-from benchmarks.load import Load, Outcome, drive
 from benchmarks.plot import Point, plot
 from benchmarks.service import Deployment, service
-from benchmarks.table import number, table, write_csv
 from tessera.models import open_model
+from tessera.tools.load.bodies import WORKLOADS, HttpWorkload
+from tessera.tools.load.clients import Load, Outcome, drive
+from tessera.tools.load.words import CheckpointWords
+from tessera.tools.table import number, table, write_csv
 
 HEADER = (
     "workload", "loop", "requests/s", "inputs/s", "p50 ms", "p90 ms", "p99 ms", "errors", "checked",
@@ -51,7 +52,7 @@ class Beside:
 
 
 class Window:
-    """Implements ``benchmarks.load.Watch``."""
+    """Implements ``tools.load.clients.Watch``."""
 
     def __init__(self) -> None:
         self.meter = cpu.Meter()
@@ -86,7 +87,7 @@ def row(
         number(len(outcome.latencies) / seconds),
         number(rate),
         *map(number, quantiles),
-        " ".join(f"{times}x{why}" for why, times in outcome.errors.items()) or "0",
+        outcome.failed,
         str(outcome.checked),
         *map(number, cores),
         *map(number, (beside.card.busy, beside.card.mhz, beside.card.watts)),
@@ -118,7 +119,7 @@ def add_shared(parser: argparse.ArgumentParser) -> None:
 
 def load(options: argparse.Namespace) -> Load:
     return Load(
-        model_path=options.model_path,
+        words=CheckpointWords(options.model_path),
         model_name=options.model_name,
         clients=options.clients,
         open_loop=options.rate is not None,

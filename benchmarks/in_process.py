@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.batches import Workload, image_tokens, text_batch, vision_batch
-from benchmarks.bodies import HttpWorkload
 from tessera.launched import Launched
+from tessera.tools.load.bodies import HttpWorkload
 
 if TYPE_CHECKING:
     from benchmarks.engine import Engines

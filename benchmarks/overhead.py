@@ -16,17 +16,18 @@ from pathlib import Path
 from PIL import Image
 
 from benchmarks import usage
-from benchmarks.bodies import HttpWorkload, jpeg
 from benchmarks.free_family import FreeModel, installed
-from benchmarks.load import Load, drive
 from benchmarks.service import Deployment, service
-from benchmarks.table import number, table, write_csv
 from tessera.engine.batch import PackedInput, pack, pack_images
 from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.text import TorchTextEngine
 from tessera.engine.torch.vision import TorchVisionEngine
 from tessera.models.base import Content, Int32Array, Part, Truncate
+from tessera.tools.load.bodies import HttpWorkload, jpeg
+from tessera.tools.load.clients import Load, drive
+from tessera.tools.load.words import CheckpointWords
+from tessera.tools.table import number, table, write_csv
 
 HEADER = ("path", "input", "p50 ms alone", "ms per hop", "requests/s", "p50 ms under load")
 TEXT = HttpWorkload(name="text", tokens=32)
@@ -74,7 +75,7 @@ def _deployed(
     deployment = Deployment(model_path=options.model_path, mode=mode, engine=engine, worker_flags=flags)
     medians: dict[str, float] = {}
     load = Load(
-        model_path=options.model_path,
+        words=CheckpointWords(options.model_path),
         model_name="benchmark",
         clients=options.clients,
         warm=options.warm,

@@ -25,12 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import http, usage, vllm_peer
-from benchmarks.bodies import WORKLOADS, Bodies, Body, HttpWorkload
 from benchmarks.checkpoint import made_checkpoint, usual_units
-from benchmarks.load import Outcome, drive
 from benchmarks.service import service
-from benchmarks.table import number, table, write_csv
 from tessera.models import open_model
+from tessera.tools.load.bodies import WORKLOADS, Bodies, Body, HttpWorkload
+from tessera.tools.load.clients import Outcome, drive
+from tessera.tools.load.words import CheckpointWords
+from tessera.tools.table import number, table, write_csv
 
 HEADER = ("workload", "at once", "service, inputs/s", "peer, inputs/s", "ratio", "worst cosine")
 _USUAL = ("text-1024", "text-128", "text-32x64", "tile", "page", "tile-again")
@@ -101,7 +102,7 @@ def _transformers(
 
 
 def _batches(options: argparse.Namespace, workload: HttpWorkload) -> Iterator[list[Item]]:
-    bodies = iter(Bodies(workload, open_model(options.model_path), options.model_name, seed=2))
+    bodies = iter(Bodies(workload, CheckpointWords(options.model_path), options.model_name, seed=2))
     while True:
         items: list[Item] = []
         while len(items) < options.batch:
@@ -110,9 +111,8 @@ def _batches(options: argparse.Namespace, workload: HttpWorkload) -> Iterator[li
 
 
 def _sample(options: argparse.Namespace, workload: HttpWorkload) -> list[Body]:
-    return list(
-        islice(Bodies(workload, open_model(options.model_path), options.model_name, seed=3, variety=2), 2)
-    )
+    words = CheckpointWords(options.model_path)
+    return list(islice(Bodies(workload, words, options.model_name, seed=3, variety=2), 2))
 
 
 def _items(bodies: Sequence[Body]) -> list[Item]:

@@ -20,13 +20,13 @@ from benchmarks.accuracy import texts
 from benchmarks.batches import IMAGE, Workload, text_batch, vision_batch
 from benchmarks.checkpoint import usual_units
 from benchmarks.products import median
-from benchmarks.table import number, table, write_csv
 from tessera.engine.batch import pack
 from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.text import TorchTextEngine
 from tessera.engine.torch.vision import TorchVisionEngine
 from tessera.models import Model, open_model
+from tessera.tools.table import number, table, write_csv
 
 HEADER = ("stage", "blocks kept at each end", "per s", "x bf16", "worst cosine", "median cosine")
 Rows = npt.NDArray[np.float32]

@@ -29,14 +29,15 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks import cpu, http, vllm_copy
-from benchmarks.bodies import WORKLOADS, Bodies, HttpWorkload
 from benchmarks.card import CardMeter
 from benchmarks.checkpoint import made_checkpoint, usual_units
 from benchmarks.in_process import sustained
-from benchmarks.load import drive
 from benchmarks.ports import free_ports
-from benchmarks.table import number, table
 from tessera.models import family_of, open_model
+from tessera.tools.load.bodies import WORKLOADS, Bodies, HttpWorkload
+from tessera.tools.load.clients import drive
+from tessera.tools.load.words import CheckpointWords
+from tessera.tools.table import number, table
 
 PARTS: Final = ("engine", "tuned", "default", "vllm")
 """The engines in process; Tessera as it is told here, and with nothing set; vLLM."""
@@ -263,12 +264,12 @@ def _drive(
 
 def _vectors(options: argparse.Namespace, server: Server) -> dict[str, Vectors]:
     """Two answers for each workload, unit vectors ``[inputs, width]``."""
-    model = open_model(options.model_path)
+    words = CheckpointWords(options.model_path)
     found: dict[str, Vectors] = {}
     end = time.monotonic() + _VECTORS_SECONDS
     for workload in {name: WORKLOADS[name] for name, _ in options.workloads}.values():
         bodies = Bodies(
-            _short(workload), model, options.model_name, seed=3, variety=2, encoding="float", chat=server.chat
+            _short(workload), words, options.model_name, seed=3, variety=2, encoding="float", chat=server.chat
         )
         rows = []
         for body in islice(bodies, 2):

@@ -7,16 +7,22 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from benchmarks.bodies import WORKLOADS, Bodies, HttpWorkload
-from benchmarks.table import number, table
 from PIL import Image
 
 from benchmarks import http
 from tessera.frontend.media.loader import decode
 from tessera.models.base import Content, Truncate
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.tools.load.bodies import WORKLOADS, Bodies, HttpWorkload
+from tessera.tools.load.words import CheckpointWords
+from tessera.tools.table import number, table
 from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.service import MODEL
+
+
+@pytest.fixture(scope="module")
+def words(checkpoint: Path) -> CheckpointWords:
+    return CheckpointWords(checkpoint)
 
 
 @pytest.fixture(scope="module")
@@ -24,9 +30,9 @@ def model(checkpoint: Path) -> LlamaNemotronVL:
     return LlamaNemotronVL.open(checkpoint)
 
 
-def test_texts_have_the_tokens_they_claim(model: LlamaNemotronVL) -> None:
+def test_texts_have_the_tokens_they_claim(model: LlamaNemotronVL, words: CheckpointWords) -> None:
     workload = HttpWorkload(name="text", tokens=40, inputs=3)
-    bodies = list(islice(Bodies(workload, model, "m", seed=1, variety=2), 2))
+    bodies = list(islice(Bodies(workload, words, "m", seed=1, variety=2), 2))
     assert bodies[0].data != bodies[1].data
     for body in bodies:
         texts = json.loads(body.data)["input"]
@@ -37,9 +43,9 @@ def test_texts_have_the_tokens_they_claim(model: LlamaNemotronVL) -> None:
 
 
 @pytest.mark.parametrize("fresh", [True, False])
-def test_images_are_new_or_come_again(model: LlamaNemotronVL, fresh: bool) -> None:
+def test_images_are_new_or_come_again(words: CheckpointWords, fresh: bool) -> None:
     workload = HttpWorkload(name="tile", size=(48, 32), fresh=fresh)
-    bodies = list(islice(Bodies(workload, model, "m", seed=1), 200))
+    bodies = list(islice(Bodies(workload, words, "m", seed=1), 200))
     assert len({body.data for body in bodies}) == (200 if fresh else 64)
     by_key = {}
     for body in bodies:
@@ -50,11 +56,11 @@ def test_images_are_new_or_come_again(model: LlamaNemotronVL, fresh: bool) -> No
     assert len(by_key) == 8
 
 
-def test_encoding_always_gives_texts_a_blank_image_of_their_own(model: LlamaNemotronVL) -> None:
+def test_encoding_always_gives_texts_a_blank_image_of_their_own(words: CheckpointWords) -> None:
     shape = {"size": (48, 32), "tokens": 20, "text_share": 0.7}
-    plain = list(islice(Bodies(HttpWorkload(name="mixed", **shape), model, "m", seed=1), 100))
+    plain = list(islice(Bodies(HttpWorkload(name="mixed", **shape), words, "m", seed=1), 100))
     always = HttpWorkload(name="always", always_image=True, **shape)
-    bodies = list(islice(Bodies(always, model, "m", seed=1), 100))
+    bodies = list(islice(Bodies(always, words, "m", seed=1), 100))
     assert {"input" in json.loads(body.data) for body in plain} == {True, False}
     assert all("messages" in json.loads(body.data) for body in bodies)
     assert len({body.data for body in bodies}) == 100

@@ -22,6 +22,7 @@ class Command:
 COMMANDS: Final = {
     "serve": Command("start a service on this machine: tessera serve [MODEL]", "tessera.cli.serve"),
     "models": Command("say which models can be served here, or are served at a URL", "tessera.cli.models"),
+    "bench": Command("load a running service and measure it", "tessera.cli.bench"),
     "engine": Command("build engines ahead of time, look into them, export stages", "tessera.cli.engine"),
     "checkpoint": Command(
         "write a checkpoint with random weights", "tessera.tools.random_checkpoint.checkpoint"

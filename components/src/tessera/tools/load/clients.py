@@ -10,15 +10,15 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import numpy as np
 import orjson
 import uvloop
 
-from benchmarks.bodies import Bodies, Body, HttpWorkload
-from tessera.models import open_model
+from tessera.tools.load.bodies import Bodies, Body, HttpWorkload
+from tessera.tools.load.words import Words
 
 _CHECK_EVERY = 8
 _SAME = 0.998
@@ -31,10 +31,11 @@ class Load:
     """How each workload is driven, by ``clients`` processes for ``seconds`` after ``warm`` more.
 
     ``encoding`` is that of the answers, float or base64; without ``check`` nobody looks into them.
-    ``tolerance`` is how far from 1 a vector's length may be. With ``chat`` texts are conversations.
+    ``tolerance`` is how far from 1 a vector's length may be. With ``chat`` texts are conversations. ``key``
+    is an API key that is sent along.
     """
 
-    model_path: Path
+    words: Words
     model_name: str
     clients: int
     open_loop: bool = False
@@ -44,6 +45,7 @@ class Load:
     check: bool = True
     tolerance: float = 1e-3
     chat: bool = False
+    key: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +71,11 @@ class Outcome:
     inputs: int = 0
     checked: int = 0
     errors: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def failed(self) -> str:
+        """What went wrong and how often; 0 when nothing did."""
+        return " ".join(f"{times}x{why}" for why, times in self.errors.items()) or "0"
 
     def fail(self, why: str) -> None:
         self.errors[why] = self.errors.get(why, 0) + 1
@@ -154,9 +161,8 @@ def _received(pipe: Connection, seconds: float) -> Any:
 def run(plan: Plan, pipe: Connection) -> None:
     """The process's main: says when it is ready, waits for the starting time, sends the outcome."""
     load = plan.load
-    model = open_model(load.model_path)
     bodies = Bodies(
-        plan.workload, model, load.model_name, seed=plan.seed, encoding=load.encoding, chat=load.chat
+        plan.workload, load.words, load.model_name, seed=plan.seed, encoding=load.encoding, chat=load.chat
     )
     pipe.send("ready")
     start = float(pipe.recv()) + load.warm
@@ -181,7 +187,7 @@ class _Load:
         return self.outcome
 
     async def _closed(self, number: int) -> None:
-        http = _Http(self.plan.urls[number % len(self.plan.urls)])
+        http = self._http(self.plan.urls[number % len(self.plan.urls)])
         while time.time() < self.end:
             await self._one(http, time.time())
         http.close()
@@ -193,12 +199,15 @@ class _Load:
         while due < self.end:
             due += random_source.expovariate(rate)
             await asyncio.sleep(max(0.0, due - time.time()))
-            http = self.idle.pop() if self.idle else _Http(random_source.choice(self.plan.urls))
+            http = self.idle.pop() if self.idle else self._http(random_source.choice(self.plan.urls))
             # Latency counts from when the request was due: a late client must not flatter the server.
             task = asyncio.create_task(self._lent(http, due))
             running.add(task)
             task.add_done_callback(running.discard)
         await asyncio.gather(*running)
+
+    def _http(self, url: str) -> _Http:
+        return _Http(url, self.plan.load.key)
 
     async def _lent(self, http: _Http, due: float) -> None:
         await self._one(http, due)
@@ -247,16 +256,21 @@ def _vector(embedding: str | list[float]) -> np.ndarray:
 class _Http:
     """A keep-alive connection; just enough HTTP/1.1 to cost the client little."""
 
-    def __init__(self, url: str) -> None:
-        self._host, _, port = url.removeprefix("http://").partition(":")
-        self._port = int(port)
+    def __init__(self, url: str, key: str | None = None) -> None:
+        parsed = urlsplit(url)
+        self._host, self._tls = parsed.hostname or "", parsed.scheme == "https"
+        self._port = parsed.port or (443 if self._tls else 80)
+        self._key = f"Authorization: Bearer {key}\r\n" if key else ""
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def post(self, path: str, body: bytes) -> tuple[int, bytes]:
         if self._streams is None:
-            self._streams = await asyncio.open_connection(self._host, self._port, limit=1 << 20)
+            self._streams = await asyncio.open_connection(
+                self._host, self._port, limit=1 << 20, ssl=self._tls or None
+            )
         reader, writer = self._streams
         head = f"POST {path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
+        head += self._key
         writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         received = await reader.readuntil(b"\r\n\r\n")
         lines = received.split(b"\r\n")

@@ -7,19 +7,14 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from tessera.models import open_model
-from tessera.models.base import Content, Model, Truncate
+from tessera.tools.load.words import Words
 
 _START_OF_IMAGE = b"\xff\xd8"
-
-_WORDS = 2000
 
 IMAGE_TEXT = "a page"
 """What every image comes with."""
@@ -76,7 +71,7 @@ class Bodies:
     def __init__(
         self,
         workload: HttpWorkload,
-        model: Model,
+        words: Words,
         name: str,
         *,
         seed: int,
@@ -91,7 +86,7 @@ class Bodies:
         self._name = name
         self._random = random.Random(seed)
         self._seed = seed
-        self._texts = self._make_texts(model, variety) if workload.tokens else []
+        self._texts = self._make_texts(words, variety) if workload.tokens else []
         self._images = self._make_images(8) if workload.size else []
         self._blank = jpeg(Image.new("RGB", workload.size)) if workload.size else b""
 
@@ -127,10 +122,10 @@ class Bodies:
         head, _, tail = body.partition("@")
         return head.encode(), tail.encode()
 
-    def _make_texts(self, model: Model, variety: int) -> list[Body]:
+    def _make_texts(self, words: Words, variety: int) -> list[Body]:
         found = []
         for key in range(variety):
-            texts = [self._text(model) for _ in range(self._workload.inputs)]
+            texts = [self._text(words) for _ in range(self._workload.inputs)]
             asked: list[object] = list(texts)
             if self._chat:
                 asked = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in texts]
@@ -139,17 +134,16 @@ class Bodies:
             found.append(Body(head + tail, key, len(texts)))
         return found
 
-    def _text(self, model: Model) -> str:
+    def _text(self, words: Words) -> str:
         """Words until the prompt has the tokens that the workload says, or one where it has more anyway."""
-        vocabulary = _words(model.path)
-        words: list[str] = []
-        while (missing := self._workload.tokens - _count(model, " ".join(words))) > 0:
-            words += self._random.choices(vocabulary, k=missing)
-            while (excess := _count(model, " ".join(words)) - self._workload.tokens) > 0:
-                if len(words) == 1:
-                    return words[0]
-                del words[max(1, len(words) - excess) :]
-        return " ".join(words)
+        some: list[str] = []
+        while (missing := self._workload.tokens - words.tokens(" ".join(some))) > 0:
+            some += self._random.choices(words.all(), k=missing)
+            while (excess := words.tokens(" ".join(some)) - self._workload.tokens) > 0:
+                if len(some) == 1:
+                    return some[0]
+                del some[max(1, len(some) - excess) :]
+        return " ".join(some)
 
     def _make_images(self, variety: int) -> list[bytes]:
         assert self._workload.size is not None
@@ -174,24 +168,3 @@ def _marked(picture: bytes, mark: str) -> bytes:
     """The same picture with a comment, which makes it a new image to every cache."""
     comment = mark.encode()
     return picture[:2] + b"\xff\xfe" + (len(comment) + 2).to_bytes(2, "big") + comment + picture[2:]
-
-
-@cache
-def _words(path: Path) -> list[str]:
-    """Words that are a token behind a space, as most words of a text are; letters where there are none."""
-    model = open_model(path)
-    names = (model.token_text(token) for token in range(model.vocab_size))
-    words = sorted(name[1:] for name in names if name.startswith("\u0120") and name[1:].isalpha())
-    words = [word for word in words if len(word) > 2 and word.isascii()]
-    some = random.Random(0).sample(words, min(len(words), _WORDS)) + list("abcdefghijklmnopqrstuvwxyz")
-    before = _count(model, "a")
-    return [word for word in some if _count(model, f"a {word}") == before + 1]
-
-
-def _count(model: Model, text: str) -> int:
-    if not text:
-        return 0
-    prompt = model.prompt(
-        Content(parts=(text,)), max_tokens=model.max_tokens, truncate=Truncate.NONE, param="input"
-    )
-    return len(prompt.tokens)

@@ -1,0 +1,1 @@
+"""Load on a running service: bodies of requests, and the processes of clients that send them."""
