@@ -14,7 +14,6 @@ from typing import Any, Final
 
 import pytest
 
-from tessera.checkpoint.progress import Progress
 from tessera.checkpoint.source import HubModel, Source, find
 from tessera.errors import ConfigError
 from tests.checkpoint.local_hub import COMMIT, REPOSITORY, LocalHub, files_of, local_hub
@@ -275,18 +274,3 @@ def test_what_names_a_model_of_a_hub(model: str, revision: str, named: HubModel 
 def test_what_cannot_be_a_revision_is_refused(model: str, revision: str) -> None:
     with pytest.raises(ConfigError):
         HubModel.named(model, revision)
-
-
-def test_progress_says_little(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    now = 0.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
-    with caplog.at_level(logging.INFO):
-        quick = Progress(logging.getLogger("x"), "quick", 1000)
-        quick.add(1000)
-        progress = Progress(logging.getLogger("x"), "loading", 2_000_000_000, done=1_000_000_000)
-        for second in range(1, 1001):
-            now = float(second)
-            progress.add(1_000_000)
-    lines = [record.message for record in caplog.records]
-    assert lines[0] == "loading: 1.1 GB of 2.0 GB, 1.0 MB/s, 940 s left"
-    assert 10 <= len(lines) <= 17 and not any("quick" in line for line in lines)

@@ -50,7 +50,7 @@ def fill(
     parameters = dict(module.named_parameters())
     read = {name: [tensors[source] for source in stored_names(part + name, sources)] for name in parameters}
     total = sum(tensor.nbytes for each in read.values() for tensor in each)
-    progress = Progress(log, f"loading weights of {part.rstrip('.') or 'the model'}", total)
+    progress = Progress(log, f"loading weights of {type(module).__name__}", total)
     with TensorReader() as reader:
         for name, placeholder in parameters.items():
             value = torch.empty(placeholder.shape, dtype=dtype, device=device)

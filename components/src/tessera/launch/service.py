@@ -212,7 +212,9 @@ class Service:
                 f"{settings.named('model_path')}: what looks for it ended with status {status}"
             ) from None
         if "error" in said:
-            raise SettingError(f"{settings.named('model_path')}: {said['error']}")
+            # One that was given without a flag may begin the line already.
+            own = settings.named("model_path")
+            raise SettingError(said["error"] if said["error"].startswith(own) else f"{own}: {said['error']}")
         return said
 
     def _start_mps(self, shared: bool) -> None:
