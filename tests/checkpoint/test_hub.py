@@ -226,6 +226,15 @@ def test_an_unknown_family_is_refused_before_its_weights_are_fetched(hub: LocalH
     said = run(hub, tmp_path)
     assert said.error.startswith(f"{REPOSITORY}@main: ") and "model_type 'bert' is none of" in said.error
     assert hub.sent.keys() == {"config.json"}
+    # Engines are built of the same names.
+    build = ["build", "--stage", "text", "--flavour", "aoti", "--out", str(tmp_path / "engine")]
+    ran = subprocess.run(
+        [sys.executable, "-m", "tessera.cli", "engine", *build, "--model-path", REPOSITORY],
+        env=hub.environment(tmp_path),
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 1 and ran.stderr.endswith(f"tessera engine: {said.error}\n")
 
 
 def test_a_directory_wins_over_a_hub(

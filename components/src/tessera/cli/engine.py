@@ -18,7 +18,8 @@ from tessera.engine.compiled.build import build_engine, flavour
 from tessera.engine.compiled.manifest import MANIFEST_FILE, Manifest
 from tessera.engine.compiled.spec import BUILD_DTYPES, BuildSpec, Layout, Profile, Range, Stage
 from tessera.errors import ConfigError, TesseraError
-from tessera.models import open_model
+from tessera.logs import log_as
+from tessera.models import find, open_model
 from tessera.settings import convert, json_object
 from tessera.worker.settings import load_stages
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 def _add_build(commands: Subparsers) -> None:
     parser = commands.add_parser("build", help="build an engine from a checkpoint")
-    parser.add_argument("--model-path", type=Path, required=True, help="a checkpoint directory")
+    _add_model_path(parser)
     parser.add_argument("--stage", choices=[stage.value for stage in Stage], required=True)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a directory to make")
     parser.add_argument("--config", type=Path, help="an engine config file whose build list has the stage")
@@ -44,6 +45,23 @@ def _add_build(commands: Subparsers) -> None:
     )
     changes.add_argument("--calibration", type=Path, metavar="DIR", help="images and texts for float8")
     parser.set_defaults(run=_build)
+
+
+def _add_model_path(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model-path",
+        required=True,
+        metavar="MODEL",
+        help="a checkpoint directory, or ORG/NAME[@REVISION] of a hub to download once",
+    )
+
+
+def _directory(model: str) -> Path:
+    """Raises ``CheckpointError`` and ``ConfigError``."""
+    if not Path(model).is_dir():
+        # A download has something to say.
+        log_as("engine")
+    return find(model, bar=sys.stderr.isatty()).directory
 
 
 def _add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +89,7 @@ def _build(options: argparse.Namespace) -> None:
 
     progress(f"opening {options.model_path}")
     configured = {} if options.config is None else load_stages(options.config, None).model_options
-    model = open_model(options.model_path, configured | options.model_options)
+    model = open_model(_directory(options.model_path), configured | options.model_options)
     manifest = build_engine(model, spec, options.out, timing_cache=options.timing_cache, progress=progress)
     size = sum(entry.nbytes for entry in manifest.files.values())
     print(
@@ -128,7 +146,7 @@ def _inspect(options: argparse.Namespace) -> None:
 
 def _add_export(commands: Subparsers) -> None:
     parser = commands.add_parser("export", help="write ONNX files or a Triton model repository")
-    parser.add_argument("--model-path", type=Path, required=True, help="a checkpoint directory")
+    _add_model_path(parser)
     _add_model_options(parser)
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--stage", choices=[stage.value for stage in Stage], help="one stage as an ONNX file")
@@ -160,7 +178,7 @@ def _export(options: argparse.Namespace) -> None:
     def progress(what: str) -> None:
         print(f"{time.monotonic() - started:7.1f} s  {what}", file=sys.stderr, flush=True)
 
-    model = open_model(options.model_path, options.model_options)
+    model = open_model(_directory(options.model_path), options.model_options)
     stages = stages_of(model)
     tokens = options.max_tokens or model.max_tokens
     if min(options.max_sequences, options.max_units, tokens) < 1:
