@@ -131,7 +131,7 @@ class Service:
             except httpx2.HTTPError as error:
                 raise ServiceFailed(
                     f"no answer from {self._url} ({error or type(error).__name__}); is it running? "
-                    "./launch/agg.sh starts one, and --url names another"
+                    "tessera serve starts one, and --url names another"
                 ) from error
             if answer.status_code in (429, 503) and attempt < _ATTEMPTS:
                 await asyncio.sleep(_wait(answer))

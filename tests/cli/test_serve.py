@@ -47,10 +47,12 @@ def test_every_setting_with_a_flag_is_a_flag_and_a_key(tmp_path: Path) -> None:
     for each in settings():
         if not each.variable.flag:
             continue
-        text = "7" if each.kind is not str else "seven"
+        text = "7" if each.kind is not str else (*each.variable.choices, "seven")[0]
+        if text == each.default:
+            text = each.variable.choices[1]
         flag = each.variable.flag
         by_flag = of(read([flag, text]))
-        by_key = of(asked(tmp_path, f"{flag.removeprefix('--').replace('-', '_')}: {text}"))
+        by_key = of(asked(tmp_path, f"{flag.removeprefix('--').replace('-', '_')}: '{text}'"))
         by_variable = LaunchSettings.read({each.name: text})
         assert by_flag == by_key == by_variable != LaunchSettings(), flag
 

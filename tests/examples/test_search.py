@@ -246,7 +246,7 @@ def test_mistakes_are_said_in_a_line(search: Search, folder: Path, tmp_path: Pat
     assert "there is no index yet" in search.run(*search_folder, status=1)
     assert "give a text" in search.run("query", folder, status=1)
     refused = search.run("index", folder, "--url", f"http://127.0.0.1:{port}", status=1)
-    assert f"no answer from http://127.0.0.1:{port}" in refused and "./launch/agg.sh" in refused
+    assert f"no answer from http://127.0.0.1:{port}" in refused and "tessera serve" in refused
     assert "TESSERA_API_KEY" in search.run("index", folder, status=1, TESSERA_API_KEY="sk-unknown-0123456")
     assert "not an URL" in search.run("index", folder, "--url", "http://localhost:80x0", status=1)
     search.run("index", folder)

@@ -12,7 +12,7 @@ from tessera.frontend.settings import parse as parse_frontend
 from tessera.launch import mps
 from tessera.launch.processes import Process, agg_workers, e_p_workers, processes
 from tessera.launch.role import command
-from tessera.launch.settings import LaunchSettings, SettingError
+from tessera.launch.settings import LaunchSettings
 from tessera.launch.split import settled, with_frontends
 from tessera.machine import Card, Machine
 
@@ -105,11 +105,6 @@ def test_mps_is_started_where_it_is_installed(tmp_path: Path, monkeypatch: pytes
 def test_mps_sees_every_card_so_that_workers_name_them_alike() -> None:
     own = mps.of_service({"CUDA_VISIBLE_DEVICES": "2,3", "HOME": "/root"}, Path("/tmp/mps"))
     assert own == {"HOME": "/root"} | mps.of_workers(Path("/tmp/mps"))
-
-
-def test_a_mode_of_mps_that_is_none_is_named() -> None:
-    with pytest.raises(SettingError, match="CUDA_MPS=maybe: is none of auto, on, off"):
-        mps.wanted("maybe", False, (), {})
 
 
 def test_a_role_is_reached_at_its_host_and_further_flags_come_last(tmp_path: Path) -> None:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from tessera.frontend.settings import FrontendSettings
 from tessera.launch.processes import without_source
 from tessera.launch.role import command
 from tessera.launch.settings import LaunchSettings, SettingError, markdown_table, settings, variables_help
+from tessera.settings import Field, fields_of
+from tessera.worker.settings import WorkerSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,6 +57,26 @@ def test_what_is_empty_has_its_default_and_what_is_given_is_used() -> None:
 def test_what_is_no_whole_number_is_refused(value: str) -> None:
     with pytest.raises(SettingError, match=f"^FRONTENDS={value}: is not a whole number$"):
         LaunchSettings.read({"FRONTENDS": value})
+
+
+@pytest.mark.parametrize("name", ["CUDA_MPS", "LOG_LEVEL", "FRONTEND_PAGE", "DYN_DISCOVERY_BACKEND"])
+def test_what_is_none_of_a_few_is_refused(name: str) -> None:
+    with pytest.raises(SettingError, match=f"^{name}=maybe: is none of .*, "):
+        LaunchSettings.read({name: "maybe"})
+
+
+def test_a_setting_may_be_what_the_processes_take() -> None:
+    both = [*every(FrontendSettings), *every(WorkerSettings)]
+    known = {field.setting.flag: field.choices for field in both}
+    for each in settings():
+        assert each.variable.choices == known.get(each.variable.flag, each.variable.choices)
+    assert sum(bool(each.variable.choices) for each in settings()) == 7
+
+
+def every(kind: type[msgspec.Struct]) -> Iterator[Field]:
+    """The fields of settings and of their parts."""
+    for field in fields_of(kind):
+        yield from every(field.part) if field.part is not None else (field,)
 
 
 @pytest.mark.parametrize(("before", "after"), [({}, None), ({"PYTHONPATH": "/a:/b"}, "/a:/b")])

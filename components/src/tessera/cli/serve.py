@@ -319,6 +319,8 @@ def _help(prog: str, *, everything: bool) -> None:
 def _metavar(setting: Setting) -> str:
     if setting.variable.metavar:
         return setting.variable.metavar
+    if setting.variable.choices:
+        return f"{{{','.join(setting.variable.choices)}}}"
     return "N" if setting.kind is int else setting.variable.flag.rpartition("-")[2].upper()
 
 

@@ -44,8 +44,8 @@ def place(settings: EngineSettings) -> Placement:
         raise ConfigError(f"device {settings.device!r} is none of auto, cpu, cuda, cuda:N")
     if device.startswith("cuda:") and int(device.removeprefix("cuda:")) >= torch.cuda.device_count():
         raise ConfigError(
-            f"device {device!r} was asked for, of {torch.cuda.device_count()} visible ones: launch scripts "
-            "give each worker a card, and AGG_, ENCODE_ and EMBED_CUDA_VISIBLE_DEVICES say which"
+            f"device {device!r} was asked for, of {torch.cuda.device_count()} visible ones: the launcher "
+            "gives each worker a card, and AGG_, ENCODE_ and EMBED_CUDA_VISIBLE_DEVICES say which"
         )
     dtype = settings.dtype
     if dtype == "auto":

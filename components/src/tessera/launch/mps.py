@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from tessera.launch.settings import SettingError
 from tessera.machine import Card
 
 COMMAND: Final = ("nvidia-cuda-mps-control", "-f")
@@ -21,11 +20,7 @@ def wanted(mode: str, shared: bool, cards: Sequence[Card], environment: Mapping[
 
     ``mode`` is CUDA_MPS: ``auto`` (where a card has several workers and the service is installed), ``on`` or
     ``off``. A service that runs already is used as it is.
-
-    Raises ``SettingError`` for another mode.
     """
-    if mode not in ("auto", "on", "off"):
-        raise SettingError(f"CUDA_MPS={mode}: is none of auto, on, off")
     if mode == "off" or environment.get("CUDA_MPS_PIPE_DIRECTORY"):
         return False
     if mode == "on":

@@ -33,7 +33,8 @@ class Variable:
 
     ``flag`` is that of ``tessera serve``, and without its dashes the key of a YAML file; the launch scripts
     alone read what has none. ``group`` is a heading of ``--help``, ``default`` what stands there where it is
-    not the field's own. Only services of one ``shape``, agg or e_p, have it where that is given.
+    not the field's own. It is one of ``choices`` where there are such. Only services of one ``shape``, agg or
+    e_p, have it where that is given.
     """
 
     help: str
@@ -42,6 +43,7 @@ class Variable:
     group: str = ""
     default: str | None = None
     shape: str = ""
+    choices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,10 @@ class Shared:
     modality: Annotated[
         str,
         Variable(
-            flag="--modality", group="model", help="`text` makes embed workers that never ask for images"
+            flag="--modality",
+            choices=("multimodal", "text"),
+            group="model",
+            help="`text` makes embed workers that never ask for images",
         ),
     ] = "multimodal"
     dyn_http_host: Annotated[
@@ -121,14 +126,18 @@ class Shared:
         str,
         Variable(
             flag="--discovery-backend",
+            choices=("file", "etcd", "kubernetes", "mem"),
             group="Dynamo",
-            help="where instances are listed: `file`, `etcd` or `kubernetes`",
+            help="where instances are listed",
         ),
     ] = "file"
     dyn_request_plane: Annotated[
         str,
         Variable(
-            flag="--request-plane", group="Dynamo", help="how processes call each other: `tcp` or `nats`"
+            flag="--request-plane",
+            choices=("tcp", "nats"),
+            group="Dynamo",
+            help="how processes call each other",
         ),
     ] = "tcp"
     allowed_local_media_path: Annotated[
@@ -145,11 +154,21 @@ class Shared:
     ] = "50"
     log_format: Annotated[
         str,
-        Variable(flag="--log-format", group="log", help="`text`, or `json` for one object a line"),
+        Variable(
+            flag="--log-format",
+            choices=("text", "json"),
+            group="log",
+            help="lines for people, or `json`: one object a line",
+        ),
     ] = "text"
     log_level: Annotated[
         str,
-        Variable(flag="--log-level", group="log", help="`debug`, `info`, `warning` or `error`, and above"),
+        Variable(
+            flag="--log-level",
+            choices=("debug", "info", "warning", "error"),
+            group="log",
+            help="of what is logged, and above",
+        ),
     ] = "info"
     frontend_args: Annotated[
         str,
@@ -200,6 +219,8 @@ class Shared:
                 flag = variable.flag if variable is not None and given is not None else ""
                 written[name] = f"{flag} {default}" if flag else f"{name.upper()}={default}"
                 continue
+            if variable is not None and variable.choices and value.text not in variable.choices:
+                raise SettingError(f"{value.said}: is none of {', '.join(variable.choices)}")
             found[name], written[name] = _parse(value, kind), value.said
         return cls(**found, written=written)
 
@@ -357,8 +378,9 @@ class LaunchSettings(Shared):
         str,
         Variable(
             flag="--cuda-mps",
+            choices=("auto", "on", "off"),
             group="engines and cards",
-            help="NVIDIA's MPS where several workers share a card: `auto`, `on` or `off`",
+            help="NVIDIA's MPS, which `auto` starts where several workers share a card",
         ),
     ] = "auto"
     frontend_port_base: Annotated[
@@ -426,8 +448,9 @@ class LaunchSettings(Shared):
         str,
         Variable(
             flag="--frontend-page",
+            choices=("on", "off"),
             group="processes",
-            help="the page to try the service on, at /: `on` or `off`",
+            help="the page to try the service on, at /",
         ),
     ] = "on"
     python: Annotated[
@@ -500,6 +523,12 @@ class Setting:
         """Of the variable."""
         return self.field.upper()
 
+    @property
+    def text(self) -> str:
+        """What it means, and what it may be."""
+        choices = ", ".join(f"`{choice}`" for choice in self.variable.choices)
+        return f"{self.variable.help} ({choices})" if choices else self.variable.help
+
 
 _GROUPS: Final = (
     "model",
@@ -548,7 +577,7 @@ _OTHERS: Final = (
 
 def _rows(found: list[Setting]) -> Iterator[tuple[list[Setting], str]]:
     """Settings and their defaults; neighbours that mean the same share a row."""
-    for _, alike in groupby(found, key=lambda each: each.variable.help):
+    for _, alike in groupby(found, key=lambda each: each.text):
         row = list(alike)
         yield row, ", ".join(dict.fromkeys(each.default for each in row))
 
@@ -559,7 +588,7 @@ def markdown_table() -> str:
     for row, default in _rows([*settings(), *_OTHERS]):
         flags = ", ".join(f"`{each.variable.flag}`" for each in row if each.variable.flag)
         names = ", ".join(f"`{each.name}`" for each in row)
-        lines.append(f"| {flags} | {names} | {default} | {row[0].variable.help} |".replace("|  |", "| |"))
+        lines.append(f"| {flags} | {names} | {default} | {row[0].text} |".replace("|  |", "| |"))
     return "\n".join(lines) + "\n"
 
 
@@ -568,7 +597,7 @@ def variables_help(shape: str) -> str:
     lines = []
     for row, default in _rows([*settings(shape=shape), *_OTHERS]):
         lines.append(f"  {', '.join(each.name for each in row)} ({plain(default)})")
-        lines.append(f"      {plain(row[0].variable.help)}")
+        lines.append(f"      {plain(row[0].text)}")
     return "\n".join(lines) + "\n"
 
 
