@@ -73,10 +73,12 @@ def test_what_a_model_needs_is_downloaded_once(hub: LocalHub, tmp_path: Path) ->
     # It hangs up once on the way; the library writes pieces of 10 MiB.
     hub.files["model.safetensors"] += bytes(16 << 20)
     hub.stop_after = 12 << 20
+    hub.stores, hub.token = True, TOKEN
     said = run(hub, tmp_path)
     assert said.source["commit"] == COMMIT and said.source["cached"] == ""
     ((name, began),) = hub.resumed
     assert name == "model.safetensors" and began >= 10 << 20
+    assert hub.told == [None, None]
     folder = Path(said.source["directory"])
     assert {path.name for path in folder.iterdir()} == NEEDED == hub.sent.keys()
     assert all((folder / name).read_bytes() == hub.files[name] for name in NEEDED)
