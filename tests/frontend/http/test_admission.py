@@ -122,9 +122,50 @@ def test_capacity_follows_the_workers_and_outlives_them() -> None:
 
 def test_a_small_body_is_not_taken_for_a_large_request() -> None:
     workers = Workers(tokens=100_000)
-    close(workers.fill(tokens=10_000))
-    waiting = [workers.admission.enter("", 4000) for _ in range(100)]
-    assert workers.admission.tokens == 100 * min(1000, int(workers.admission._typical))
+    first = workers.admission.enter("", 3000)
+    first.charge(10_000, 0, 0)
+    first.close()
+    waiting = [workers.admission.enter("", 2400) for _ in range(100)]
+    assert workers.admission.tokens == 100 * 600
+    close(waiting)
+
+
+def test_bodies_of_other_lengths_say_nothing_of_what_a_request_costs() -> None:
+    workers = Workers(tokens=100_000)
+    for body_bytes, tokens in ((100_000, 3000), (500, 20)):
+        ticket = workers.admission.enter("", body_bytes)
+        ticket.charge(tokens, 0, 0)
+        ticket.close()
+    waiting = [workers.admission.enter("", 90_000)]
+    assert workers.admission.tokens == 3000
+    waiting.append(workers.admission.enter("", 400))
+    assert workers.admission.tokens == 3020
+    close(waiting)
+
+
+def test_one_request_teaches_what_the_next_one_costs_and_ten_what_has_changed() -> None:
+    workers = Workers(tokens=100_000)
+    for tokens in (1600, *10 * [200]):
+        ticket = workers.admission.enter("", 8000)
+        ticket.charge(tokens, 0, 0)
+        ticket.close()
+        if tokens == 1600:
+            close([workers.admission.enter("", 8000)])
+            waiting = [workers.admission.enter("", 8000)]
+            assert workers.admission.tokens == 1600
+            close(waiting)
+    waiting = [workers.admission.enter("", 8000)]
+    assert workers.admission.tokens < 2 * 200
+    close(waiting)
+
+
+def test_a_guess_is_no_larger_than_what_a_request_is_charged() -> None:
+    workers = Workers()
+    ticket = workers.admission.enter("")
+    ticket.charge(1_000_000, 0, 0)
+    ticket.close()
+    waiting = [workers.admission.enter("") for _ in range(4)]
+    assert workers.admission.tokens == 10_000
     close(waiting)
 
 

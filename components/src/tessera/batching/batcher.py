@@ -85,8 +85,9 @@ class Events(Generic[P]):
 class Batcher(Generic[P, R]):
     """Queues payloads by size and runs them in batches on a thread of its own.
 
-    ``budget`` bounds what a batch costs; ``max_queued`` bounds the size that may wait, and ``max_wait`` the
-    seconds that running it would take. ``depth`` batches may be launched and unfinished at a time.
+    ``budget`` bounds what a batch costs; ``depth`` batches may be launched and unfinished at a time.
+    ``max_queued`` bounds the size that may wait behind those, were they full, and ``max_wait`` the seconds
+    that running it would take.
     """
 
     def __init__(
@@ -110,7 +111,10 @@ class Batcher(Generic[P, R]):
         self._events: Events[P] = Events() if events is None else events
         self._loop = asyncio.get_running_loop()
         self._queue: FairQueue[P, R] = FairQueue()
-        self._waiting = Budget(lambda: self.limit)
+        # What the engine has of its batches leaves the rest of them to what waits: callers are told the
+        # capacity, and what they keep to must not be refused because batches are not full.
+        self._waiting = Budget(lambda: self.capacity - self._running)
+        self._running = 0
         self._empty = asyncio.Event()
         self._empty.set()
         self._throughput = Throughput()
@@ -128,7 +132,7 @@ class Batcher(Generic[P, R]):
 
     @property
     def limit(self) -> int:
-        """Size that may wait, at the present throughput."""
+        """Size that may wait behind full batches, at the present throughput."""
         if math.isinf(self._max_wait) or not self._throughput.rate:
             return self._max_queued
         # However slow the engine is, the next batch may always be full.
@@ -156,7 +160,7 @@ class Batcher(Generic[P, R]):
             raise Unavailable(f"the {self.name} engine is closing")
         if not self.admits(size, client):
             raise Overloaded(
-                f"the {self.name} queue is full ({self.queued} of {self.limit})",
+                f"the {self.name} queue is full ({self.queued} of {self._waiting.limit})",
                 retry_after=self.seconds_to_drain(),
             )
 
@@ -263,19 +267,24 @@ class Batcher(Generic[P, R]):
         self._open.wake()
 
     def _cancelled(self, entries: Iterable[Entry[P, R]]) -> None:
-        self._release(entries)
         for entry in entries:
+            self._leave(entry)
             entry.on_cancelled()
             self._events.cancelled()
 
-    def _release(self, entries: Iterable[Entry[P, R]]) -> None:
-        """Give back the room that these hold among what waits."""
-        for entry in entries:
-            if entry.waiting:
-                entry.waiting = False
-                self._waiting.give(entry.client, entry.size)
+    def _release(self, entry: Entry[P, R]) -> None:
+        """Give back the room that it holds among what waits."""
+        entry.waiting = False
+        self._waiting.give(entry.client, entry.size)
         if not self._waiting.used:
             self._empty.set()
+
+    def _leave(self, entry: Entry[P, R]) -> None:
+        """Give back the room that it holds, wherever it is."""
+        if entry.waiting:
+            self._release(entry)
+        else:
+            self._running -= entry.size
 
     def _fill(self) -> None:
         self._open.fill(self._queue)
@@ -283,7 +292,9 @@ class Batcher(Generic[P, R]):
     def _handle(self, report: Report[P, R]) -> None:
         match report:
             case Taken():
-                self._release(report.entries)
+                for entry in report.entries:
+                    self._release(entry)
+                    self._running += entry.size
                 self._fill()
                 waited = ((entry.span, entry.enqueued) for entry in report.entries)
                 tracing.batch_queued(self.name, waited, report.at)
@@ -300,6 +311,7 @@ class Batcher(Generic[P, R]):
         run_ms = (batch.ended - batch.started) * 1e3
         size = longest = 0
         for entry, value in zip(batch.entries, batch.values, strict=True):
+            self._leave(entry)
             size += entry.size
             longest = max(longest, entry.size)
             if entry.cancelled:
@@ -317,6 +329,7 @@ class Batcher(Generic[P, R]):
         if batch.final is None:
             return
         for entry in batch.entries:
+            self._leave(entry)
             if entry.cancelled:
                 entry.on_cancelled()
             else:

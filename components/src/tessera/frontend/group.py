@@ -185,6 +185,8 @@ class FrontendGroup:
 
     def look(self) -> bool:
         """Find out which others are there now; whether one less than before is."""
+        if not self.siblings:
+            return False
         oldest = time.monotonic_ns() - _SILENT_NS
         there = [slot for slot in self.siblings if self.words[slot + PULSE] > oldest and self._lives(slot)]
         less = not set(self.others) <= set(there)

@@ -134,12 +134,42 @@ class RateLimiter:
             raise RateLimited("this API key has used up its tokens per minute", retry_after=wait)
 
 
-# What a request is taken to cost until it is known: a moving average over those before it.
+# What a request is taken to cost before any of its kind was known. Of those of its kind that were, the
+# first ones count alike and later ones fade: the guess is right after one of them, and again after ten when
+# they have changed.
 _FIRST_GUESS: Final = 64.0
-_WEIGHT: Final = 0.05
+_LEAST_WEIGHT: Final = 0.125
 
 # Of text, roughly; an image has many more.
 _BYTES_PER_TOKEN: Final = 4
+
+
+class _Costs:
+    """What requests cost in tokens: a moving average for bodies of about one length, or of no known one.
+
+    A single one would take a short text for an image, and an image for a text, whenever both are sent.
+    """
+
+    def __init__(self) -> None:
+        self._means: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
+
+    def guess(self, body_bytes: int | None) -> int:
+        kind = _kind(body_bytes)
+        guess = int(self._means.get(kind, _FIRST_GUESS))
+        return guess if body_bytes is None else min(guess, body_bytes // _BYTES_PER_TOKEN)
+
+    def learn(self, body_bytes: int | None, tokens: int) -> None:
+        kind = _kind(body_bytes)
+        count = self._counts[kind] = self._counts.get(kind, 0) + 1
+        mean = self._means.get(kind, 0.0)
+        self._means[kind] = mean + max(_LEAST_WEIGHT, 1 / count) * (tokens - mean)
+
+
+def _kind(body_bytes: int | None) -> int:
+    """Bodies of one kind differ in length by less than a factor of two."""
+    # A length that no server takes is what a client says, and must not make kinds without end.
+    return -1 if body_bytes is None else min(64, body_bytes.bit_length())
 
 
 RESPONSES_IN_FLIGHT: Final = 16
@@ -266,7 +296,7 @@ class Admission:
         self._response_bytes = _GroupBudget(
             lambda: RESPONSES_IN_FLIGHT * max_response_bytes, group, clients, RESPONSE_BYTES, HELD_BYTES
         )
-        self._typical = _FIRST_GUESS
+        self._costs = _Costs()
 
     @property
     def requests(self) -> int:
@@ -302,17 +332,15 @@ class Admission:
     def enter(self, client: str, body_bytes: int | None = None) -> Ticket:
         """Admit a request; raises ``Overloaded`` when the service is full.
 
-        Until ``Ticket.charge`` it counts as what the last requests cost, or as what its body could hold at
-        most.
+        Until ``Ticket.charge`` it counts as what the last requests with bodies of about ``body_bytes`` cost,
+        or as what such a body could hold at most.
         """
         if self._is_full():
             raise Overloaded(f"{self.requests} requests are being answered already", retry_after=1.0)
-        guess = int(self._typical)
-        if body_bytes is not None:
-            guess = min(guess, body_bytes // _BYTES_PER_TOKEN)
+        guess = _share(self._tokens, self._costs.guess(body_bytes))
         self._check(self._tokens, client, guess, "tokens")
         self._count(1)
-        return Ticket(self, client, guess)
+        return Ticket(self, client, guess, body_bytes)
 
     def _check(self, budget: Budget, client: str, amount: int, unit: str) -> None:
         if not budget.admits(client, amount):
@@ -329,9 +357,10 @@ def _share(budget: Budget, amount: int) -> int:
 class Ticket:
     """One request's place, until it is closed."""
 
-    def __init__(self, admission: Admission, client: str, guess: int) -> None:
+    def __init__(self, admission: Admission, client: str, guess: int, body_bytes: int | None) -> None:
         self._admission = admission
         self._client = client
+        self._body_bytes = body_bytes
         self._tokens = guess
         self._units = 0
         self._response_bytes = 0
@@ -340,7 +369,7 @@ class Ticket:
     def charge(self, tokens: int, units: int, response_bytes: int) -> None:
         """Replace the guess by the request's cost; raises ``Overloaded`` when that is too much now."""
         admission = self._admission
-        admission._typical += _WEIGHT * (tokens - admission._typical)
+        admission._costs.learn(self._body_bytes, tokens)
         admission._tokens.give(self._client, self._tokens)
         self._tokens = 0
         tokens, units = _share(admission._tokens, tokens), _share(admission._units, units)
