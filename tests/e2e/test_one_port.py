@@ -7,6 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
@@ -22,14 +23,20 @@ from tests.signals import freeze
 pytestmark = pytest.mark.service
 
 FRONTENDS = 3
-KEYS = {name: f"sk-one-port-{name}" for name in ("steady", "hasty")}
+KEYS = {name: f"sk-one-port-{name}" for name in ("steady", "hasty", "greedy", "modest")}
 PER_MINUTE = 240
+# Tokens that wait for the worker's engine, and in its batches, of which it begins one at a time.
+QUEUE, BATCH = 4096, 2048
+ROOM = QUEUE + BATCH
 
 
 @pytest.fixture(scope="module")
 def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    log = tmp_path_factory.mktemp("one-port") / "log"
+    folder = tmp_path_factory.mktemp("one-port")
+    log, config = folder / "log", folder / "engine.yaml"
+    config.write_text(f"text: {{max_batch_cost: {BATCH}, max_queue_cost: {QUEUE}}}")
     environment = {
+        "AGG_ENGINE_ARGS": str(config),
         "TESSERA_API_KEYS": ",".join(f"{key} {name}" for name, key in KEYS.items()),
         "FRONTEND_ARGS": f"--requests-per-minute {PER_MINUTE} --open-metrics --result-cache-mb 8",
     }
@@ -260,3 +267,36 @@ def test_a_key_has_one_rate_at_all_frontends(whole: Service) -> None:
         admitted += 1
         assert admitted <= 1 + (time.monotonic() - ended) * PER_MINUTE / 60
     assert post(whole.frontend_urls[1], "steady", {}).status_code == 400
+
+
+def test_a_key_has_one_share_at_all_frontends(whole: Service) -> None:
+    """Four fifths of what the worker takes are the most for one key, however many frontends it asks."""
+    # Each counts as a quarter of that.
+    body = {"model": MODEL, "input": ["word " * 100] * 64}
+    worker = whole.pids_in_order(FRONTENDS + 1)[FRONTENDS]
+    freeze(worker)
+    with ThreadPoolExecutor(4) as pool:
+        try:
+            held = []
+            for number, url in enumerate(whole.frontend_urls):
+                held.append(pool.submit(post, url, "greedy", body))
+                until(lambda number=number: in_flight(whole) == number + 1)
+            refused = [post(url, "greedy", body) for url in whole.frontend_urls]
+            assert [answer.status_code for answer in refused] == [429] * FRONTENDS, refused[0].text
+            held.append(pool.submit(post, whole.frontend_urls[0], "modest", body))
+            until(lambda: in_flight(whole) == FRONTENDS + 1)
+        finally:
+            os.kill(worker, signal.SIGCONT)
+        assert [one.result().status_code for one in held] == [200] * (FRONTENDS + 1)
+
+
+def in_flight(service: Service) -> int:
+    """Requests whose tokens the frontends have counted."""
+    families = text_string_to_metric_families(httpx.get(f"{service.url}/metrics", timeout=30).text)
+    (tokens,) = (
+        sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == "tessera_admitted_tokens"
+    )
+    return int(tokens // (ROOM // 4))
