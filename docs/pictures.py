@@ -18,11 +18,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from load import Load
 from metrics_picture import Span, draw
 from PIL import Image
 from playwright.sync_api import expect, sync_playwright
-
-from load import Load
 
 ROOT = Path(__file__).parents[1]
 # What starts services and Prometheus for the tests does so here, too.
