@@ -150,7 +150,7 @@ def test_worker_flags(tmp_path: Path) -> None:
         ]
     )
     assert config.mode is Mode.EMBED
-    assert config.served_model_name == "my-model"
+    assert config.served_model_names == ("my-model",)
     assert config.cache_bytes == 1 << 29
     assert config.encode_endpoint == "dyn://here.encode.generate"
     assert config.images is False

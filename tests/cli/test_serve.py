@@ -69,6 +69,16 @@ def test_the_model_is_the_one_word_without_a_flag() -> None:
         read(["one", "two"])
 
 
+def test_several_names_of_a_model_leave_no_doubt_what_is_served(tmp_path: Path) -> None:
+    for words in (["m", "--served-model-name", "a", "b"], ["--served-model-name=a,b", "m"]):
+        found = of(read(words))
+        assert (found.model_path, found.model_names) == ("m", ["a", "b"])
+    with pytest.raises(UnknownWord, match="write MODEL before it, or a comma between names"):
+        read(["--served-model-name", "a", "m"])
+    assert of(read(["--served-model-name", "a,b"])).model_names == ["a", "b"]
+    assert of(asked(tmp_path, "served_model_name: [a, b]\n")).model_names == ["a", "b"]
+
+
 def test_values_of_yaml_are_what_a_variable_would_hold(tmp_path: Path) -> None:
     text = """
 model_options: {max_pixels: 8192}

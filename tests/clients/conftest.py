@@ -9,7 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.service import Service, launch
+from tests.e2e.disaggregated import OTHER_NAME
+from tests.e2e.service import MODEL, Service, launch
 
 KEY = "sk-clients-0123456789"
 
@@ -36,6 +37,8 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     media = folder / "media"
     media.mkdir()
     environment = {
+        "SERVED_MODEL_NAME": f"{MODEL}, {OTHER_NAME}",
+        "DIMENSIONS_ALLOWED": "96,100-104",
         "TESSERA_API_KEYS": f"{KEY} clients, sk-other-0123456789 other",
         "ALLOWED_LOCAL_MEDIA_PATH": str(media),
         "MAX_FILE_SIZE_MB": "8",

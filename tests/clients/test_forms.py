@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.clients.conftest import ClosedService
+from tests.e2e.disaggregated import OTHER_NAME
 from tests.e2e.inputs import cosine, data_url, parts
 from tests.e2e.service import MODEL
 from tests.references.llama_nemotron_vl import Reference
@@ -270,6 +271,38 @@ def test_widths_that_the_checkpoint_offers(http: httpx.Client, url: str) -> None
         np.testing.assert_allclose(row, unit[0], atol=1e-4, err_msg=path)
 
 
+def test_widths_that_the_service_allows_beside_the_checkpoints(http: httpx.Client) -> None:
+    whole = vectors(http, input="plain", normalize=False)
+    for width in (96, 101):
+        cut = whole[:, :width]
+        unit = cut / np.linalg.norm(cut, axis=1, keepdims=True)
+        np.testing.assert_allclose(vectors(http, input="plain", dimensions=width), unit, atol=1e-4)
+    offered = [[32, 32], [64, 64], [96, 96], [100, 104], [whole.shape[1], whole.shape[1]]]
+    for path in (f"/v1/models/{MODEL}", "/status"):
+        assert http.get(path).json()["output"]["dimensions"] == offered
+
+
+def test_every_name_of_the_model_is_accepted_and_answers_say_the_first(http: httpx.Client) -> None:
+    assert [card["id"] for card in http.get("/v1/models").json()["data"]] == [MODEL, OTHER_NAME]
+    assert http.get(f"/v1/models/{OTHER_NAME}").json()["id"] == OTHER_NAME
+    status = http.get("/status").json()
+    assert (status["model"], status["names"]) == (MODEL, [MODEL, OTHER_NAME])
+    query = vectors(http, input="plain", input_type="query")
+    for name, vector in ((MODEL, query), (f"{OTHER_NAME}-query", query)):
+        answer = http.post("/v1/embeddings", json={"model": name, "input": "plain", "input_type": "query"})
+        assert answer.json()["model"] == MODEL
+        np.testing.assert_allclose(answer.json()["data"][0]["embedding"], vector[0], atol=1e-6)
+    for path, body in (
+        ("/v2/embed", {"texts": ["x"]}),
+        ("/v1/multimodalembeddings", {"inputs": [{"content": [{"type": "text", "text": "x"}]}]}),
+        ("/tokenize", {"prompt": "x"}),
+    ):
+        assert http.post(path, json=body | {"model": OTHER_NAME}).status_code == 200, path
+        answer = http.post(path, json=body | {"model": "neither"})
+        assert answer.status_code == 404
+        assert f"'neither' is not served here, '{MODEL}', '{OTHER_NAME}' are" in answer.text
+
+
 def test_images_are_what_their_bytes_say(
     service: ClosedService, http: httpx.Client, url: str, photos: dict[str, bytes], reference: Reference
 ) -> None:
@@ -328,7 +361,7 @@ def test_widths_that_are_not_offered_are_told_which_are(http: httpx.Client) -> N
     for asked in (hidden - 1, hidden + 1):
         answer = http.post("/v1/embeddings", json={"input": "x", "dimensions": asked})
         assert answer.status_code == 400
-        offered = f"dimensions {asked} is none of [32, 64, {hidden}]"
+        offered = f"dimensions {asked} is none of 32, 64, 96, 100 to 104, {hidden} that this model offers"
         assert offered in answer.json()["error"]["message"]
     for path, body in (
         ("/v2/embed", {"texts": ["x"]}),

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from tests.clients.conftest import ClosedService
+from tests.e2e.disaggregated import OTHER_NAME
 from tests.e2e.inputs import cosine, data_url
 from tests.e2e.service import MODEL
 
@@ -38,7 +39,7 @@ async def test_async(service: ClosedService) -> None:
         answer = await client.embeddings.create(model=MODEL, input=[[1, 2, 3], [4]])
         assert len(answer.data) == 2
         models = [model.id async for model in client.models.list()]
-        assert models == [MODEL]
+        assert models == [MODEL, OTHER_NAME]
         assert (await client.models.retrieve(MODEL)).id == MODEL
 
 

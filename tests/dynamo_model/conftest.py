@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.e2e.disaggregated import Disaggregated
+from tests.e2e.disaggregated import OTHER_NAME, Disaggregated
 from tests.e2e.service import MODEL, ROOT, free_ports
 
 INSTALL_SECONDS = float(os.environ.get("TESSERA_DYNAMO_SECONDS", "240"))
@@ -41,7 +41,7 @@ def dynamo_python() -> str:
 def stock(
     service: Disaggregated, dynamo_python: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[httpx.Client]:
-    """A client of the stock frontend, which has found the model under its three names."""
+    """A client of the stock frontend, which has found the model under each of its names."""
     (port,) = free_ports(1)
     log = tmp_path_factory.mktemp("stock") / "log"
     url = f"http://127.0.0.1:{port}"
@@ -66,7 +66,7 @@ def stock(
 
 def _wait_listed(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + 240
-    names = {MODEL, f"{MODEL}-query", f"{MODEL}-passage"}
+    names = {name + side for name in (MODEL, OTHER_NAME) for side in ("", "-query", "-passage")}
     while time.monotonic() < deadline:
         assert process.poll() is None, log.read_text()
         try:

@@ -74,6 +74,10 @@ def _wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
     raise AssertionError("the frontend found no workers")
 
 
+OTHER_NAME = "other-name"
+"""That the model has beside ``MODEL``."""
+
+
 @contextmanager
 def disaggregated(checkpoint: Path, folder: Path, settings: Mapping[str, str]) -> Iterator[Disaggregated]:
     """``settings`` are added to the environment of all its processes."""
@@ -82,6 +86,7 @@ def disaggregated(checkpoint: Path, folder: Path, settings: Mapping[str, str]) -
         "TESSERA_API_KEYS": f"{KEY} shared",
         "DYN_FILE_KV": str(store),
         "LOG_FORMAT": "json",
+        "SERVED_MODEL_NAME": f"{MODEL}, {OTHER_NAME}",
         **settings,
     }
     # Behind a stock frontend as well, for the tests of that.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +26,9 @@ UNREACHABLE = "http://127.0.0.1:1/a.png"
 def vectors(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
     """A model of vectors of 128 values; an answer may have 64 KiB."""
     folder = tmp_path_factory.mktemp("vectors")
-    with frontend(checkpoint, folder, "--max-response-mb", "0.0625") as client:
+    with frontend(
+        checkpoint, folder, "--max-response-mb", "0.0625", "--dimensions-allowed", "100-104"
+    ) as client:
         yield client
 
 
@@ -39,16 +44,34 @@ def token_rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Clien
         yield client
 
 
+def test_widths_beyond_the_models_own_end_the_frontend_at_its_start(checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(checkpoint)]
+    ended = subprocess.run(
+        [*command, "--dimensions-allowed", "64-128, 256"],
+        env=os.environ | {"DYN_FILE_KV": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    said = "--dimensions-allowed 64-128, 256: 256 goes beyond the model's own width, 128"
+    assert said in ended.stderr.splitlines()[-1]
+
+
 def test_a_model_says_what_it_is(vectors: httpx.Client, token_rows: httpx.Client) -> None:
     said = {
         vectors: {
             "family": "llama_nemotron_vl",
-            "output": {"kind": "vector", "width": 128},
+            "output": {
+                "kind": "vector",
+                "width": 128,
+                "dimensions": [[32, 32], [64, 64], [100, 104], [128, 128]],
+            },
             "images": True,
         },
         token_rows: {
             "family": "token_rows",
-            "output": {"kind": "tokens", "width": HIDDEN},
+            "output": {"kind": "tokens", "width": HIDDEN, "dimensions": [[HIDDEN, HIDDEN]]},
             "images": False,
         },
     }

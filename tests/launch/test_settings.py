@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from tessera.frontend.settings import FrontendSettings
-from tessera.launch.processes import without_source
+from tessera.launch.processes import frontend_flags, shared_flags, without_source
 from tessera.launch.role import command
 from tessera.launch.settings import LaunchSettings, SettingError, markdown_table, settings, variables_help
 from tessera.settings import Field, fields_of
@@ -51,6 +51,16 @@ def test_what_is_empty_has_its_default_and_what_is_given_is_used() -> None:
     assert (found.model_name, found.ready_timeout_seconds) == ("one", 0.5)
     assert found.of_dynamo()["DYN_DISCOVERY_BACKEND"] == "file"
     assert (found.named("frontends"), found.named("dyn_http_port")) == ("FRONTENDS=2", "DYN_HTTP_PORT=8000")
+
+
+@pytest.mark.parametrize("text", ["one,two", " one two one", "one, two,"])
+def test_a_model_has_several_names_and_the_first_is_said(text: str) -> None:
+    found = LaunchSettings.read({"SERVED_MODEL_NAME": text, "DIMENSIONS_ALLOWED": "64-96"})
+    assert (found.model_names, found.model_name) == (["one", "two"], "one")
+    flags = shared_flags(found)
+    at = flags.index("--served-model-name")
+    assert flags[at : at + 4] == ["--served-model-name", "one", "two", "--namespace"]
+    assert "--dimensions-allowed=64-96" in frontend_flags(found, 8000)
 
 
 @pytest.mark.parametrize("value", ["two", "-1", "01", "1.5", " 1"])

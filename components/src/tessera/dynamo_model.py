@@ -83,22 +83,22 @@ _ANNOTATIONS: Final = "nvext"
 """The frontend's own extensions, which ask for nothing that an embedding has."""
 
 
-def names_of(name: str) -> tuple[str, ...]:
-    """The model's own name, and those that say which side of a retrieval pair an input is on."""
-    return (name, *(name + suffix for suffix in ROLE_SUFFIXES))
+def names_of(names: Sequence[str]) -> tuple[str, ...]:
+    """The model's own names, and for each those that say which side of a retrieval pair an input is on."""
+    return tuple(name + suffix for name in names for suffix in ("", *ROLE_SUFFIXES))
 
 
 class DynamoModel:
     """Answers embeddings requests with the worker's own engine.
 
     The frontend passes on the model's name, the input (strings or token ids) and OpenAI's and vLLM's options;
-    it leaves out whatever says which side of a retrieval pair an input is on. So the model has a second and a
-    third name for that, as NIM's models have: ``names`` lists all three.
+    it leaves out whatever says which side of a retrieval pair an input is on. So each name of the model has a
+    second and a third one for that, as NIM's models have: ``names`` lists all. Answers say the first.
     """
 
-    def __init__(self, model: Model, name: str, ask: Ask, limits: Limits) -> None:
-        self.names = names_of(name)
-        self._name = name
+    def __init__(self, model: Model, names: Sequence[str], ask: Ask, limits: Limits) -> None:
+        self.names = names_of(names)
+        self._served = tuple(names)
         self._limits = limits
         self._metrics = FrontendMetrics()
         self._in_flight = 0
@@ -136,8 +136,8 @@ class DynamoModel:
 
     def _read(self, body: Mapping[str, Any]) -> EmbeddingsRequest:
         fields = {name: value for name, value in body.items() if name != _ANNOTATIONS}
-        request = parse_embeddings(fields, limits=self._limits.request, models=(self._name,))
-        if request.model not in (None, self._name):
+        request = parse_embeddings(fields, limits=self._limits.request, models=self._served)
+        if request.model not in (None, *self._served):
             raise ModelNotFound(f"the model {request.model!r} is not served here", param="model")
         if request.dtype is not EmbedDtype.FLOAT32:
             raise InvalidInput("embed_dtype: only float32 can be sent by this way", param="embed_dtype")
@@ -151,7 +151,7 @@ class DynamoModel:
         total = result.usage.total_tokens
         return {
             "object": "list",
-            "model": self._name,
+            "model": self._served[0],
             "data": [
                 {"object": "embedding", "index": index, "embedding": b64encode(row).decode("ascii")}
                 for index, row in enumerate(rows)
@@ -160,13 +160,13 @@ class DynamoModel:
         }
 
 
-def addresses(runtime: Runtime, name: str) -> tuple[str, ...]:
+def addresses(runtime: Runtime, names: Sequence[str]) -> tuple[str, ...]:
     """Where discovery lists the model's names, one at each."""
-    return tuple(runtime.address("embed", f"model{index or ''}") for index in range(len(names_of(name))))
+    return tuple(runtime.address("embed", f"model{index or ''}") for index in range(len(names_of(names))))
 
 
 def model_servers(
-    runtime: Runtime, server: Server, model: Model, name: str, *, max_image_pixels: int
+    runtime: Runtime, server: Server, model: Model, names: Sequence[str], *, max_image_pixels: int
 ) -> Sequence[ModelServer]:
     """One for each name of the model, not started yet.
 
@@ -178,10 +178,10 @@ def model_servers(
             f"--dynamo-model serves vectors, and {model.family} gives {model.output.kind.value}"
         )
     limits = Limits(images=ImageLimits(max_pixels=max_image_pixels))
-    served = DynamoModel(model, name, server.answer, limits)
+    served = DynamoModel(model, names, server.answer, limits)
     server.expose_metrics(served.render_metrics)
     log.info("will also be served as models of Dynamo's own: %s", ", ".join(served.names))
     return [
         ModelServer(runtime, address, each, served.answer)
-        for address, each in zip(addresses(runtime, name), served.names, strict=True)
+        for address, each in zip(addresses(runtime, names), served.names, strict=True)
     ]

@@ -85,11 +85,13 @@ ModelPath = Annotated[
 Revision = Annotated[
     str, Setting(flag="--revision", help="the branch, tag or commit of a hub's model; main by default")
 ]
-ServedModelName = Annotated[
-    str,
+ServedModelNames = Annotated[
+    tuple[str, ...],
     Setting(
         flag="--served-model-name",
-        help="the name that requests use; ORG/NAME or the checkpoint directory's name by default",
+        metavar="NAME",
+        help="the names that requests may use; the first is what answers, metrics and logs say. ORG/NAME or "
+        "the checkpoint directory's name by default",
     ),
 ]
 ModelOptions = Annotated[
@@ -107,6 +109,11 @@ Traces = Annotated[
         help="export OpenTelemetry traces, as OTEL_* variables say; on where OTEL_TRACES_EXPORTER is set",
     ),
 ]
+
+
+def served_names(given: Sequence[str], default: str) -> tuple[str, ...]:
+    """The names of a model, each once."""
+    return tuple(dict.fromkeys(filter(None, given))) or (default,)
 
 
 def exporters(traces: bool | None, environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from tessera.frontend.http import connection
 from tessera.frontend.http.connection import ConnectionLimits
 from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.server import HttpServer
+from tessera.frontend.http.tls import Certificate
 from tests.rpc.conftest import until
 
 LIMITS = ConnectionLimits(header_seconds=0.5, header_bytes=4096, keep_alive_seconds=5.0, write_seconds=1.0)
@@ -30,7 +31,7 @@ LARGE = 64 << 20
 
 
 class Running:
-    def __init__(self, limits: ConnectionLimits) -> None:
+    def __init__(self, limits: ConnectionLimits, certificate: Certificate | None = None) -> None:
         app = FastAPI()
         self.large = 0
 
@@ -55,18 +56,24 @@ class Running:
             await asyncio.sleep(1.2)
             return Response("done")
 
-        self.server = HttpServer(app, host="127.0.0.1", port=0, drain_seconds=1, limits=limits)
+        self.server = HttpServer(
+            app, host="127.0.0.1", port=0, drain_seconds=1, limits=limits, certificate=certificate
+        )
         self.task = asyncio.ensure_future(self.server.serve())
+
+    @property
+    def port(self) -> int:
+        sockets = self.server.ports[0].sockets if self.server.ports else self.server.servers[0].sockets
+        return int(sockets[0].getsockname()[1])
 
     async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         await until(lambda: self.server.started)
-        port = self.server.servers[0].sockets[0].getsockname()[1]
-        return await asyncio.open_connection("127.0.0.1", port)
+        return await asyncio.open_connection("127.0.0.1", self.port)
 
 
 @asynccontextmanager
-async def served(limits: ConnectionLimits) -> AsyncIterator[Running]:
-    made = Running(limits)
+async def served(limits: ConnectionLimits, certificate: Certificate | None = None) -> AsyncIterator[Running]:
+    made = Running(limits, certificate)
     try:
         yield made
     finally:

@@ -36,6 +36,7 @@ Flags of frontends and workers are taken as well: --help-all lists them, too.
 A flag wins over the file that --config names, the file over the environment. The file is YAML
 with a key for each flag: `port: 8000`, `encode_workers: 2`."""
 
+_NAMES: Final = "--served-model-name"
 # Of worker flags the only one that an encode worker refuses.
 _NOT_OF_ENCODE_WORKERS: Final = frozenset({"--dynamo-model"})
 
@@ -154,7 +155,7 @@ def read(words: Sequence[str], prog: str = "tessera serve") -> Asked:
     parser = _Parser(prog=prog, add_help=False, allow_abbrev=False)
     parser.add_argument("model", nargs="?", metavar="MODEL")
     for flag in own:
-        parser.add_argument(flag, dest=flag, default=None)
+        parser.add_argument(flag, dest=flag, default=None, nargs="+" if flag == _NAMES else None)
     for flag in sorted(flags & others):
         parser.add_argument(flag, action=_Collect, dest="passed", nargs=known[flag].values, default=[])
     parsed = vars(parser.parse_args(left))
@@ -165,6 +166,11 @@ def read(words: Sequence[str], prog: str = "tessera serve") -> Asked:
         if file.get(key := each.variable.flag.removeprefix("--")) is not None
     }
     passed = [_from_file(f"--{key}", value, known) for key, value in file.items() if f"--{key}" in others]
+    names = parsed[_NAMES] or []
+    if len(names) > 1 and parsed["model"] is None and parsed["--model-path"] is None:
+        # The last may have been meant as MODEL.
+        raise UnknownWord(f"{_NAMES} {' '.join(names)}: write MODEL before it, or a comma between names")
+    parsed[_NAMES] = ",".join(names) or None
     for flag, each in own.items():
         if parsed[flag] is not None:
             given[each.field] = Given(parsed[flag], f"{flag} {parsed[flag]}")

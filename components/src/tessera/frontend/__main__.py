@@ -20,6 +20,7 @@ with quick_imports():
     from tessera.frontend.group import GROUP_VARIABLE
     from tessera.frontend.http.auth import API_KEYS_VARIABLE
     from tessera.frontend.http.server import HttpServer, SharedPort
+    from tessera.frontend.http.tls import PASSWORD_VARIABLE, Certificate
     from tessera.frontend.service import Service
     from tessera.frontend.settings import FrontendSettings, parse
     from tessera.logs import LogFormat, log_as, log_settings, write_behind
@@ -30,9 +31,10 @@ with quick_imports():
 log = logging.getLogger("tessera.frontend")
 
 
-async def serve(settings: FrontendSettings) -> None:
+async def serve(settings: FrontendSettings, key_password: str | None = None) -> None:
     """Run one frontend until SIGTERM or SIGINT; raises ``DiscoveryLost`` when it cannot hear of workers."""
     tracing.start("frontend", settings.traces)
+    certificate = Certificate.of(settings.tls, key_password)
     service = await Service.connect(settings)
     server = HttpServer(
         make_app(service),
@@ -40,7 +42,8 @@ async def serve(settings: FrontendSettings) -> None:
         port=settings.port,
         drain_seconds=settings.drain_seconds,
         limits=settings.limits.connection,
-        shared=SharedPort(settings.seat, service.group) if settings.seat else None,
+        shared=SharedPort.of(settings.seat, service.group) if settings.seat else None,
+        certificate=certificate,
     )
 
     def stop() -> None:
@@ -84,9 +87,9 @@ def main() -> int:
     log_as("frontend", settings := log_settings())
     set_environment_defaults(json_log=settings.format is LogFormat.JSON)
     try:
-        variables = (API_KEYS_VARIABLE, GROUP_VARIABLE, SOURCE_VARIABLE)
-        keys, seat, source = (os.environ.pop(name, None) for name in variables)
-        uvloop.run(serve(parse(api_keys=keys, seat=seat, source=source)))
+        variables = (API_KEYS_VARIABLE, GROUP_VARIABLE, SOURCE_VARIABLE, PASSWORD_VARIABLE)
+        keys, seat, source, password = (os.environ.pop(name, None) for name in variables)
+        uvloop.run(serve(parse(api_keys=keys, seat=seat, source=source), password))
     except DiscoveryLost as error:
         log.error("%s", error)
         return FORGOTTEN

@@ -26,6 +26,7 @@ from tessera.frontend.serving.prompts import KnownMedia
 from tessera.frontend.serving.result_cache import Entries, KeyPrefix, ResultCache, SharedEntries
 from tessera.frontend.serving.router import Router
 from tessera.frontend.settings import FrontendSettings
+from tessera.frontend.widths import Widths
 from tessera.models import Model, open_model
 from tessera.rpc import Check, Client, Peers, Runtime
 
@@ -83,6 +84,7 @@ class Service:
     async def connect(cls, settings: FrontendSettings) -> Service:
         """Open the model and follow discovery; waits for no worker."""
         model = open_model(settings.model_path, settings.model_options)
+        widths = Widths.offered(model.dimensions, model.output.width, settings.dimensions_allowed)
         runtime = Runtime(settings.rpc)
         name = f"frontend-{uuid.uuid4().hex}"
         group = FrontendGroup(settings.seat)
@@ -111,18 +113,18 @@ class Service:
             max_response_bytes=settings.limits.max_response_bytes,
             group=group,
         )
-        metrics.set_info(settings.served_model_name)
+        metrics.set_info(settings.served_model_names[0])
         for component, peers in workers.by_component.items():
             metrics.watch_workers(component, peers, expected=workers.expected[component])
         metrics.watch_admission(admission)
-        pipeline = Pipeline(model, media, embedder, settings.limits, metrics, known)
+        pipeline = Pipeline(model, media, embedder, settings.limits, metrics, known, widths=widths)
         return cls(
             settings=settings,
             runtime=runtime,
             model=model,
             workers=workers,
             media=media,
-            endpoint=Endpoint(pipeline, settings.served_model_name, settings.limits, limiter, metrics),
+            endpoint=Endpoint(pipeline, settings.served_model_names, settings.limits, limiter, metrics),
             keys=keys,
             limiter=limiter,
             admission=admission,
@@ -148,9 +150,14 @@ async def _pulse(group: FrontendGroup, workers: Workers, lender: RowLender) -> N
 def described(service: Service) -> dict[str, Any]:
     """What clients and people are told of the model beside its name."""
     model, source = service.model, service.settings.source
+    widths = service.endpoint.pipeline.widths
     return {
         "family": model.family,
-        "output": {"kind": model.output.kind.value, "width": model.output.width},
+        "output": {
+            "kind": model.output.kind.value,
+            "width": model.output.width,
+            "dimensions": [list(each) for each in widths.ranges],
+        },
         "images": model.vision is not None,
         "source": None if source is None else source.described(),
     }

@@ -16,8 +16,10 @@ from tessera.frontend.group import Seat
 from tessera.frontend.http.admission import RESPONSES_IN_FLIGHT
 from tessera.frontend.http.auth import API_KEYS_VARIABLE, ApiKey, read_keys
 from tessera.frontend.http.connection import ConnectionLimits
+from tessera.frontend.http.tls import TlsSettings
 from tessera.frontend.media.policy import ImageLimits, MediaPolicy
 from tessera.frontend.request import RequestLimits
+from tessera.frontend.widths import no_widths
 from tessera.logs import LogSettings
 from tessera.models import find
 from tessera.rpc.runtime import RpcSettings
@@ -29,11 +31,12 @@ from tessera.settings import (
     ModelOptions,
     ModelPath,
     Revision,
-    ServedModelName,
+    ServedModelNames,
     Setting,
     Traces,
     exporters,
     parse_flags,
+    served_names,
 )
 
 
@@ -103,9 +106,22 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_path: ModelPath
     revision: Revision = ""
     model_options: ModelOptions = {}
-    served_model_name: ServedModelName = ""
+    served_model_names: ServedModelNames = ()
+    dimensions_allowed: Annotated[
+        str,
+        Setting(
+            flag="--dimensions-allowed",
+            metavar="WIDTHS",
+            check=no_widths,
+            help="widths of vectors that requests may ask for (`dimensions`) beside those that the "
+            "checkpoint lists, such as 256,512,1024 or 64-2048",
+            more="A vector is cut and has unit length again. A model that was not trained for it loses more "
+            "than one that was: measure what your search loses",
+        ),
+    ] = ""
     host: Annotated[str, Setting(flag="--host", help="the address to listen on")] = "127.0.0.1"
     port: Annotated[int, Setting(flag="--port", check=PORT, help="of HTTP")] = 8000
+    tls: Annotated[TlsSettings, Setting(group="TLS")] = TlsSettings()
     embed_endpoint: Annotated[
         str,
         Setting(flag="--embed-endpoint", help="dyn://namespace.component.endpoint of the embed workers"),
@@ -184,7 +200,7 @@ def parse(
         given,
         model_path=found.directory,
         source=found,
-        served_model_name=given.served_model_name or found.name,
+        served_model_names=served_names(given.served_model_names, found.name),
         embed_endpoint=given.embed_endpoint or f"dyn://{namespace}.embed.generate",
         encode_endpoint=given.encode_endpoint or f"dyn://{namespace}.encode.generate",
         access=access,

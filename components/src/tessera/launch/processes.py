@@ -38,7 +38,7 @@ def shared_flags(settings: Shared) -> list[str]:
     """The flags of every process."""
     return [
         *model_flags(settings),
-        *("--served-model-name", settings.model_name),
+        *("--served-model-name", *settings.model_names),
         *("--namespace", settings.dyn_namespace),
         *("--discovery-backend", settings.dyn_discovery_backend),
         *("--request-plane", settings.dyn_request_plane),
@@ -51,6 +51,12 @@ def frontend_flags(settings: Shared, port: int) -> list[str]:
     """What frontends alone have."""
     flags = ["--host", settings.dyn_http_host, "--port", str(port)]
     flags += ["--max-file-size-mb", settings.max_file_size_mb]
+    if settings.tls_cert:
+        flags.append(f"--tls-cert={settings.tls_cert}")
+    if settings.tls_key:
+        flags.append(f"--tls-key={settings.tls_key}")
+    if settings.dimensions_allowed:
+        flags.append(f"--dimensions-allowed={settings.dimensions_allowed}")
     if settings.allowed_local_media_path:
         flags += ["--allowed-local-media-path", settings.allowed_local_media_path]
     return flags

@@ -181,7 +181,10 @@ class Service:
         self._environment[SOURCE_VARIABLE] = json.dumps(said["source"])
         directory = said["source"]["directory"]
         self._settings = replace(
-            settings, model_path=directory, model_revision="", served_model_name=settings.model_name
+            settings,
+            model_path=directory,
+            model_revision="",
+            served_model_name=settings.served_model_name or settings.model_name,
         )
         if splits and not said["images"]:
             self._workers = [kind for kind in self._workers if kind.role != "encode"]
@@ -245,7 +248,7 @@ class Service:
             "launch", log_settings(["--log-format", settings.log_format, "--log-level", settings.log_level])
         )
         counts = {kind.role: kind.count for kind in self._workers}
-        urls = [f"http://{settings.dyn_http_host}:{port}" for port in self._http_ports]
+        urls = [f"{settings.scheme}://{settings.dyn_http_host}:{port}" for port in self._http_ports]
         expected = Expected(
             frontends=urls,
             together=settings.frontends,

@@ -90,7 +90,7 @@ class Shared:
             flag="--served-model-name",
             metavar="NAME",
             group="model",
-            help="its name in requests",
+            help="its name in requests, or several, separated by spaces or commas; answers say the first",
             default="ORG/NAME, or as the directory ends",
         ),
     ] = ""
@@ -101,6 +101,16 @@ class Shared:
             metavar="JSON",
             group="model",
             help="an object with options of the model's family",
+        ),
+    ] = ""
+    dimensions_allowed: Annotated[
+        str,
+        Variable(
+            flag="--dimensions-allowed",
+            metavar="WIDTHS",
+            group="model",
+            help="widths of vectors that requests may ask for beside those that the checkpoint lists, such "
+            "as 256,512,1024 or 64-2048",
         ),
     ] = ""
     modality: Annotated[
@@ -118,6 +128,25 @@ class Shared:
     dyn_http_port: Annotated[
         int, Variable(flag="--port", group="addresses", help="where the frontends listen")
     ] = 8000
+    tls_cert: Annotated[
+        str,
+        Variable(
+            flag="--tls-cert",
+            metavar="FILE",
+            group="addresses",
+            help="the frontends answer by TLS with this certificate: PEM, with the chain behind it",
+        ),
+    ] = ""
+    tls_key: Annotated[
+        str,
+        Variable(
+            flag="--tls-key",
+            metavar="FILE",
+            group="addresses",
+            help="its private key; TESSERA_TLS_KEY_PASSWORD holds the password of an encrypted one",
+            default="in the file of the certificate",
+        ),
+    ] = ""
     dyn_namespace: Annotated[
         str,
         Variable(flag="--namespace", group="Dynamo", help="processes of one namespace find each other"),
@@ -242,12 +271,25 @@ class Shared:
         return [*self.frontend_args.split(), *self.passed]
 
     @property
-    def model_name(self) -> str:
-        if self.served_model_name:
-            return self.served_model_name
+    def scheme(self) -> str:
+        """Of the frontends' URLs."""
+        given = self.tls_cert or any(flag.startswith("--tls-cert") for flag in self.frontend_flags)
+        return "https" if given else "http"
+
+    @property
+    def model_names(self) -> list[str]:
+        """All names that requests may use."""
+        given = list(dict.fromkeys(filter(None, re.split(r"[\s,]+", self.served_model_name))))
+        if given:
+            return given
         if not os.path.isdir(self.model_path) and self.hub_model is not None:
-            return self.hub_model
-        return os.path.basename(self.model_path.rstrip("/"))
+            return [self.hub_model]
+        return [os.path.basename(self.model_path.rstrip("/"))]
+
+    @property
+    def model_name(self) -> str:
+        """The one that answers say."""
+        return self.model_names[0]
 
     @property
     def hub_model(self) -> str | None:

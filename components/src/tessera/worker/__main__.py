@@ -62,14 +62,14 @@ async def serve(settings: WorkerSettings) -> None:
     tracing.start(settings.mode.value, settings.traces)
     runtime = Runtime(settings.rpc)
     metrics = WorkerMetrics()
-    metrics.set_info(settings.mode.value, settings.served_model_name)
+    metrics.set_info(settings.mode.value, settings.served_model_names[0])
     address = runtime.address(COMPONENT[settings.mode])
     addresses = [address]
     if settings.dynamo_model:
         # Imported here: it brings the frontend's package along, which no other worker needs.
         from tessera import dynamo_model
 
-        addresses += dynamo_model.addresses(runtime, settings.served_model_name)
+        addresses += dynamo_model.addresses(runtime, settings.served_model_names)
     for served in addresses:
         runtime.endpoint(served)
     name = f"{runtime.endpoint(address).connection_id():x}"
@@ -88,7 +88,7 @@ async def serve(settings: WorkerSettings) -> None:
     if settings.dynamo_model and isinstance(service, EmbedService):
         pixels = settings.max_image_pixels
         servers += dynamo_model.model_servers(
-            runtime, server, service.model, settings.served_model_name, max_image_pixels=pixels
+            runtime, server, service.model, settings.served_model_names, max_image_pixels=pixels
         )
 
     async def stop_serving(timeout: float) -> None:
@@ -106,7 +106,7 @@ async def serve(settings: WorkerSettings) -> None:
             time.monotonic() - started,
             settings.mode,
             name,
-            settings.served_model_name,
+            settings.served_model_names[0],
             address,
         )
     watch = asyncio.create_task(_watch(service, settings, died))

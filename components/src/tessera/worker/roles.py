@@ -211,7 +211,7 @@ class Builder:
         vision = model.vision
         return wire.WorkerInfo(
             role=self.settings.mode.value,
-            model=self.settings.served_model_name,
+            model=self.settings.served_model_names[0],
             fingerprint=model.fingerprint,
             dtype=placement.dtype,
             rounding=self._rounding(vision),

@@ -31,13 +31,14 @@ from tessera.settings import (
     ModelOptions,
     ModelPath,
     Revision,
-    ServedModelName,
+    ServedModelNames,
     Setting,
     Traces,
     convert,
     exporters,
     mapping,
     parse_flags,
+    served_names,
 )
 from tessera.transport.settings import TransportSettings
 
@@ -96,7 +97,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     model_path: ModelPath
     revision: Revision = ""
     model_options: ModelOptions = {}
-    served_model_name: ServedModelName = ""
+    served_model_names: ServedModelNames = ()
     mode: Annotated[
         Mode,
         Setting(flag="--disaggregation-mode", help="which stages it runs: both, vision or text"),
@@ -215,7 +216,7 @@ def parse(argv: Sequence[str] | None = None, *, source: str | None = None) -> Wo
     return msgspec.structs.replace(
         given,
         model_options=stages.model_options | given.model_options,
-        served_model_name=given.served_model_name or found.name,
+        served_model_names=served_names(given.served_model_names, found.name),
         encode_endpoint=given.encode_endpoint or f"dyn://{given.rpc.namespace}.encode.generate",
         stages=stages,
         traces=exporters(given.want_traces),

@@ -173,10 +173,26 @@ class LoopFairness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a client's form of a request is read with: the served model's name, and the limits."""
+    """What a client's form of a request is read with: the served model's names, and the limits.
 
-    model: str
+    Answers say the first of the ``names``.
+    """
+
+    names: tuple[str, ...]
     limits: RequestLimits
+
+    @property
+    def model(self) -> str:
+        return self.names[0]
+
+    def check(self, name: str) -> None:
+        """Raises ``ModelNotFound`` for a name that is none of them."""
+        if name not in self.names:
+            known = ", ".join(map(repr, self.names))
+            raise ModelNotFound(
+                f"the model {name!r} is not served here, {known} {'are' if len(self.names) > 1 else 'is'}",
+                param="model",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,13 +220,13 @@ class Endpoint:
     def __init__(
         self,
         pipeline: Pipeline,
-        model: str,
+        names: tuple[str, ...],
         limits: Limits,
         limiter: RateLimiter,
         metrics: FrontendMetrics,
     ) -> None:
         self.pipeline = pipeline
-        self.served = Served(model=model, limits=limits.request)
+        self.served = Served(names=names, limits=limits.request)
         self._limits = limits
         self._limiter = limiter
         self._metrics = metrics
@@ -262,11 +278,8 @@ class Endpoint:
 
     def check_model(self, request: EmbeddingsRequest) -> None:
         """Raises ``ModelNotFound`` for a model that is not served here."""
-        model = self.served.model
-        if request.model is not None and request.model != model:
-            raise ModelNotFound(
-                f"the model {request.model!r} is not served here, {model!r} is", param="model"
-            )
+        if request.model is not None:
+            self.served.check(request.model)
 
     def _check_output(self) -> None:
         kind = self.pipeline.output.kind

@@ -35,7 +35,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tessera.errors import InvalidInput, ModelNotFound, TesseraError
+from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.api.content import (
     InputBuilder,
     check_modality,
@@ -627,7 +627,7 @@ def _write(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBo
 
 
 def _translate(body: Json, served: Served) -> Translated:
-    request = parse_embeddings(body, limits=served.limits, models=(served.model,))
+    request = parse_embeddings(body, limits=served.limits, models=served.names)
     return Translated(
         request=request,
         write=partial(_write, request, served.model),
@@ -636,30 +636,31 @@ def _translate(body: Json, served: Served) -> Translated:
 
 
 def _routes(service: Service) -> APIRouter:
-    endpoint, model = service.endpoint, service.endpoint.served.model
+    endpoint, served = service.endpoint, service.endpoint.served
     router = APIRouter(tags=["OpenAI"])
     card = {
-        "id": model,
         "object": "model",
         "created": int(time.time()),
         "owned_by": "tessera",
         "max_model_len": endpoint.pipeline.max_tokens,
         **described(service),
     }
+    cards = {name: {"id": name, **card} for name in served.names}
 
     @router.post("/v1/embeddings", openapi_extra=_OPERATION, summary="Embed text and images")
     async def create_embeddings(request: Request) -> Response:
         return await endpoint.embed(request, _translate)
 
-    @router.get("/v1/models", openapi_extra=answers(_MODELS, 401), summary="The served model")
+    @router.get(
+        "/v1/models", openapi_extra=answers(_MODELS, 401), summary="The served model, by each of its names"
+    )
     async def list_models() -> Response:
-        return JSONResponse({"object": "list", "data": [card]})
+        return JSONResponse({"object": "list", "data": list(cards.values())})
 
     @router.get("/v1/models/{name:path}", openapi_extra=answers(_MODEL, 401, 404), summary="One model")
     async def get_model(name: str) -> Response:
-        if name != model:
-            raise ModelNotFound(f"the model {name!r} is not served here, {model!r} is", param="model")
-        return JSONResponse(card)
+        served.check(name)
+        return JSONResponse(cards[name])
 
     return router
 

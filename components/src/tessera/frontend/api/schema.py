@@ -149,9 +149,14 @@ WHOLE: Final[Schema] = {"type": "integer", "minimum": 0}
 DESCRIBED: Final[dict[str, Schema]] = {
     "family": _TEXT,
     "output": object_of(
-        ("kind", "width"),
+        ("kind", "width", "dimensions"),
         kind={"type": "string", "enum": [kind.value for kind in OutputKind]},
         width=WHOLE,
+        dimensions={
+            "type": "array",
+            "items": {"type": "array", "items": WHOLE, "minItems": 2, "maxItems": 2},
+            "description": "The widths that requests may ask for: ranges of the least and the most.",
+        },
     ),
     "images": {"type": "boolean", "description": "Whether the model takes images."},
     "source": {

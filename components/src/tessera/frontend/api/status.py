@@ -118,8 +118,9 @@ _STATE: Final[Schema] = {
     ]
 }
 _STATUS: Final = object_of(
-    ("model", *DESCRIBED, "fingerprint", "checkpoint", "frontend", "workers"),
+    ("model", "names", *DESCRIBED, "fingerprint", "checkpoint", "frontend", "workers"),
     model=_TEXT,
+    names={"type": "array", "items": _TEXT},
     **DESCRIBED,
     fingerprint=_TEXT,
     checkpoint={"anyOf": [_TEXT, {"type": "null"}]},
@@ -138,7 +139,8 @@ _STATUS: Final = object_of(
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Health"])
     head = {
-        "model": service.settings.served_model_name,
+        "model": service.endpoint.served.model,
+        "names": list(service.endpoint.served.names),
         **described(service),
         "fingerprint": service.model.fingerprint,
         "checkpoint": origin(service.settings.model_path),

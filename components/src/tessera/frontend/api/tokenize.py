@@ -73,7 +73,7 @@ async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
         return JSONResponse(tei.write_tokens(await until_disconnect(http, cut), special=asked.special))
     # vLLM's ``return_token_strs``.
     spelled = optional_boolean(body, "return_token_strs", default=False)
-    request = parse_tokenize(body, served.limits, (served.model,))
+    request = parse_tokenize(body, served.limits, served.names)
     identify(http, request)
     endpoint.check_model(request)
     prompts, _ = await until_disconnect(

@@ -113,7 +113,9 @@ class LingeringTransport(asyncio.Transport):
         return self._transport.is_closing()
 
     def close(self) -> None:
-        self._transport.write_eof()
+        # TLS knows no end of one side alone: the answer says that it is the last.
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
         self._loop.call_later(_LINGER_SECONDS, self._transport.close)
 
 
@@ -174,7 +176,7 @@ def max_connections() -> int:
 # connection on which something lies unread resets it under its client.
 _LAST_LOOK_SECONDS: Final = 0.05
 # Connections beyond the limit that may wait until their clients have read why.
-_REFUSED_AT_ONCE: Final = 64
+REFUSED_AT_ONCE: Final = 64
 
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -239,7 +241,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._changed()
         self._reader = SlowReader(transport, self.loop, seconds=self._limits.write_seconds)
         excess = len(self.connections) - max_connections()
-        if excess > _REFUSED_AT_ONCE:
+        if excess > REFUSED_AT_ONCE:
             # An answer would hold a descriptor for another second.
             transport.abort()
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -13,8 +13,16 @@ from typing import Final
 import uvicorn
 from fastapi import FastAPI
 
+from tessera.errors import ConfigError
 from tessera.frontend.group import ACCEPTING, CONNECTIONS, FrontendGroup, Seat
-from tessera.frontend.http.connection import ConnectionLimits, GuardedProtocol, raise_descriptor_limit
+from tessera.frontend.http.connection import (
+    REFUSED_AT_ONCE,
+    ConnectionLimits,
+    GuardedProtocol,
+    max_connections,
+    raise_descriptor_limit,
+)
+from tessera.frontend.http.tls import Certificate, shake_hands
 
 log = logging.getLogger(__name__)
 
@@ -28,45 +36,70 @@ _LONGEST_WAIT_SECONDS: Final = 0.02
 _IDLE_SECONDS: Final = 0.05
 # Without descriptors or memory for another connection.
 _FULL_SECONDS: Final = 1.0
+# For handshakes that are under way when no more connections are taken.
+_LAST_HANDSHAKES_SECONDS: Final = 1.0
+# As uvicorn has it; the system may allow fewer (net.core.somaxconn).
+_BACKLOG: Final = 2048
 
 
 class SharedPort:
     """Takes connections from the queue that all frontends of a group share, as many as the others take.
 
     All wake up for a connection, and the first takes it. A frontend that is frozen takes none, so that none
-    waits for it; one that ends leaves the queue to the others.
+    waits for it; one that ends leaves the queue to the others. ``own_port`` is one on which this frontend
+    alone answers as well; 0: none.
     """
 
-    def __init__(self, seat: Seat, group: FrontendGroup) -> None:
-        self.own_port = seat.port
-        self._group = group
-        self._sockets = [socket.socket(fileno=number) for number in seat.sockets]
-        for one in self._sockets:
+    def __init__(
+        self, sockets: Iterable[socket.socket], group: FrontendGroup | None = None, *, own_port: int = 0
+    ) -> None:
+        self.own_port = own_port
+        self._group = group or FrontendGroup()
+        self.sockets = list(sockets)
+        for one in self.sockets:
             one.set_inheritable(False)
             one.setblocking(False)
         self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
         self._arriving: set[asyncio.Task[None]] = set()
         self._connections: Callable[[], int] = lambda: 0
         self._protocol: Callable[[], asyncio.Protocol]
+        self._limits: ConnectionLimits
+        self._certificate: Certificate | None
 
-    def open(self, protocol: Callable[[], asyncio.Protocol], connections: Callable[[], int]) -> None:
-        """Take connections from now on; ``connections`` says how many are open."""
+    @classmethod
+    def of(cls, seat: Seat, group: FrontendGroup) -> SharedPort:
+        """The one that the launcher opened."""
+        sockets = [socket.socket(fileno=number) for number in seat.sockets]
+        return cls(sockets, group, own_port=seat.port)
+
+    def open(
+        self,
+        protocol: Callable[[], asyncio.Protocol],
+        connections: Callable[[], int],
+        limits: ConnectionLimits,
+        certificate: Certificate | None = None,
+    ) -> None:
+        """Take connections from now on, by TLS with a certificate; ``connections`` says how many are open."""
         self._protocol, self._connections = protocol, connections
+        self._limits, self._certificate = limits, certificate
         self._group.words[self._group.base + ACCEPTING] = 1
-        for one in self._sockets:
+        for one in self.sockets:
             self._listen(one)
-            log.info("listening on http://%s:%d", *one.getsockname()[:2])
+            log.info("listening on %s://%s:%d", "https" if certificate else "http", *one.getsockname()[:2])
 
     async def close(self) -> None:
         """Take no more; those in the queue are the other frontends'."""
         self._group.words[self._group.base + ACCEPTING] = 0
         for timer in self._waiting.values():
             timer.cancel()
-        for one in self._sockets:
+        for one in self.sockets:
             asyncio.get_running_loop().remove_reader(one)
             one.close()
         if self._arriving:
-            await asyncio.wait(self._arriving)
+            _, late = await asyncio.wait(self._arriving, timeout=_LAST_HANDSHAKES_SECONDS)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
 
     def count(self) -> None:
         """Tell the others how many connections are open."""
@@ -98,6 +131,10 @@ class SharedPort:
             except OSError as error:
                 log.error("cannot take a connection: %s", error)
                 return self._wait(one, _FULL_SECONDS)
+            if self._connections() + len(self._arriving) >= max_connections() + REFUSED_AT_ONCE:
+                # Of those that shake hands no other limit knows.
+                taken.close()
+                continue
             task = asyncio.get_running_loop().create_task(self._serve(taken))
             self._arriving.add(task)
             self.count()
@@ -110,9 +147,19 @@ class SharedPort:
         task = asyncio.current_task()
         assert task is not None
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, taken)
-        except OSError:
-            # The client has gone already.
+            if self._certificate is None:
+                await asyncio.get_running_loop().connect_accepted_socket(self._protocol, taken)
+            else:
+                await shake_hands(
+                    taken,
+                    self._certificate.context,
+                    self._protocol,
+                    seconds=self._limits.header_seconds,
+                    write_seconds=self._limits.write_seconds,
+                )
+        except OSError as error:
+            # The client has gone already, or speaks something else than TLS.
+            log.debug("a connection came to nothing: %s", error)
             taken.close()
         finally:
             self._arriving.discard(task)
@@ -122,7 +169,8 @@ class SharedPort:
 class HttpServer(uvicorn.Server):
     """Serves until ``should_exit``; requests in flight then have ``drain_seconds`` to finish.
 
-    With a ``shared`` port it takes connections from there, and listens on ``port`` only where the seat says.
+    With a ``shared`` port it takes connections from there, and listens on ``port`` only where that says so.
+    With a ``certificate`` it answers by TLS alone.
     """
 
     def __init__(
@@ -134,9 +182,13 @@ class HttpServer(uvicorn.Server):
         drain_seconds: float,
         limits: ConnectionLimits,
         shared: SharedPort | None = None,
+        certificate: Certificate | None = None,
     ) -> None:
         raise_descriptor_limit()
-        self._shared = shared
+        self._shared, self._limits, self._certificate = shared, limits, certificate
+        self.ports = [shared] if shared else []
+        """Those whose connections are taken here, and not by the event loop."""
+        self._renewal: asyncio.Task[None] | None = None
         changed = {"changed": shared.count} if shared else {}
         super().__init__(
             uvicorn.Config(
@@ -160,20 +212,51 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup([] if self._shared and not self._shared.own_port else sockets)
+        # The loop's own servers neither count handshakes nor take another certificate.
+        listens = self.config.port if not self._shared else self._shared.own_port
+        if self._certificate is not None:
+            self._renewal = asyncio.create_task(self._certificate.watch(), name="renewal")
+            if listens or not self._shared:
+                self.ports.append(SharedPort(_listening(self.config.host, listens)))
+            sockets = []
+        elif self._shared and not listens:
+            sockets = []
+        await super().startup(sockets)
         for server in self.servers:
             for bound in server.sockets:
                 host, port = bound.getsockname()[:2]
                 log.info("listening on http://%s:%d", host, port)
-        if self._shared:
-            self._shared.open(self._protocol, lambda: len(self.server_state.connections))
+        for port in self.ports:
+            port.open(
+                self._protocol,
+                lambda: len(self.server_state.connections),
+                self._limits,
+                self._certificate,
+            )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._shared:
-            await self._shared.close()
+        if self._renewal is not None:
+            self._renewal.cancel()
+        for port in self.ports:
+            await port.close()
         await super().shutdown(sockets)
 
     def _protocol(self) -> asyncio.Protocol:
         # As the base class makes them for its own sockets.
         make = self.config.http_protocol_class
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[call-arg]
+
+
+def _listening(host: str, port: int) -> list[socket.socket]:
+    """A socket for every address of a host; raises ``ConfigError``."""
+    made: list[socket.socket] = []
+    try:
+        for family, _, _, _, address in dict.fromkeys(
+            socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        ):
+            made.append(socket.create_server(address[:2], family=family, backlog=_BACKLOG))
+    except (OSError, OverflowError, UnicodeError) as error:
+        for one in made:
+            one.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error}") from error
+    return made

@@ -19,6 +19,7 @@ from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input
 from tessera.frontend.serving.dispatch import Embedder, indices_within, row_bounds
 from tessera.frontend.serving.prompts import ImageReader, KnownMedia, Prompter, Visions
 from tessera.frontend.settings import Limits
+from tessera.frontend.widths import Widths
 from tessera.models.base import Model, Output, OutputKind, Piece, Prompt, Role
 from tessera.tasks import Deadline
 
@@ -85,9 +86,11 @@ class Pipeline:
         limits: Limits,
         metrics: FrontendMetrics,
         known: KnownMedia | None = None,
+        *,
+        widths: Widths | None = None,
     ) -> None:
         self._model = model
-        self._widths = model.dimensions | {model.output.width}
+        self.widths = widths or Widths.offered(model.dimensions, model.output.width, "")
         self._images = ImageReader(model, media, known)
         self._embedder = embedder
         self._limits = limits
@@ -217,13 +220,9 @@ class Pipeline:
 
     def _check(self, request: EmbeddingsRequest) -> None:
         param = request.dimensions_param
-        if request.dimensions is not None and request.dimensions not in self._widths:
-            least, most = min(self._widths), max(self._widths)
-            # A model may offer all between two.
-            all_between = 1 < len(self._widths) == most - least + 1
-            offered = f"{least} to {most}" if all_between else sorted(self._widths)
+        if request.dimensions is not None and request.dimensions not in self.widths:
             raise InvalidInput(
-                f"{param} {request.dimensions} is none of {offered} that this model offers", param=param
+                f"{param} {request.dimensions} is none of {self.widths} that this model offers", param=param
             )
         check_width(self._model.output.width, request.dimensions, request.dtype, param)
         count, limit = 0, self._limits.request.images
