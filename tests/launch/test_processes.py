@@ -33,8 +33,11 @@ def test_ports_cards_and_numbers_of_workers() -> None:
     }
     settings = LaunchSettings.read(given)
     kinds = e_p_workers(settings, ("--colour", "blue"))
-    found = processes(settings, kinds, {"DYN_SYSTEM_PORT": "7"}, [[1, 1], [1, 2, 1]])
+    secrets = {"TESSERA_API_KEYS": "sk-secret somebody", "TESSERA_TLS_KEY_PASSWORD": "secret"}
+    found = processes(settings, kinds, {"DYN_SYSTEM_PORT": "7"} | secrets, [[1, 1], [1, 2, 1]])
     frontends, workers = found[:2], found[2:]
+    assert all(process.environment.items() >= secrets.items() for process in frontends)
+    assert all(process.environment.keys().isdisjoint(secrets) for process in workers)
     assert [process.name for process in found] == [
         *("frontend 0", "frontend 1", "encode worker 0", "encode worker 1"),
         *("embed worker 0", "embed worker 1", "embed worker 2"),

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from tessera.defaults import ENGINE_CONFIGS, requests_in_flight
 from tessera.launch.port import Port
@@ -92,6 +93,15 @@ def without_source(environment: Mapping[str, str], root: Path) -> dict[str, str]
 def without_system_port(environment: Mapping[str, str]) -> dict[str, str]:
     """A frontend's environment: its runtime would listen on that port, too."""
     return {name: value for name, value in environment.items() if name != "DYN_SYSTEM_PORT"}
+
+
+# Workers have no use for them.
+_SECRETS_OF_FRONTENDS: Final = ("TESSERA_API_KEYS", "TESSERA_TLS_KEY_PASSWORD")
+
+
+def _without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """A worker's environment."""
+    return {name: value for name, value in environment.items() if name not in _SECRETS_OF_FRONTENDS}
 
 
 def listed(gpus: str) -> list[str]:
@@ -181,7 +191,7 @@ def processes(
     system_port = settings.dyn_system_port_base
     for kind, on_card in zip(workers, sharing, strict=True):
         for index, card in enumerate(kind.cards):
-            own = {"DYN_SYSTEM_PORT": str(system_port)}
+            own = _without_secrets(environment) | {"DYN_SYSTEM_PORT": str(system_port)}
             if kind.gpus:
                 own["CUDA_VISIBLE_DEVICES"] = card
             flags = [
@@ -191,6 +201,6 @@ def processes(
                 *kind.flags,
             ]
             arguments = ("-m", "tessera.worker", *flags)
-            found.append(Process(f"{kind.role} worker {index}", kind.role, arguments, {**environment, **own}))
+            found.append(Process(f"{kind.role} worker {index}", kind.role, arguments, own))
             system_port += 1
     return found

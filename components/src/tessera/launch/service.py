@@ -179,13 +179,14 @@ class Service:
         for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
             self._environment.pop(name, None)
         self._environment[SOURCE_VARIABLE] = json.dumps(said["source"])
-        directory = said["source"]["directory"]
-        self._settings = replace(
-            settings,
-            model_path=directory,
-            model_revision="",
-            served_model_name=settings.served_model_name or settings.model_name,
-        )
+        self._settings = replace(settings, model_revision="")
+        if not os.path.isdir(settings.model_path):
+            # Named as it was asked for; a directory's own name may have spaces, which part names.
+            self._settings = replace(
+                self._settings,
+                model_path=said["source"]["directory"],
+                served_model_name=settings.served_model_name or settings.model_name,
+            )
         if splits and not said["images"]:
             self._workers = [kind for kind in self._workers if kind.role != "encode"]
             reads = f"{self._settings.model_name} reads text alone"

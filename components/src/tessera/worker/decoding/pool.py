@@ -55,7 +55,7 @@ _ENVIRONMENT = {
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
 }
 # Not passed on to decoders.
-_WITHHELD = ("TESSERA_API_KEYS",)
+_WITHHELD = ("TESSERA_API_KEYS", "TESSERA_TLS_KEY_PASSWORD", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 class Decoder(Protocol):
