@@ -28,7 +28,6 @@ def test_it_serves_from_anywhere_with_nothing_in_the_environment(checkpoint: Pat
     # What lies where it is started from is not imported.
     (folder / "random.py").write_text("raise SystemExit('imported')")
     settings = {
-        "served_model_name": "from-the-file",
         "encode_workers": 1,
         "embed_workers": 1,
         "frontends": 2,
@@ -36,7 +35,10 @@ def test_it_serves_from_anywhere_with_nothing_in_the_environment(checkpoint: Pat
         "override_engine_args": {"threads": 1},
     }
     (folder / "serve.yaml").write_text(yaml.safe_dump(settings))
-    words = ["serve", str(checkpoint), "--config", "serve.yaml", "--frontends", "1", "--port", str(port)]
+    # Its name is the directory's, spaces and all.
+    model = tmp_path / "a model"
+    model.symlink_to(checkpoint)
+    words = ["serve", str(model), "--config", "serve.yaml", "--frontends", "1", "--port", str(port)]
     log = tmp_path / "log"
     (tmp_path / "home").mkdir()
     (tmp_path / "tmp").mkdir()
@@ -55,7 +57,7 @@ def test_it_serves_from_anywhere_with_nothing_in_the_environment(checkpoint: Pat
         while b"tessera: ready at" not in log.read_bytes():
             assert process.poll() is None and time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
-        body = {"model": "from-the-file", "input": ["a text", parts(None, IMAGE.read_bytes())]}
+        body = {"model": "a model", "input": ["a text", parts(None, IMAGE.read_bytes())]}
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json=body, timeout=60)
         assert len(answer.json()["data"]) == 2, answer.text
         body["input"] = ["one", "two", "three"]
