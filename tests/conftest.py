@@ -12,6 +12,7 @@ import importlib.util
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,6 +58,13 @@ def pytest_collection_finish() -> None:
     # The machine's cores are shared with the processes that the tests start.
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _signals_arrive() -> Iterator[None]:
+    """What a test starts afterwards would inherit a blocked signal, and never end by it."""
+    yield
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 @pytest.fixture(scope="session")

@@ -76,12 +76,12 @@ class Asked:
 
 def main(arguments: Sequence[str], prog: str = "tessera serve") -> int:
     """Run a service until a signal ends it; the status: 128 and the signal, 1 or 2 where it cannot start."""
-    # What comes while modules are imported is found by launch.children.Signals.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     words = list(arguments)
     if not {"-h", "--help", "--help-all"}.isdisjoint(words):
         _help(prog, everything="--help-all" in words)
         return 0
+    # What comes while modules are imported is found by launch.children.Signals.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         asked = read(words, prog)
     except UnknownWord as error:
