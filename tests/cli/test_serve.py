@@ -164,7 +164,7 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
             "tessera serve: there is no flag --colour; tessera serve --help lists what there is\n",
         ),
         (["--frontends", "two"], 1, "tessera: --frontends two: is not a whole number\n"),
-        (["/nowhere/model"], 1, "tessera: /nowhere/model: no such directory\n"),
+        (["/nowhere/model"], 1, "tessera: /nowhere/model: no such directory; a model of a hub is ORG/NAME\n"),
         (["--agg-workers", "1", "--embed-workers", "1"], 1, "--agg-workers 1 and --embed-workers 1"),
         (["--log-format", "json", "--port", "x"], 1, '"level":"ERROR"'),
         (["--system-port-base", "40000"], 1, "tessera: --system-port-base 40000: Dynamo takes ports"),

@@ -94,7 +94,10 @@ def test_a_model_that_is_not_there_is_named(scratch: Path) -> None:
     assert status == 1
     line = json.loads(said)
     assert (line["level"], line["role"]) == ("ERROR", "launch")
-    assert line["message"] == 'tessera: MODEL_PATH=/nowhere/"\\ : no such directory'
+    assert (
+        line["message"]
+        == 'tessera: MODEL_PATH=/nowhere/"\\ : no such directory; a model of a hub is ORG/NAME'
+    )
 
 
 @pytest.mark.parametrize("script", ["agg.sh", "e_p.sh"])

@@ -82,7 +82,9 @@ def command(
         raise SettingError("MODEL_PATH must name a checkpoint directory, or ORG/NAME of a hub")
     # The process downloads that itself: it is the only one here that needs it.
     if not os.path.isdir(settings.model_path) and settings.hub_model is None:
-        raise SettingError(f"MODEL_PATH={settings.model_path}: no such directory")
+        raise SettingError(
+            f"MODEL_PATH={settings.model_path}: no such directory; a model of a hub is ORG/NAME"
+        )
     address = settings.host_address or settings.pod_ip
     found = _interface(address or settings.host_interface)
     if not address and found is not None:

@@ -111,7 +111,9 @@ class Service:
             if _listens("127.0.0.1", port):
                 raise SettingError(f"{said}: something listens on port {port} already")
         if not os.path.isdir(settings.model_path) and settings.hub_model is None:
-            raise SettingError(f"{settings.named('model_path')}: no such directory")
+            raise SettingError(
+                f"{settings.named('model_path')}: no such directory; a model of a hub is ORG/NAME"
+            )
 
     def run(self) -> NoReturn:
         """Start every process, wait until they are ready, and keep them running until a signal ends all.
