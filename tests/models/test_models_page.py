@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tessera.models import families
+from tessera.models.llama_nemotron_rerank.model import Options as RerankOptions
 from tessera.models.qwen3_embedding.model import Options as EmbeddingOptions
 from tessera.models.qwen3_vl_embedding.model import Options as VLOptions
 
@@ -27,7 +28,12 @@ def test_every_family_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "options"), [("qwen3_embedding", EmbeddingOptions), ("qwen3_vl_embedding", VLOptions)]
+    ("family", "options"),
+    [
+        ("llama_nemotron_rerank", RerankOptions),
+        ("qwen3_embedding", EmbeddingOptions),
+        ("qwen3_vl_embedding", VLOptions),
+    ],
 )
 def test_options_and_their_defaults(family: str, options: type[msgspec.Struct]) -> None:
     table = section(family).partition("| option | default | |")[2].partition("\n\n")[0]

@@ -8,13 +8,19 @@ from pathlib import Path
 import pytest
 
 from tessera.errors import CheckpointError
-from tessera.models import families, open_model
+from tessera.models import families, family_of, open_model
 from tessera.tools.random_checkpoint.checkpoint import main
 
 
 def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
     assert open_model(checkpoint).family == "llama_nemotron_vl"
-    built_in = ["llama_nemotron_embed", "llama_nemotron_vl", "qwen3_embedding", "qwen3_vl_embedding"]
+    built_in = [
+        "llama_nemotron_embed",
+        "llama_nemotron_rerank",
+        "llama_nemotron_vl",
+        "qwen3_embedding",
+        "qwen3_vl_embedding",
+    ]
     assert [family.name for family in families()] == built_in
 
 
@@ -36,6 +42,10 @@ def test_a_random_checkpoint_of_every_family(tmp_path: Path, family: str) -> Non
         ("[]", "must hold a JSON object"),
         (json.dumps({"model_type": "bert"}), "'bert' is none of"),
         (json.dumps({}), "None is none of"),
+        (
+            json.dumps({"model_type": "llama_bidirec", "architectures": ["LlamaForCausalLM"]}),
+            r"'llama_bidirec' is served with .*LlamaBidirectionalModel.*not \['LlamaForCausalLM'\]",
+        ),
     ],
 )
 def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: str | None, words: str) -> None:
@@ -44,3 +54,16 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path, content: str | None, wor
     with pytest.raises(CheckpointError, match=words) as caught:
         open_model(tmp_path)
     assert str(tmp_path / "config.json") in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("named", "family"),
+    [
+        ({"architectures": ["LlamaBidirectionalModel"]}, "llama_nemotron_embed"),
+        ({"architectures": ["LlamaBidirectionalForSequenceClassification"]}, "llama_nemotron_rerank"),
+        ({}, "llama_nemotron_embed"),
+    ],
+)
+def test_families_of_one_model_type(tmp_path: Path, named: dict[str, object], family: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama_bidirec", **named}))
+    assert family_of(tmp_path).name == family

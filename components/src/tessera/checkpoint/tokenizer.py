@@ -162,6 +162,11 @@ class PlainTokenizer:
             return ids
         return as_ids(self.tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
+    @property
+    def cuts_behind_words(self) -> bool:
+        """Whether no token holds a letter and a mark behind it, whatever stands around the two."""
+        return self.words is not None
+
     def text_of(self, token: int) -> str:
         """The vocabulary's own spelling of a token, empty for an id it lacks."""
         return self.added_names.get(token) or self.tokenizer.id_to_token(token) or ""

@@ -50,9 +50,13 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera models") -
 
 def _installed() -> list[dict[str, Any]]:
     # Here: with the libraries of models it takes a quarter of a second.
-    from tessera.models import families
+    from tessera.models import architectures_of, families
 
-    return [{"family": family.name, "model_type": list(family.model_types)} for family in families()]
+    return [
+        {"family": family.name, "model_type": list(family.model_types)}
+        | ({"architectures": list(named)} if (named := architectures_of(family)) else {})
+        for family in families()
+    ]
 
 
 def _served(url: str) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -12,12 +12,24 @@ from typing import cast
 from tessera.checkpoint import source
 from tessera.checkpoint.source import Source
 from tessera.errors import CheckpointError
-from tessera.models.base import Family, Model, Prompt, Role, Truncate
+from tessera.models.base import ByArchitecture, Family, Model, Prompt, Role, Truncate
 
-__all__ = ["Family", "Model", "Prompt", "Role", "Truncate", "families", "family_of", "find", "open_model"]
+__all__ = [
+    "Family",
+    "Model",
+    "Prompt",
+    "Role",
+    "Truncate",
+    "architectures_of",
+    "families",
+    "family_of",
+    "find",
+    "open_model",
+]
 
 _BUILT_IN = (
     "tessera.models.llama_nemotron_embed",
+    "tessera.models.llama_nemotron_rerank",
     "tessera.models.llama_nemotron_vl",
     "tessera.models.qwen3_embedding",
     "tessera.models.qwen3_vl_embedding",
@@ -50,7 +62,8 @@ def open_model(path: str | Path, options: Mapping[str, object] = {}) -> Model:
 def family_of(path: str | Path) -> Family:
     """The family that serves the checkpoint directory at ``path``.
 
-    Raises ``CheckpointError`` when it has no readable ``config.json`` or no family serves its ``model_type``.
+    Raises ``CheckpointError`` when it has no readable ``config.json``, or no family serves its ``model_type``
+    with its ``architectures``.
     """
     directory = Path(path).resolve()
     config = directory / "config.json"
@@ -64,8 +77,21 @@ def family_of(path: str | Path) -> Family:
         raise CheckpointError(f"{config}: must hold a JSON object")
     model_type = parsed.get("model_type")
     known = families()
-    for family in known:
-        if model_type in family.model_types:
+    of_type = [family for family in known if model_type in family.model_types]
+    if not of_type:
+        served = sorted({name for family in known for name in family.model_types})
+        raise CheckpointError(f"{config}: model_type {model_type!r} is none of {served}")
+    named = parsed.get("architectures")
+    for family in of_type:
+        architectures = architectures_of(family)
+        if not named or not architectures or (isinstance(named, list) and named[0] in architectures):
             return family
-    served = sorted(name for family in known for name in family.model_types)
-    raise CheckpointError(f"{config}: model_type {model_type!r} is none of {served}")
+    served = sorted(name for family in of_type for name in architectures_of(family))
+    raise CheckpointError(
+        f"{config}: model_type {model_type!r} is served with one of the architectures {served}, not {named!r}"
+    )
+
+
+def architectures_of(family: Family) -> Sequence[str]:
+    """The values of ``architectures`` that a family serves, none for one that takes all."""
+    return family.architectures if isinstance(family, ByArchitecture) else ()

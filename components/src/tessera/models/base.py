@@ -23,6 +23,8 @@ from tessera.image_plan import ImagePlan as ImagePlan
 if TYPE_CHECKING:
     import torch
 
+    from tessera.errors import InvalidInput
+
 Int32Array = npt.NDArray[np.int32]
 UInt8Array = npt.NDArray[np.uint8]
 
@@ -343,6 +345,44 @@ class Model(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairLimits:
+    """How long a pair may be, in tokens: as a whole, and its sides where they have bounds of their own.
+
+    ``truncate`` says what becomes of a pair that is too long as a whole: its document is cut. A side over a
+    bound of its own is cut at its end.
+    """
+
+    tokens: int
+    query: int | None = None
+    document: int | None = None
+    truncate: Truncate = Truncate.NONE
+
+
+@runtime_checkable
+class PairModel(Model, Protocol):
+    """A model whose output is a score, one of each pair."""
+
+    def pairs(
+        self,
+        query: Content,
+        documents: Sequence[Content],
+        *,
+        limits: PairLimits,
+        query_param: str,
+        params: Sequence[str],
+    ) -> list[Prompt | InvalidInput]:
+        """Each document with the query, whose tokens are made once.
+
+        The placeholders of the query's images come before those of the document's. ``params`` names each
+        document; what is wrong with one stands in its place.
+
+        Raises ``InvalidInput`` naming ``query_param`` for a query that is no side of a pair, or that leaves
+        a document no room.
+        """
+        ...
+
+
 _SEQUENTIAL: Final = np.arange(1 << 17, dtype=np.int32)[None]
 _SEQUENTIAL.setflags(write=False)
 
@@ -355,7 +395,10 @@ def sequential(tokens: int) -> Int32Array:
 
 
 class Family(Protocol):
-    """A registered family: the ``model_type`` values it serves and how to open a checkpoint."""
+    """A registered family: the ``model_type`` values it serves and how to open a checkpoint.
+
+    One that implements ``ByArchitecture`` beside this shares its ``model_type`` with others.
+    """
 
     @property
     def name(self) -> str: ...
@@ -369,3 +412,14 @@ class Family(Protocol):
         Raises ``CheckpointError``, and ``ConfigError`` naming an option that the family does not know.
         """
         ...
+
+
+@runtime_checkable
+class ByArchitecture(Protocol):
+    """A family that serves some values of ``architectures`` in ``config.json`` alone; all where it has none.
+
+    A ``config.json`` without ``architectures`` is of the first family of its ``model_type``.
+    """
+
+    @property
+    def architectures(self) -> Sequence[str]: ...

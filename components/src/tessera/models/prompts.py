@@ -21,7 +21,7 @@ from tessera.errors import InvalidInput
 from tessera.models.base import Content, ImagePlan, Int32Array, Piece, Prompt, Truncate
 
 
-def _no_text(error: UnicodeEncodeError, param: str) -> InvalidInput:
+def no_text(error: UnicodeEncodeError, param: str) -> InvalidInput:
     return InvalidInput(
         f"{param} holds a lone surrogate at character {error.start}, which is no text", param=param
     )
@@ -148,8 +148,15 @@ class Run:
     text: str
 
 
-Segment = int | Fixed | Run | ImagePlan
-"""A control token, a text, or the placeholders of an image."""
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """int32 ``[n]``, made before for several prompts and never cut."""
+
+    ids: Int32Array
+
+
+Segment = int | Fixed | Tokens | Run | ImagePlan
+"""A control token, a text or its tokens, or the placeholders of an image."""
 
 
 class Assembler:
@@ -180,7 +187,7 @@ class Assembler:
                 if isinstance(segment, Run)
             }
         except UnicodeEncodeError as error:
-            raise _no_text(error, param) from error
+            raise no_text(error, param) from error
         length = fixed + sum(map(len, parts.values()))
         truncated = length > max_tokens
         if truncated:
@@ -208,12 +215,12 @@ class Assembler:
             if isinstance(segment, int):
                 pieces.append(Piece(token=segment, text=self._tokenizer.text_of(segment)))
                 continue
-            assert not isinstance(segment, ImagePlan), "an image has no pieces"
+            assert not isinstance(segment, ImagePlan | Tokens), "only texts have pieces"
             text = segment.text if isinstance(segment, Fixed) else segment.prefix + segment.text
             try:
                 encoding = self._tokenizer.encode(text)
             except UnicodeEncodeError as error:
-                raise _no_text(error, param) from error
+                raise no_text(error, param) from error
             pieces += (
                 Piece(token=token, text=text[start:stop], start=behind + start, stop=behind + stop)
                 for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
@@ -225,6 +232,8 @@ class Assembler:
         """The ids of a segment that is never cut, none for the others and for images."""
         if isinstance(segment, int):
             return _control(segment)
+        if isinstance(segment, Tokens):
+            return segment.ids
         if isinstance(segment, Fixed):
             short = len(segment.text) <= _CACHED_CHARACTERS
             return self._cached(segment.text) if short else self._tokenizer.ids(segment.text)

@@ -23,7 +23,7 @@ from tessera.nn.forms.plain import PLAIN, Form
 from tessera.nn.loading import SOURCES, load_text
 from tessera.nn.sequences import Masked, Padded, pool
 from tessera.nn.spec import TextSpec
-from tessera.nn.text import Embedded, TextTower
+from tessera.nn.text import Embedded, Head, TextTower, answer
 
 TEXT_STAGES = ("text", "embed", "lm", "post")
 _EPSILON = 1e-12
@@ -65,27 +65,30 @@ class PaddedLayers(nn.Module):
 
 
 class PaddedPool(nn.Module):
-    """Pooling and L2 over a padded batch."""
+    """Pooling over a padded batch, the head if there is one, and L2 unless rows stay as they are."""
 
-    def __init__(self, spec: TextSpec) -> None:
+    def __init__(self, spec: TextSpec, head: Head | None = None, *, unit_length: bool = True) -> None:
         super().__init__()
         self._pooling = spec.pooling
+        self.head = head
+        self.scaled = unit if unit_length else unscaled
 
     def forward(
         self, hidden: torch.Tensor, attention_mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Float32 unit vectors ``[sequences, hidden]`` and float32 ``[sequences]``, the lengths they had."""
-        return unit(pool(hidden.flatten(0, 1), Padded(attention_mask != 0), self._pooling))
+        """Float32 rows ``[sequences, width]`` and float32 ``[sequences]``, the lengths they had."""
+        pooled = pool(hidden.flatten(0, 1), Padded(attention_mask != 0), self._pooling)
+        return self.scaled(answer(pooled, self.head))
 
 
 class PaddedText(nn.Module):
     """The whole text stage over a padded batch."""
 
-    def __init__(self, tower: TextTower) -> None:
+    def __init__(self, tower: TextTower, *, unit_length: bool = True) -> None:
         super().__init__()
         self.embed = Embed(tower)
         self.lm = PaddedLayers(tower)
-        self.post = PaddedPool(tower.spec)
+        self.post = PaddedPool(tower.spec, tower.head, unit_length=unit_length)
 
     def forward(
         self,
@@ -106,10 +109,11 @@ class PackedText(nn.Module):
     batch with a mask, as ``nn.sequences.Masked`` says.
     """
 
-    def __init__(self, tower: TextTower) -> None:
+    def __init__(self, tower: TextTower, *, unit_length: bool = True) -> None:
         super().__init__()
         self.embed = Embed(tower)
         self.tower = tower
+        self.scaled = unit if unit_length else unscaled
         self.fused_attention = _has_kernel(tower)
 
     def forward(
@@ -124,13 +128,18 @@ class PackedText(nn.Module):
         sequences = self.tower.form.packed(cu_seqlens, ()) if self.fused_attention else Masked(cu_seqlens)
         embedded = self.embed(input_ids, vision_rows, vision_map)
         hidden = self.tower.encode(embedded, positions, sequences)
-        return unit(pool(hidden, sequences, self.tower.spec.pooling))
+        return self.scaled(self.tower.rows(hidden, sequences))
 
 
 def unit(pooled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Float32 rows scaled to length 1, and their lengths; a row shorter than 1e-12 is divided by that."""
     norms = pooled.square().sum(-1).sqrt()
     return pooled / norms.clamp(min=_EPSILON)[:, None], norms
+
+
+def unscaled(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float32 rows as they are, with norms of 1, as ``engine.batch.TextOutput`` has them."""
+    return rows, torch.ones_like(rows[:, 0])
 
 
 def _has_kernel(tower: TextTower) -> bool:
@@ -146,7 +155,7 @@ class TextStages:
     """The text stages of a checkpoint; ``tensors`` finds those of ``spec.shapes(part)`` when it is called.
 
     ``image_axes`` are the axes of vision rows before their width where they come straight from the vision
-    stage.
+    stage. ``unit_length`` is that of the family's output.
     """
 
     family: str
@@ -157,6 +166,7 @@ class TextStages:
     device: str
     max_sequences: int = 1024
     image_axes: tuple[Axis, ...] = ("rows",)
+    unit_length: bool = True
 
     def load(self, stage: str, layout: str) -> StageModule:
         """Build one of ``TEXT_STAGES`` and read its weights, and no others.
@@ -180,7 +190,7 @@ class TextStages:
 
     def padded(self) -> PaddedText:
         """The whole stage over padded batches."""
-        return PaddedText(self._tower(PLAIN)).eval()
+        return PaddedText(self._tower(PLAIN), unit_length=self.unit_length).eval()
 
     def _tower(self, form: Form) -> TextTower:
         return load_text(
@@ -189,7 +199,8 @@ class TextStages:
 
     def _packed(self) -> StageModule:
         device, dtype = torch.device(self.device), torch_dtype(self.dtype)
-        module = PackedText(self._tower(exported(device, dtype, max_sequences=self.max_sequences)))
+        tower = self._tower(exported(device, dtype, max_sequences=self.max_sequences))
+        module = PackedText(tower, unit_length=self.unit_length)
         each = "tokens" if self.spec.pooling == "none" else "sequences"
         return StageModule(
             module=module.eval(),
@@ -223,6 +234,7 @@ class TextStages:
         if tower.norm is not None:
             self._fill(tower.norm, "norm.")
         del tower.embed_tokens
+        tower.head = None
         tower.prepare(torch.device(self.device), PLAIN)
         return StageModule(
             module=PaddedLayers(tower).eval(),
@@ -231,8 +243,11 @@ class TextStages:
         )
 
     def _post(self) -> StageModule:
+        head = self._empty().head
+        if head is not None:
+            self._fill(head, "head.")
         return StageModule(
-            module=PaddedPool(self.spec).eval(),
+            module=PaddedPool(self.spec, head, unit_length=self.unit_length).eval(),
             inputs=(self._hidden("hidden"), _ids("attention_mask")),
             outputs=self.vectors(),
         )
@@ -258,9 +273,9 @@ class TextStages:
         return StageTensor(name=name, dtype=self.dtype, axes=("sequences", "tokens", self.spec.layer.hidden))
 
     def vectors(self, each: str = "sequences") -> tuple[StageTensor, ...]:
-        """The outputs of the whole stage, and of its last part."""
+        """The outputs of the whole stage, and of its last part; a vector may be a score, one number."""
         return (
-            StageTensor(name="vectors", dtype="float32", axes=(each, self.spec.layer.hidden)),
+            StageTensor(name="vectors", dtype="float32", axes=(each, self.spec.width)),
             StageTensor(name="norms", dtype="float32", axes=(each,)),
         )
 

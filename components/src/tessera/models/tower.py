@@ -40,10 +40,11 @@ CONFIG_FILE: Final = "config.json"
 
 
 class TowerModel:
-    """Base of families that run ``nn.text.TextTower`` to one vector for each input; thread-safe once opened.
+    """Base of families that run ``nn.text.TextTower``; thread-safe once opened.
 
     ``revision`` names the family and is raised by hand whenever preprocessing, prompts or the forward pass
-    change what they compute; ``files`` are fingerprinted beside the weights. ``takes_instructions`` says
+    change what they compute; ``files`` are fingerprinted beside the weights. ``kind`` says what comes out of
+    the tower: vectors of unit length, or scores as they are. ``takes_instructions`` says
     whether an input may have one. ``placeholder`` is the token that stands for a vision row, None for a
     family without images.
     """
@@ -52,6 +53,7 @@ class TowerModel:
     revision: ClassVar[str]
     files: ClassVar[tuple[str, ...]] = (CONFIG_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
     features: ClassVar[frozenset[Feature]] = frozenset(Feature)
+    kind: ClassVar[OutputKind] = OutputKind.VECTOR
     takes_instructions: ClassVar[bool] = False
     placeholder: int | None = None
 
@@ -80,7 +82,8 @@ class TowerModel:
 
     @cached_property
     def output(self) -> Output:
-        return Output(kind=OutputKind.VECTOR, width=self.text.layer.hidden)
+        scaled = self.kind is not OutputKind.SCORE
+        return Output(kind=self.kind, width=self.text.width, unit_length=scaled)
 
     @property
     def vocab_size(self) -> int:
@@ -161,6 +164,7 @@ class TowerModel:
             dtype=dtype,
             device=device,
             max_sequences=max_sequences,
+            unit_length=self.output.unit_length,
         )
         return stages.load(stage, layout)
 

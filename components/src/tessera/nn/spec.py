@@ -123,12 +123,21 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadSpec:
+    """A linear map of pooled rows to ``width`` numbers in float32, divided by ``temperature``."""
+
+    width: int
+    bias: bool = False
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TextSpec:
     """A text tower: token embeddings, layers, a final norm, pooling.
 
     ``levels`` is how many of the first layers take vision rows of their own behind them (DeepStack): a
     vision row is then ``(1 + levels) * hidden`` wide. With ``final_norm`` false the output is the last
-    layer's.
+    layer's. ``head`` is a product behind the pooling: a score, or a projection of each vector.
     """
 
     vocab_size: int
@@ -138,6 +147,12 @@ class TextSpec:
     pooling: Pooling
     levels: int = 0
     final_norm: bool = True
+    head: HeadSpec | None = None
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row of the output."""
+        return self.layer.hidden if self.head is None else self.head.width
 
     @property
     def row_width(self) -> int:
@@ -151,6 +166,10 @@ class TextSpec:
             shapes |= {f"layers.{number}.{name}": shape for name, shape in self.layer.shapes().items()}
         if self.final_norm:
             shapes["norm.weight"] = (hidden,)
+        if self.head is not None:
+            shapes["head.weight"] = (self.head.width, hidden)
+            if self.head.bias:
+                shapes["head.bias"] = (self.head.width,)
         return {f"{prefix}{name}": shape for name, shape in shapes.items()}
 
     def activations(self, tokens: int) -> int:

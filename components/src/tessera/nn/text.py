@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+from torch.nn.functional import linear
 
 from tessera.nn.blocks import norm
 from tessera.nn.forms.choice import form_for, fp8
@@ -13,11 +14,31 @@ from tessera.nn.forms.plain import PLAIN, Form, Residual, tensor
 from tessera.nn.layer import Stack
 from tessera.nn.rotary import Rotary
 from tessera.nn.sequences import Sequences, pool
-from tessera.nn.spec import TextSpec
+from tessera.nn.spec import HeadSpec, TextSpec
 from tessera.nn.table import Table
 
 Embedded = tuple[torch.Tensor, ...]
 """``[tokens, hidden]``; with DeepStack ``[tokens, levels * hidden]`` behind it, 0 but at vision rows."""
+
+
+class Head(nn.Linear):
+    """Float32 ``[rows, hidden]`` to float32 ``[rows, width]``, whatever type the weights have."""
+
+    def __init__(self, spec: HeadSpec, hidden: int) -> None:
+        super().__init__(hidden, spec.width, bias=spec.bias)
+        self.temperature = spec.temperature
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return linear(rows, self.weight.float(), bias) / self.temperature
+
+
+def answer(pooled: torch.Tensor, head: Head | None) -> torch.Tensor:
+    """Pooled rows behind the head if there is one."""
+    if head is None:
+        return pooled
+    rows: torch.Tensor = head(pooled)
+    return rows
 
 
 class TextTower(nn.Module):
@@ -33,6 +54,7 @@ class TextTower(nn.Module):
         self.embed_tokens = Table(spec.vocab_size, hidden)
         self.layers = Stack(spec.layer, spec.layers)
         self.norm = norm(spec.layer.norm, hidden, eps=spec.layer.eps) if spec.final_norm else None
+        self.head = None if spec.head is None else Head(spec.head, hidden)
         self.form: Form = PLAIN
         self.rotary: Rotary
 
@@ -84,7 +106,11 @@ class TextTower(nn.Module):
     ) -> torch.Tensor:
         """What follows ``embed``, whose tensors may be overwritten."""
         sequences = self.form.packed(cu_seqlens, lengths)
-        return pool(self.encode(embedded, positions, sequences), sequences, self.spec.pooling)
+        return self.rows(self.encode(embedded, positions, sequences), sequences)
+
+    def rows(self, hidden: torch.Tensor, sequences: Sequences) -> torch.Tensor:
+        """What the last hidden state is pooled to, behind the head if there is one: float32."""
+        return answer(pool(hidden, sequences, self.spec.pooling), self.head)
 
     def encode(self, embedded: Embedded, positions: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """The last hidden state ``[tokens, hidden]``, behind the final norm if there is one."""

@@ -6,27 +6,35 @@ saving drops values that equal those defaults.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Final, cast, get_args
 
 from tessera.checkpoint.section import Section
-from tessera.nn.spec import Activation, LayerSpec, Pooling, RopeSpec, RopeType, TextSpec
+from tessera.nn.spec import Activation, HeadSpec, LayerSpec, Pooling, RopeSpec, RopeType, TextSpec
 
 ACTIVATIONS: Final[tuple[str, ...]] = get_args(Activation)
 POOLINGS: Final[dict[str, Pooling]] = {"avg": "mean", "last": "last", "cls": "first"}
 """What configurations call the ways of pooling."""
 
-_ARCHITECTURES: Final = ["LlamaBidirectionalModel"]
+EMBEDDING: Final = "LlamaBidirectionalModel"
+SCORING: Final = "LlamaBidirectionalForSequenceClassification"
 
 
-def read_backbone(section: Section, *, pooling: str) -> TextSpec:
-    """Read the backbone; ``pooling`` is a key of ``POOLINGS``.
+def read_backbone(
+    section: Section,
+    *,
+    pooling: Pooling,
+    architectures: Sequence[str] = (EMBEDDING,),
+    head: HeadSpec | None = None,
+) -> TextSpec:
+    """Read the backbone, whose ``architectures`` is one of those given, or is not there.
 
     Raises ``CheckpointError`` for what no such backbone has: another architecture, biases.
     """
-    names = section.values.get("architectures") or _ARCHITECTURES
-    if names != _ARCHITECTURES:
-        raise section.error("architectures", f"must be {_ARCHITECTURES}, not {names!r}")
+    names = section.values.get("architectures") or [architectures[0]]
+    if names not in [[name] for name in architectures]:
+        allowed = " or ".join(str([name]) for name in architectures)
+        raise section.error("architectures", f"must be {allowed}, not {names!r}")
     for key in ("attention_bias", "mlp_bias"):
         if section.flag(key, False):
             raise section.error(key, "is true; biases in the backbone are not supported")
@@ -56,8 +64,21 @@ def read_backbone(section: Section, *, pooling: str) -> TextSpec:
         layers=section.integer("num_hidden_layers"),
         layer=layer,
         rope=_rope(section),
-        pooling=POOLINGS[pooling],
+        pooling=pooling,
+        head=head,
     )
+
+
+def read_score_head(config: Section) -> HeadSpec:
+    """The head of a reranker, of one label; raises ``CheckpointError`` for one that has more."""
+    labels = config.section("id2label").values if config.has("id2label") else {}
+    count = len(labels) or config.integer("num_labels", 1)
+    if count != 1:
+        raise config.error("id2label", f"must have one label, a score; it has {count}")
+    temperature = config.number("temperature", 1.0)
+    if temperature <= 0:
+        raise config.error("temperature", f"must be above 0, not {temperature}")
+    return HeadSpec(width=1, temperature=temperature)
 
 
 def max_positions(section: Section) -> int:

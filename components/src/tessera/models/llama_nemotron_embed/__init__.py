@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tessera.models.base import Family
+from tessera.models.llama.config import EMBEDDING
 from tessera.models.llama_nemotron_embed.model import FAMILY_NAME, LlamaNemotronEmbed, Options
 from tessera.models.options import OptionsFamily
 
@@ -13,4 +14,5 @@ FAMILY: Family = OptionsFamily(
     model_types=("llama_bidirec",),
     options=Options,
     opened=LlamaNemotronEmbed,
+    architectures=(EMBEDDING,),
 )

@@ -65,7 +65,8 @@ class LlamaNemotronEmbed(TextOnly, TowerModel):
 
 def read_config(config: Section, options: Options) -> TextSpec:
     """The backbone that ``config.json`` describes; raises ``CheckpointError``."""
-    return read_backbone(config, pooling=config.string("pooling", options.pooling, among=tuple(POOLINGS)))
+    pooling = config.string("pooling", options.pooling, among=tuple(POOLINGS))
+    return read_backbone(config, pooling=POOLINGS[pooling])
 
 
 if TYPE_CHECKING:

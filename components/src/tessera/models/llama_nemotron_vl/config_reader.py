@@ -108,7 +108,7 @@ def _text(config: Section) -> TextSpec:
     section = config.section("llm_config")
     # the composite class hands the backbone's value on where the top level has none
     pooling = config if config.has("pooling") or not section.has("pooling") else section
-    return read_backbone(section, pooling=pooling.string("pooling", among=tuple(POOLINGS)))
+    return read_backbone(section, pooling=POOLINGS[pooling.string("pooling", among=tuple(POOLINGS))])
 
 
 def _image(config: Section, processor: Section, vision: VisionConfig) -> ImageConfig:

@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 from tessera.atomic_directory import atomic_directory
 from tessera.dtypes import FLOATS
 from tessera.errors import TesseraError
-from tessera.tools.random_checkpoint import llama, llama_nemotron_vl, qwen3
+from tessera.tools.random_checkpoint import llama, llama_nemotron_vl, llama_rerank, qwen3
 from tessera.tools.random_checkpoint.weights import RandomTensor, write_weights
 
 _CONFIG: Final = "config.json"
@@ -39,6 +39,7 @@ class Spec(Protocol):
 
 _SPECS: Final[Mapping[str, Mapping[str, Spec]]] = {
     "llama_nemotron_embed": {"tiny": llama.TINY, "full": llama.FULL},
+    "llama_nemotron_rerank": {"tiny": llama_rerank.TINY, "full": llama_rerank.FULL},
     "llama_nemotron_vl": {"tiny": llama_nemotron_vl.TINY, "full": llama_nemotron_vl.FULL},
     "qwen3_embedding": {"tiny": qwen3.TINY, "full": qwen3.FULL},
     "qwen3_vl_embedding": {"tiny": qwen3.VL_TINY, "full": qwen3.VL_FULL},

@@ -1,0 +1,274 @@
+"""Logits of pairs against transformers' own model and a linear head, and with likely mistakes."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from tessera.checkpoint.section import Section
+from tessera.engine.batch import PackedInput, pack
+from tessera.errors import CheckpointError, InvalidInput
+from tessera.models import open_model
+from tessera.models.base import (
+    Content,
+    ImagePlan,
+    Output,
+    OutputKind,
+    PairLimits,
+    PairModel,
+    Prompt,
+    Truncate,
+)
+from tessera.models.llama_nemotron_rerank.model import LlamaNemotronRerank, Options, read_config
+from tessera.tools.random_checkpoint.llama_rerank import FULL, TINY
+from tests.models.conftest import WriteCheckpoint
+from tests.models.running import vectors
+
+WORDS = "the river under the bridge by the old temple and a market in the light of morning "
+PAIRS = [
+    ("river", "temple"),
+    ("river", "the river under the bridge"),
+    ("What is shown in the picture?", "\u00e9t\u00e9 na\u00efve \u6771\u4eac"),
+    ("a market", WORDS * 11),
+    ("bridge", "12345 67890 !!! ???"),
+    (WORDS * 5, "light"),
+    ("xyz qqq", "zzzz kkkk vvvv"),
+]
+
+
+class Reference:
+    def __init__(self, path: Path) -> None:
+        from transformers import LlamaConfig, LlamaModel
+
+        config = json.loads((path / "config.json").read_text())
+        known = {key: config[key] for key in config if key not in ("architectures", "model_type")}
+        weights = load_file(path / "model.safetensors")
+        self.score = weights.pop("score.weight").float()
+        self.temperature = config["temperature"]
+        self.tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+        self.model = LlamaModel._from_config(LlamaConfig(**known), attn_implementation="sdpa")
+        self.model.load_state_dict({name.removeprefix("model."): each for name, each in weights.items()})
+        self.model.float().eval()
+        self.pool: Callable[[torch.Tensor], torch.Tensor] = lambda hidden: hidden.mean(0)
+        self.causal = False
+        self.template = "question:{} \n \n passage:{}"
+        self.skip = 0
+
+    @torch.no_grad()
+    def logits(self) -> np.ndarray:
+        return np.array([self.logit(self.tokens(*pair)) for pair in PAIRS])
+
+    def tokens(self, query: str, document: str) -> list[int]:
+        return self.tokenizer.encode(self.template.format(query, document)).ids[self.skip :]
+
+    def logit(self, ids: list[int]) -> float:
+        mask = None if self.causal else torch.zeros(1, 1, len(ids), len(ids))
+        hidden = self.model(torch.tensor([ids]), attention_mask=mask, use_cache=False).last_hidden_state[0]
+        return (self.score @ self.pool(hidden)).item() / self.temperature
+
+
+def prompts(
+    model: LlamaNemotronRerank, asked: str, /, *documents: str, **limits: Any
+) -> list[Prompt | InvalidInput]:
+    return model.pairs(
+        Content(parts=(asked,)),
+        [Content(parts=(document,)) for document in documents],
+        limits=PairLimits(**{"tokens": model.max_tokens, **limits}),
+        query_param="query",
+        params=[f"documents[{number}]" for number in range(len(documents))],
+    )
+
+
+def prompt(model: LlamaNemotronRerank, asked: str, document: str, /, **limits: Any) -> Prompt:
+    (made,) = prompts(model, asked, document, **limits)
+    assert isinstance(made, Prompt)
+    return made
+
+
+def logits(model: LlamaNemotronRerank, pairs: list[tuple[str, str]]) -> np.ndarray:
+    made = [prompt(model, *pair) for pair in pairs]
+    inputs = [PackedInput(tokens=each.tokens, positions=model.positions(each.tokens, ())) for each in made]
+    found = vectors(model, model.load_text(dtype="float32", device="cpu"), pack(inputs))
+    assert found.shape == (len(pairs), 1)
+    return found[:, 0]
+
+
+@pytest.fixture(scope="module", params=[1.0, 0.5])
+def path(request: pytest.FixtureRequest, written: WriteCheckpoint) -> Path:
+    return written(replace(TINY, temperature=request.param))
+
+
+def test_logits(path: Path) -> None:
+    model, reference = LlamaNemotronRerank(path, Options()), Reference(path)
+    expected = reference.logits()
+    assert expected.std() >= 1
+    for pair in PAIRS:
+        assert prompt(model, *pair).tokens.tolist() == reference.tokens(*pair)
+    found = logits(model, PAIRS)
+    assert np.abs(found - expected).max() <= 1e-4
+    alone = np.concatenate([logits(model, [pair]) for pair in PAIRS])
+    assert np.abs(found - alone).max() <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("causal", True),
+        ("pool", lambda hidden: hidden[-1]),
+        ("skip", 1),
+        ("template", "passage:{1} \n \n question:{0}"),
+        ("template", "question:{}\n\npassage:{}"),
+    ],
+)
+def test_a_mistake_fails_the_bar(written: WriteCheckpoint, name: str, value: object) -> None:
+    path = written(TINY)
+    reference = Reference(path)
+    setattr(reference, name, value)
+    assert np.abs(logits(LlamaNemotronRerank(path, Options()), PAIRS) - reference.logits()).max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    "query", ["river", "river ", "what?", "what?\n", "  a", "12", "x\u0301", "(", "a:", "\n"]
+)
+def test_tokens_are_those_of_the_whole_text(written: WriteCheckpoint, query: str) -> None:
+    model, reference = LlamaNemotronRerank(written(TINY), Options()), Reference(written(TINY))
+    documents = [
+        "river",
+        " river",
+        "\nriver",
+        ": a",
+        "...",
+        "1234",
+        "\u0301a",
+        "'s",
+        "\U0001f600",
+        "\t",
+        "a\n",
+    ]
+    for document, made in zip(documents, prompts(model, query, *documents), strict=True):
+        assert isinstance(made, Prompt)
+        assert made.tokens.tolist() == reference.tokens(query, document), (query, document)
+
+
+def test_another_tokenizer_reads_the_whole_text(written: WriteCheckpoint, tmp_path: Path) -> None:
+    """One that may join a word with the mark behind it gets both in one text."""
+    path = tmp_path / "joined"
+    shutil.copytree(written(TINY), path)
+    tokenizer = json.loads((path / "tokenizer.json").read_text())
+    tokenizer["pre_tokenizer"] = {
+        "type": "ByteLevel",
+        "add_prefix_space": True,
+        "use_regex": False,
+        "trim_offsets": True,
+    }
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    model, reference = LlamaNemotronRerank(path, Options()), Reference(path)
+    for pair in PAIRS:
+        assert prompt(model, *pair).tokens.tolist() == reference.tokens(*pair)
+
+
+def test_a_pair_that_is_too_long(written: WriteCheckpoint) -> None:
+    model = LlamaNemotronRerank(written(TINY), Options())
+    text = f"1 {WORDS}"  # the colon before it is a token of its own
+    whole = prompt(model, "river", text).tokens.tolist()
+    head = len(prompt(model, "river", "1").tokens) - 1
+    end = prompt(model, "river", text, tokens=head + 5, truncate=Truncate.END)
+    assert end.truncated and end.tokens.tolist() == whole[: head + 5]
+    start = prompt(model, "river", text, tokens=head + 5, truncate=Truncate.START)
+    assert start.truncated and start.tokens.tolist() == whole[:head] + whole[-5:]
+    short, long = prompts(model, "river", "1", text, tokens=head + 5)
+    assert isinstance(short, Prompt) and not short.truncated
+    assert isinstance(long, InvalidInput)
+    assert long.param == "documents[1]" and "truncation is off" in long.message
+    with pytest.raises(InvalidInput, match=r"query takes .* no room for a document within the limit of 6"):
+        prompts(model, "river", "1", tokens=6, truncate=Truncate.END)
+
+
+def test_bounds_of_a_side(written: WriteCheckpoint) -> None:
+    model = LlamaNemotronRerank(written(TINY), Options())
+    text = "1 \u6771\u4eac " + WORDS
+    for limit in range(1, 12):
+        asked = prompt(model, text, "a", query=limit)
+        kept = text
+        while kept and asked.tokens.tolist() != prompt(model, kept, "a").tokens.tolist():
+            kept = kept[:-1]
+        assert asked.truncated and text.startswith(kept)
+        most = len(prompt(model, "1", "a").tokens) - 1 + limit
+        assert most - 5 < len(asked.tokens) <= most
+        told = prompt(model, "a", text, document=limit, query=5)
+        assert told.truncated
+        assert told.tokens.tolist() == prompt(model, "a", text).tokens.tolist()[: len(told.tokens)]
+    bounded = prompt(model, "river", "temple", query=50, document=50)
+    assert (
+        not bounded.truncated and bounded.tokens.tolist() == prompt(model, "river", "temple").tokens.tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "more", "words"),
+    [
+        ((), {}, "is empty: it has no text"),
+        (("",), {}, "is empty: it has no text"),
+        (((5, 6),), {}, "has token ids"),
+        (("a",), {"instruction": "Find"}, "has an instruction"),
+        (("a", ImagePlan(units=1, rows=4)), {}, "reads text alone"),
+        (("\ud800",), {}, "lone surrogate"),
+    ],
+)
+def test_what_is_no_side_of_a_pair(written: WriteCheckpoint, parts: Any, more: Any, words: str) -> None:
+    model = LlamaNemotronRerank(written(TINY), Options())
+    wrong, right = Content(parts=parts, **more), Content(parts=("a",))
+    limits = PairLimits(tokens=100)
+    first, second = model.pairs(right, [wrong, right], limits=limits, query_param="query", params=["x", "y"])
+    assert isinstance(first, InvalidInput) and isinstance(second, Prompt)
+    assert first.param == "x" and words in first.message
+    with pytest.raises(InvalidInput, match=words) as caught:
+        model.pairs(wrong, [right], limits=limits, query_param="query", params=["x"])
+    assert caught.value.param == "query"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"id2label": {"0": "a", "1": "b"}}, "one label"),
+        ({"temperature": 0.0}, "temperature"),
+        ({"pooling": "colbert"}, "pooling"),
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            "'llama_bidirec' is served with .*not .'LlamaForCausalLM'.",
+        ),
+    ],
+)
+def test_configurations_that_are_not_served(
+    written: WriteCheckpoint, tmp_path: Path, changes: dict[str, Any], words: str
+) -> None:
+    path = tmp_path / "changed"
+    shutil.copytree(written(TINY), path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(CheckpointError, match=words):
+        open_model(path)
+
+
+def test_what_it_is(written: WriteCheckpoint) -> None:
+    model = open_model(written(TINY))
+    assert isinstance(model, PairModel) and model.family == "llama_nemotron_rerank"
+    assert model.output == Output(kind=OutputKind.SCORE, width=1, unit_length=False)
+
+
+def test_the_published_size(tmp_path: Path) -> None:
+    spec = replace(FULL, base_vocab=2000, control_tokens=126_256)
+    (tmp_path / "config.json").write_text(json.dumps(spec.files("bfloat16", 0)["config.json"]))
+    text = read_config(Section.read(tmp_path / "config.json"), Options())
+    assert sum(map(math.prod, text.shapes().values())) == 1_235_816_448
