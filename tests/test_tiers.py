@@ -37,7 +37,7 @@ def run(folder: Path, *options: str) -> list[str]:
     (folder / "test_sample.py").write_text(SAMPLE)
     command = [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(folder)]
     command += ["-p", "no:cacheprovider", "-p", "tests.tiers", *options, str(folder)]
-    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     return [line for line in ran.stdout.splitlines() if "::test_" in line]

@@ -14,7 +14,7 @@ from benchmarks import cost
 @pytest.mark.measures
 def test_parts_of_a_service_beside_the_floor(tmp_path: Path) -> None:
     arguments = ["--inputs", "tile", "--concurrency", "4", "--clients", "1", "--decoders", "1"]
-    assert cost.main([*arguments, "--warm", "0.1", "--seconds", "0.5", "--out", str(tmp_path)]) == 0
+    assert cost.main([*arguments, "--warm", "0.1", "--seconds", "1", "--out", str(tmp_path)]) == 0
     with (tmp_path / "cost.csv").open() as file:
         rows = list(csv.DictReader(file))
     found = [(row["input"], row["at once"], row["service"]) for row in rows]

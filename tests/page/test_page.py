@@ -75,18 +75,23 @@ def test_a_suggestion_ranks_the_examples(page: Page, service: Disaggregated) -> 
 
 
 def test_a_search_that_comes_before_the_service_has_answered_is_made_then(
-    open_url: str, opened: Open
+    open_url: str, opened: Open, files: list[Path]
 ) -> None:
     page = opened("about:blank")
     held: list[Route] = []
     page.route("**/status", lambda route: route.continue_() if held else held.append(route))
     with page.expect_request("**/status"):
         page.goto(open_url)
-    page.locator("#suggestion-list button").first.click()
+    page.locator("#files").set_input_files(files[:1])
+    page.get_by_label("What are you looking for?").fill("a temple")
+    page.keyboard.press("Enter")
     expect(page.locator("#search-error")).to_have_text("Waiting for the service.")
+    # The answer moves what stands here; nothing that would move is offered to a pointer before.
+    expect(page.locator("#suggestions")).to_be_hidden()
     held[0].continue_()
-    expect(page.locator("#pictures-state")).to_contain_text("ranked", timeout=60_000)
+    wait_ranked(page, 1)
     expect(page.locator("#search-error")).to_have_text("")
+    expect(page.locator("#suggestions")).to_be_visible()
 
 
 def test_files_are_ranked_and_a_torn_one_is_named(page: Page, files: list[Path]) -> None:

@@ -15,7 +15,8 @@ TesseraError
 │   ├── MediaNotCached        an image was named and not sent, and nobody knows it or has its rows
 │   ├── DecodeFailed          an image made its decoder crash, or took it too long
 │   ├── RequestTimeout        the client took too long to send its request
-│   └── ModelNotFound         the request names a model that is not served here
+│   ├── ModelNotFound         the request names a model that is not served here
+│   └── UnsupportedRoute      the served model has another output than the route answers
 ├── ServiceError              the service's state; the same request may succeed later
 │   ├── Overloaded            a queue, slab or admission limit is full
 │   │   └── RateLimited       an API key has used up its rate
@@ -113,6 +114,10 @@ class RequestTimeout(RequestError):
 
 class ModelNotFound(RequestError):
     code = "model_not_found"
+
+
+class UnsupportedRoute(RequestError):
+    code = "unsupported_route"
 
 
 class ServiceError(TesseraError):

@@ -26,6 +26,7 @@ def classes(root: type[TesseraError] = TesseraError) -> list[type[TesseraError]]
     [
         (errors.InvalidInput, 400),
         (errors.ModelNotFound, 404),
+        (errors.UnsupportedRoute, 404),
         (errors.PayloadTooLarge, 413),
         (errors.UnsupportedMedia, 415),
         (errors.MediaFetchError, 422),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,11 @@ from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.api.openai import parse_embeddings
 from tessera.frontend.media import MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.request import Input, ScoreRequest
 from tessera.frontend.serving.dispatch import Answer
-from tessera.frontend.serving.pipeline import Pipeline, Result
+from tessera.frontend.serving.pipeline import Pipeline, Result, Scores
 from tessera.frontend.settings import Limits
-from tessera.models.base import Content, ImagePlan, Model, Output, OutputKind, Prompt, Truncate
+from tessera.models.base import Content, ImagePlan, Model, Output, OutputKind, Prompt, Role, Truncate
 from tessera.tasks import Deadline
 from tests.families.dual_encoder import DualEncoder
 
@@ -38,6 +40,8 @@ class Family(DualEncoder):
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         self.contents.append(content)
+        if truncate is Truncate.END:
+            content = replace(content, parts=(content.parts[0][:max_tokens],))
         return super().prompt(content, max_tokens=max_tokens, truncate=truncate, param=param)
 
 
@@ -73,6 +77,21 @@ class Served:
     async def run(self, **body: object) -> Result:
         return await self.pipeline.run(
             parse_embeddings(body),
+            request_id="r",
+            deadline=Deadline.after(30),
+            charge=lambda *amounts: self.charged.append(amounts),
+        )
+
+    async def score(self, queries: Sequence[str], documents: Sequence[str], **changes: Any) -> Scores:
+        return await self.pipeline.score(
+            ScoreRequest(
+                queries=tuple(Input(parts=(text,), role=Role.QUERY, param="query") for text in queries),
+                documents=tuple(
+                    Input(parts=(text,), role=Role.PASSAGE, param=f"documents[{index}]")
+                    for index, text in enumerate(documents)
+                ),
+                **changes,
+            ),
             request_id="r",
             deadline=Deadline.after(30),
             charge=lambda *amounts: self.charged.append(amounts),
@@ -197,3 +216,42 @@ async def test_widths_that_a_model_offers_are_said(dimensions: frozenset[int], s
         assert said in caught.value.message and caught.value.param == "dimensions"
     for right in (*dimensions, WIDTH):
         assert (await served.run(input="a", dimensions=right)).rows.shape == (1, WIDTH)
+
+
+class Directions:
+    """Vectors that point where the item's tokens say, of length 2."""
+
+    async def embed(
+        self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
+    ) -> Answer:
+        answer = Answer.empty(items, Output(kind=OutputKind.VECTOR, width=WIDTH))
+        for row, item in zip(answer.rows, items, strict=True):
+            np.add.at(row, np.frombuffer(item.tokens, "<i4") % WIDTH, 1)
+            row *= 2 / np.linalg.norm(row)
+        return answer
+
+
+@pytest.mark.parametrize("queries", [("ab",), ("ab", "b", "abc")], ids=["one query", "one for each"])
+async def test_a_vector_model_scores_by_cosine(queries: tuple[str, ...]) -> None:
+    served = Served(output=Output(kind=OutputKind.VECTOR, width=WIDTH, unit_length=False))
+    served.pipeline._embedder = Directions()
+    scores = await served.score(queries, ["a", "ab", "cd"])
+    expected = [2**-0.5, 1, 0] if len(queries) == 1 else [2**-0.5, 2**-0.5, 6**-0.5]
+    assert scores.values.dtype == np.float32 and scores.values == pytest.approx(expected)
+    assert scores.kind is OutputKind.VECTOR
+    inputs = len(queries) + 3
+    assert served.charged == [(scores.usage.text_tokens, 0, inputs)]
+    assert [content.role for content in served.model.contents] == [Role.QUERY] * len(queries) + [
+        Role.PASSAGE
+    ] * 3
+
+
+async def test_each_side_has_a_bound_of_its_own() -> None:
+    served = Served()
+    for bounds, param in (({"max_query_tokens": 3}, "documents[1]"), ({"max_document_tokens": 3}, "query")):
+        with pytest.raises(InvalidInput) as caught:
+            await served.score(["abcdef"], ["ab", "abcdef"], max_tokens=5, **bounds)
+        assert caught.value.param == param
+        # A side over its own bound is cut; a wider bound than that of all is none.
+        scores = await served.score(["abcdef"], ["ab", "abcdef"], max_tokens=6, **bounds)
+        assert scores.usage.text_tokens == 14 - 3

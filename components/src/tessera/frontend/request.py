@@ -117,10 +117,36 @@ class EmbeddingsRequest:
     request_id: str | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreRequest:
+    """A request for a score of each document; ``queries`` is one for all of them, or one for each.
+
+    ``max_tokens`` bounds a pair of a reranker, and each input of another model; ``max_query_tokens`` and
+    ``max_document_tokens`` bound one side. None leaves a bound to the model. ``truncate`` says what
+    becomes of what is over ``max_tokens``; a side over its own bound loses its end. Other fields as in
+    ``EmbeddingsRequest``.
+    """
+
+    queries: tuple[Input, ...]
+    documents: tuple[Input, ...]
+    model: str | None = None
+    truncate: Truncate = Truncate.NONE
+    max_tokens: int | None = None
+    max_query_tokens: int | None = None
+    max_document_tokens: int | None = None
+    user: str | None = None
+    priority: int = 0
+    request_id: str | None = None
+
+
 class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What one request may hold: inputs, images in it and in one input, and characters of one text."""
+    """What one request may hold: inputs, documents to score, images in it and in one input, and characters of
+    one text."""
 
     inputs: Annotated[int, Setting(flag="--max-inputs", check=POSITIVE, help="in one request")] = 2048
+    documents: Annotated[
+        int, Setting(flag="--max-documents", check=POSITIVE, help="to score in one request")
+    ] = 1000
     images: Annotated[int, Setting(flag="--max-images", check=POSITIVE, help="in one request")] = 256
     images_per_input: Annotated[
         int, Setting(flag="--max-images-per-input", check=POSITIVE, help="in one input")

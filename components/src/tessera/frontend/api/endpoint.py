@@ -16,27 +16,38 @@ from starlette.responses import Response
 
 from tessera import tracing, wire
 from tessera.errors import (
-    InvalidInput,
     ModelNotFound,
     PayloadTooLarge,
     RequestCancelled,
     RequestTimeout,
     ResponseTooLarge,
     UnsupportedMedia,
+    UnsupportedRoute,
 )
 from tessera.frontend.api.formats import ResponseBody, row_bytes
 from tessera.frontend.api.values import Json, read_json
 from tessera.frontend.http.admission import RateLimiter, Ticket
 from tessera.frontend.http.auth import Authenticator, client_of
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, RequestLimits
-from tessera.frontend.serving.pipeline import Pipeline, Result
+from tessera.frontend.request import (
+    EmbeddingsRequest,
+    EmbedDtype,
+    EncodingFormat,
+    RequestLimits,
+    ScoreRequest,
+)
+from tessera.frontend.serving.pipeline import Pipeline, Result, Scores
 from tessera.frontend.settings import Limits
 from tessera.logs import RequestLine, note
 from tessera.models.base import OutputKind
 from tessera.tasks import Deadline, Departure, Left
 
 T = TypeVar("T")
+
+ALL_KINDS: Final = frozenset(OutputKind)
+_VECTORS: Final = frozenset((OutputKind.VECTOR,))
+# What a score and its index take in any client's JSON.
+_SCORE_BYTES: Final = 64
 
 
 async def read_body(request: Request, *, limit: int, timeout: float) -> bytes:
@@ -207,6 +218,14 @@ class Translated:
     forms: tuple[tuple[EmbedDtype, EncodingFormat], ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TranslatedScores:
+    """A request for scores in the service's own terms, and how its answer is written for the client."""
+
+    request: ScoreRequest
+    write: Callable[[Scores], ResponseBody]
+
+
 Translate = Callable[[Json, Served], Translated]
 """From a parsed body to what it asks for; raises ``InvalidInput``."""
 
@@ -234,6 +253,7 @@ class Endpoint:
 
     async def embed(self, http: Request, translate: Translate) -> Response:
         """The answer in the form that ``translate`` knows; errors are raised, for the route's own shape."""
+        self.check_output(http, _VECTORS)
         deadline = self.deadline()
         raw = await self._body(http)
         async with self._fairness.turn():
@@ -241,7 +261,6 @@ class Endpoint:
                 translated = translate(_parsed(http, raw), self.served)
         request = translated.request
         self.check_model(request)
-        self._check_output()
         # As far as it is known before images are fetched and texts are tokenised.
         self._check_size(translated, len(request.inputs) * self.pipeline.output.rows(1))
         request_id = identify(http, request)
@@ -263,10 +282,45 @@ class Endpoint:
         async with self._fairness.turn():
             with self._metrics.format_seconds.time(), tracing.span("format"):
                 body = translated.write(result)
-        headers = body.headers | {"x-request-id": request_id}
-        if header(http, b"x-tessera-timings") is not None:
-            headers |= _timings(result.timings)
-        return Response(body.content, media_type=body.media_type, headers=headers)
+        return _response(http, body, request_id, result.timings)
+
+    async def score(
+        self,
+        http: Request,
+        translate: Callable[[Json, Served], TranslatedScores],
+        *,
+        kinds: frozenset[OutputKind] = ALL_KINDS,
+    ) -> Response:
+        """As ``embed``, for scores; raises ``UnsupportedRoute`` unless the model's output is of ``kinds``."""
+        self.check_output(http, kinds)
+        deadline = self.deadline()
+        raw = await self._body(http)
+        async with self._fairness.turn():
+            with tracing.span("parse"):
+                translated = translate(_parsed(http, raw), self.served)
+        request = translated.request
+        self.check_model(request)
+        request_id = identify(http, request)
+        documents = len(request.documents)
+        images = sum(len(entry.images) for entry in (*request.queries, *request.documents))
+        note(inputs=documents, images=images)
+        work = self.pipeline.score(
+            request,
+            request_id=request_id,
+            deadline=deadline,
+            client=client(http),
+            charge=partial(self._charge_scores, http, documents),
+        )
+        scores = await until_disconnect(http, work)
+        note(
+            tokens=scores.usage.total_tokens,
+            cached_tokens=scores.usage.cached_tokens,
+            **scores.timings.spent(),
+        )
+        async with self._fairness.turn():
+            with self._metrics.format_seconds.time(), tracing.span("format"):
+                body = translated.write(scores)
+        return _response(http, body, request_id, scores.timings)
 
     def deadline(self) -> Deadline:
         """For a request that has just come."""
@@ -276,19 +330,19 @@ class Endpoint:
         """The request's parsed body."""
         return _parsed(http, await self._body(http))
 
-    def check_model(self, request: EmbeddingsRequest) -> None:
+    def check_output(self, http: Request, kinds: frozenset[OutputKind]) -> None:
+        """Raises ``UnsupportedRoute`` unless the model's output is one that the route answers."""
+        kind = self.pipeline.output.kind
+        if kind not in kinds:
+            raise UnsupportedRoute(
+                f"{http.scope['path']} answers models whose output is {_listed(kinds)}, and "
+                f"{self.served.model!r} has {kind.value} as its output"
+            )
+
+    def check_model(self, request: EmbeddingsRequest | ScoreRequest) -> None:
         """Raises ``ModelNotFound`` for a model that is not served here."""
         if request.model is not None:
             self.served.check(request.model)
-
-    def _check_output(self) -> None:
-        kind = self.pipeline.output.kind
-        if kind is not OutputKind.VECTOR:
-            raise InvalidInput(
-                f"the model {self.served.model!r} has {kind.value} as its output, and this route answers one "
-                "vector for each input",
-                param="model",
-            )
 
     def _check_size(self, translated: Translated, rows: int) -> int:
         """The bytes that rows take at most, in the answer or as they come; raises ``ResponseTooLarge``."""
@@ -296,17 +350,33 @@ class Endpoint:
         width = own if asked is None else min(own, asked)
         # From a worker they come as float32, whatever they are written as.
         nbytes = rows * max(4 * own, sum(row_bytes(width, *form) for form in translated.forms))
+        self._check_bytes(
+            nbytes,
+            f"the answer's {rows} rows of {width} values",
+            "send fewer inputs, or ask for base64 or fewer dimensions",
+        )
+        return nbytes
+
+    def _check_bytes(self, nbytes: int, what: str, remedy: str) -> None:
         limit = self._limits.max_response_bytes
         if nbytes > limit:
             raise ResponseTooLarge(
-                f"the answer's {rows} rows of {width} values may take {nbytes} bytes, over the limit of "
-                f"{limit} of an answer; send fewer inputs, or ask for base64 or fewer dimensions"
+                f"{what} may take {nbytes} bytes, over the limit of {limit} of an answer; {remedy}"
             )
-        return nbytes
 
     def _charge(self, http: Request, translated: Translated, tokens: int, units: int, rows: int) -> None:
+        self._take(http, tokens, units, self._check_size(translated, rows))
+
+    def _charge_scores(self, http: Request, documents: int, tokens: int, units: int, rows: int) -> None:
+        width = self.pipeline.output.width
+        nbytes = max(4 * width * rows, _SCORE_BYTES * documents)
+        self._check_bytes(
+            nbytes, f"{rows} rows of {width} values, and {documents} scores,", "send fewer documents"
+        )
+        self._take(http, tokens, units, nbytes)
+
+    def _take(self, http: Request, tokens: int, units: int, nbytes: int) -> None:
         note(tokens=tokens, units=units)
-        nbytes = self._check_size(translated, rows)
         ticket: Ticket = http.scope["state"]["ticket"]
         ticket.charge(tokens, units, nbytes)
         self._limiter.charge(_key_name(http), tokens)
@@ -320,7 +390,7 @@ class Endpoint:
         return raw
 
 
-def identify(http: Request, request: EmbeddingsRequest) -> str:
+def identify(http: Request, request: EmbeddingsRequest | ScoreRequest) -> str:
     """The request's id, which its body may set."""
     line: RequestLine = http.scope["state"]["line"]
     if request.request_id is not None:
@@ -340,6 +410,17 @@ def _key_name(http: Request) -> str:
 
 def _parsed(http: Request, raw: bytes) -> Json:
     return read_json(raw, (header(http, b"content-type") or b"").decode("latin-1"))
+
+
+def _listed(kinds: frozenset[OutputKind]) -> str:
+    return " or ".join(kind.value for kind in OutputKind if kind in kinds)
+
+
+def _response(http: Request, body: ResponseBody, request_id: str, timings: wire.Timings) -> Response:
+    headers = body.headers | {"x-request-id": request_id}
+    if header(http, b"x-tessera-timings") is not None:
+        headers |= _timings(timings)
+    return Response(body.content, media_type=body.media_type, headers=headers)
 
 
 def _timings(timings: wire.Timings) -> dict[str, str]:

@@ -21,7 +21,7 @@ from tessera.errors import TesseraError
 MEANINGS: Final = {
     400: "the request is malformed or a value is out of range",
     401: "the API key is missing or not known",
-    404: "there is no such route, or the model is not served here",
+    404: "there is no such route, the model is not served here or has another kind of output",
     405: "the route does not take this method",
     408: "the client took too long to send its request",
     413: "the body, a file or an image is over its limit, or the answer would be",
@@ -57,6 +57,7 @@ KINDS: Final[dict[type[TesseraError], Kind]] = {
     errors.DecodeFailed: Kind(422, "invalid_request_error"),
     errors.RequestTimeout: Kind(408, "timeout_error"),
     errors.ModelNotFound: Kind(404, "invalid_request_error"),
+    errors.UnsupportedRoute: Kind(404, "invalid_request_error"),
     errors.ServiceError: Kind(503, "server_error", 1.0),
     errors.Overloaded: Kind(429, "rate_limit_error", 1.0),
     errors.DeadlineExceeded: Kind(504, "timeout_error"),

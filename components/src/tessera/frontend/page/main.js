@@ -112,6 +112,7 @@ async function offerExamples() {
   const answer = await fetch(address("examples/examples.json"));
   if (!answer.ok) return;
   const { pictures: list, queries } = await answer.json();
+  await firstAnswer;
   page.examples.hidden = false;
   page.suggestions.hidden = false;
   page["suggestion-list"].replaceChildren(

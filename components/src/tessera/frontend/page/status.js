@@ -2,6 +2,10 @@
 
 const EVERY = 2000;
 
+let answered;
+// What the first answer shows stands above the search and moves it: a click meanwhile would miss its button.
+const firstAnswer = new Promise((resolve) => (answered = resolve));
+
 async function refresh() {
   try {
     const health = await (await call("health")).json();
@@ -18,6 +22,8 @@ async function refresh() {
       showPill("down", "Not reachable");
       page["service-state"].textContent = error.message;
     }
+  } finally {
+    answered();
   }
 }
 

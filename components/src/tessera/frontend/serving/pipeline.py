@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +15,15 @@ from tessera import tracing, wire
 from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input
+from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input, ScoreRequest
 from tessera.frontend.serving.dispatch import Embedder, indices_within, row_bounds
 from tessera.frontend.serving.prompts import ImageReader, KnownMedia, Prompter, Visions
 from tessera.frontend.settings import Limits
 from tessera.frontend.widths import Widths
 from tessera.models.base import Model, Output, OutputKind, Piece, Prompt, Role
 from tessera.tasks import Deadline
+
+T = TypeVar("T")
 
 _EPSILON: Final = 1e-12
 _PACKED: Final = (EmbedDtype.BINARY, EmbedDtype.UBINARY)
@@ -58,6 +60,22 @@ class Result:
     timings: wire.Timings
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """``values`` float32 ``[documents]``, in their order.
+
+    Logits where ``kind`` is SCORE, else cosines (VECTOR) or sums of each query token's best dot product
+    (TOKENS, MaxSim). Other fields as in ``Result``.
+    """
+
+    request_id: str
+    values: npt.NDArray[np.float32]
+    kind: OutputKind
+    usage: Usage
+    image_pixels: int
+    timings: wire.Timings
+
+
 def check_width(own: int, dimensions: int | None, dtype: EmbedDtype, param: str = "dimensions") -> int:
     """The width of the vectors to send, checked before anything is computed; ``own`` is the model's.
 
@@ -76,7 +94,7 @@ def check_width(own: int, dimensions: int | None, dtype: EmbedDtype, param: str 
 
 
 class Pipeline:
-    """Answers one ``EmbeddingsRequest``. Knows no client's form and no HTTP."""
+    """Answers one ``EmbeddingsRequest`` or one ``ScoreRequest``. Knows no client's form and no HTTP."""
 
     def __init__(
         self,
@@ -130,23 +148,27 @@ class Pipeline:
         """Each input as tokens and as images, or its error; the first error is raised unless the
         request allows partial results."""
         self._check(request)
-        visions: list[Visions | TesseraError]
-        if images := sum(len(entry.images) for entry in request.inputs):
-            started = time.perf_counter()
-            with tracing.span("media", {"tessera.images": images}):
-                visions = await self._images.read(
-                    request.inputs, deadline, allow_partial=request.allow_partial, client=client
-                )
-            self._metrics.media_seconds.observe(time.perf_counter() - started)
-        else:
-            visions = [entry.malformed or () for entry in request.inputs]
+        visions = await self._media(
+            request.inputs, deadline, allow_partial=request.allow_partial, client=client
+        )
         with self._metrics.prompt_seconds.time(), tracing.span("prompt", {"tessera.inputs": len(visions)}):
             prompts = await self._prompter.build(request, visions)
         if not request.allow_partial:
-            for made in prompts:
-                if isinstance(made, TesseraError):
-                    raise made
+            _raise_first(prompts)
         return prompts, visions
+
+    async def _media(
+        self, inputs: Sequence[Input], deadline: Deadline, *, allow_partial: bool, client: str
+    ) -> list[Visions | TesseraError]:
+        """Each input's images, or its error."""
+        images = sum(len(entry.images) for entry in inputs)
+        if not images:
+            return [entry.malformed or () for entry in inputs]
+        started = time.perf_counter()
+        with tracing.span("media", {"tessera.images": images}):
+            visions = await self._images.read(inputs, deadline, allow_partial=allow_partial, client=client)
+        self._metrics.media_seconds.observe(time.perf_counter() - started)
+        return visions
 
     async def run(
         self,
@@ -194,8 +216,8 @@ class Pipeline:
             rows = answer.rows
             if not request.normalize:
                 rows = rows * answer.norms[:, None]
-            elif output.kind is OutputKind.VECTOR and not output.unit_length:
-                rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), _EPSILON)
+            elif output.kind is OutputKind.VECTOR:
+                rows = _unit(rows, output)
             if len(rows) != count:
                 rows = _spread(rows, indices_within(bounds, order), count)
             cached, timings = sum(answer.cached_tokens), answer.timings
@@ -218,6 +240,59 @@ class Pipeline:
             timings=timings,
         )
 
+    async def score(
+        self,
+        request: ScoreRequest,
+        *,
+        request_id: str,
+        deadline: Deadline,
+        client: str = "",
+        charge: Callable[[int, int, int], None] = lambda tokens, units, rows: None,
+    ) -> Scores:
+        """The score of each document, all or none: raises the first input's error.
+
+        A vector model answers by the cosine of the query's and the document's vectors. ``charge`` and
+        ``client`` as in ``run``; the rows are those that workers send.
+        """
+        output, queries = self._model.output, len(request.queries)
+        if output.kind is not OutputKind.VECTOR:
+            raise InvalidInput(f"a model with {output.kind.value} as its output scores nothing yet")
+        inputs = (*request.queries, *request.documents)
+        self._check_images(inputs)
+        visions = await self._media(inputs, deadline, allow_partial=False, client=client)
+        with self._metrics.prompt_seconds.time(), tracing.span("prompt", {"tessera.inputs": len(visions)}):
+            prompts = _raise_first(await self._prompter.sides(request, visions))
+        images = _raise_first(visions)
+        tokens = sum(len(prompt.tokens) for prompt in prompts)
+        charge(
+            tokens,
+            sum(vision.plan.units for found in images for vision in found),
+            output.rows(1) * len(inputs),
+        )
+        items = [_item(*made) for made in zip(inputs, prompts, images, strict=True)]
+        attributes = {"tessera.items": len(items), "tessera.tokens": tokens}
+        with self._metrics.dispatch_seconds.time(), tracing.span("dispatch", attributes):
+            answer = await self._embedder.embed(
+                items, request_id=request_id, priority=request.priority, client=client, deadline=deadline
+            )
+        if answer.errors:
+            raise answer.errors[min(answer.errors)]
+        rows = _unit(answer.rows, output)
+        usage = Usage(
+            text_tokens=sum(prompt.text_tokens for prompt in prompts),
+            image_tokens=sum(prompt.image_tokens for prompt in prompts),
+            cached_tokens=sum(answer.cached_tokens),
+        )
+        self._count(inputs, usage)
+        return Scores(
+            request_id=request_id,
+            values=(rows[:queries] * rows[queries:]).sum(axis=1, dtype=np.float32),
+            kind=output.kind,
+            usage=usage,
+            image_pixels=sum(vision.pixels for found in images for vision in found),
+            timings=answer.timings,
+        )
+
     def _check(self, request: EmbeddingsRequest) -> None:
         param = request.dimensions_param
         if request.dimensions is not None and request.dimensions not in self.widths:
@@ -225,8 +300,11 @@ class Pipeline:
                 f"{param} {request.dimensions} is none of {self.widths} that this model offers", param=param
             )
         check_width(self._model.output.width, request.dimensions, request.dtype, param)
+        self._check_images(request.inputs)
+
+    def _check_images(self, inputs: Sequence[Input]) -> None:
         count, limit = 0, self._limits.request.images
-        for entry in request.inputs:
+        for entry in inputs:
             count += len(entry.images)
             if count > limit:
                 raise InvalidInput(
@@ -241,6 +319,24 @@ class Pipeline:
             self._inputs["image"].inc(with_images)
             self._tokens["image"].inc(usage.image_tokens)
             self._tokens["cached"].inc(usage.cached_tokens)
+
+
+def _raise_first(made: Sequence[T | TesseraError]) -> list[T]:
+    """All of them, where none is an error."""
+    good: list[T] = []
+    for one in made:
+        if isinstance(one, TesseraError):
+            raise one
+        good.append(one)
+    return good
+
+
+def _unit(rows: npt.NDArray[np.float32], output: Output) -> npt.NDArray[np.float32]:
+    """Vectors as they came from workers, scaled to unit length where they are not yet."""
+    if output.unit_length:
+        return rows
+    unit: npt.NDArray[np.float32] = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), _EPSILON)
+    return unit
 
 
 def _spread(

@@ -8,7 +8,7 @@ import os
 import struct
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ from tessera import wire
 from tessera.cache import BoundedLru, SharedCache
 from tessera.errors import InvalidInput, MediaNotCached, RequestCancelled, TesseraError
 from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
-from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input
+from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input, ScoreRequest
 from tessera.image_plan import ImagePlan
-from tessera.models.base import Content, Model, Prompt, VisionSpec
+from tessera.models.base import Content, Model, Prompt, Truncate, VisionSpec
 from tessera.tasks import Deadline, run_all
 from tessera.transport.lending import inline_handle
 
@@ -222,26 +222,50 @@ class Prompter:
     ) -> list[Prompt | TesseraError]:
         """Each input's prompt, or its error: its images' own, or why it cannot be a prompt."""
 
-        def build() -> list[Prompt | TesseraError]:
-            return [self._build(request, *pair) for pair in zip(request.inputs, visions, strict=True)]
+        bound, truncate = min(request.max_tokens or self.max_tokens, self.max_tokens), request.truncate
 
-        if sum(entry.size for entry in request.inputs) <= _INLINE_CHARACTERS:
+        def build() -> list[Prompt | TesseraError]:
+            return [self._build(*pair, bound, truncate) for pair in zip(request.inputs, visions, strict=True)]
+
+        return await self._run(build, sum(entry.size for entry in request.inputs))
+
+    async def sides(
+        self, request: ScoreRequest, visions: Sequence[Visions | TesseraError]
+    ) -> list[Prompt | TesseraError]:
+        """The prompt of each query, then of each document, each on its own; or its error."""
+        bound = min(request.max_tokens or self.max_tokens, self.max_tokens)
+
+        def build() -> list[Prompt | TesseraError]:
+            made: list[Prompt | TesseraError] = []
+            images = iter(visions)
+            for side, own in (
+                (request.queries, request.max_query_tokens),
+                (request.documents, request.max_document_tokens),
+            ):
+                cut = own is not None and own < bound
+                limits = (own, Truncate.END) if own is not None and cut else (bound, request.truncate)
+                made += [self._build(entry, next(images), *limits) for entry in side]
+            return made
+
+        return await self._run(build, sum(entry.size for entry in (*request.queries, *request.documents)))
+
+    async def _run(
+        self, build: Callable[[], list[Prompt | TesseraError]], characters: int
+    ) -> list[Prompt | TesseraError]:
+        if characters <= _INLINE_CHARACTERS:
             return build()
         # With the context of the request, for its spans.
         run = partial(copy_context().run, build)
         return await asyncio.get_running_loop().run_in_executor(self._threads, run)
 
     def _build(
-        self, request: EmbeddingsRequest, entry: Input, visions: Visions | TesseraError
+        self, entry: Input, visions: Visions | TesseraError, max_tokens: int, truncate: Truncate
     ) -> Prompt | TesseraError:
         if isinstance(visions, TesseraError):
             return visions
         try:
             return self._model.prompt(
-                _content(entry, visions),
-                max_tokens=min(request.max_tokens or self.max_tokens, self.max_tokens),
-                truncate=request.truncate,
-                param=entry.param,
+                _content(entry, visions), max_tokens=max_tokens, truncate=truncate, param=entry.param
             )
         except TesseraError as error:
             return error
