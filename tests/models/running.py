@@ -9,7 +9,18 @@ import numpy as np
 import torch
 
 from tessera.engine.batch import PackedInput, TextBatch, TextOutput, pack, pack_images
-from tessera.models.base import Content, Model, Pixels, Prompt, Role, TextModule, Truncate, VisionModule
+from tessera.models.base import (
+    Content,
+    Model,
+    PairLimits,
+    PairModel,
+    Pixels,
+    Prompt,
+    Role,
+    TextModule,
+    Truncate,
+    VisionModule,
+)
 
 Parts = tuple[str | bytes, ...]
 """Texts and encoded images."""
@@ -28,6 +39,18 @@ class Given:
         return [part for part in self.parts if isinstance(part, bytes)]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """What a reranker scores."""
+
+    query: Given
+    document: Given
+
+    @property
+    def images(self) -> list[bytes]:
+        return [*self.query.images, *self.document.images]
+
+
 @torch.no_grad()
 def vision_rows(model: Model, vision: VisionModule, images: Sequence[Pixels]) -> list[torch.Tensor]:
     """The rows of each image, from one launch."""
@@ -41,28 +64,37 @@ def vision_rows(model: Model, vision: VisionModule, images: Sequence[Pixels]) ->
     return list(rows.split([each.plan.rows for each in images]))
 
 
-def prompts(model: Model, inputs: Sequence[Given], pixels: dict[bytes, Pixels]) -> list[Prompt]:
-    contents = [
-        Content(
-            parts=tuple(pixels[part].plan if isinstance(part, bytes) else part for part in each.parts),
-            role=each.role,
-            instruction=each.instruction,
-        )
-        for each in inputs
-    ]
-    return [
-        model.prompt(content, max_tokens=model.max_tokens, truncate=Truncate.NONE, param="x")
-        for content in contents
-    ]
+def prompts(model: Model, inputs: Sequence[Given | Pair], pixels: dict[bytes, Pixels]) -> list[Prompt]:
+    return [prompt(model, each, pixels) for each in inputs]
 
 
-def preprocessed(model: Model, inputs: Sequence[Given]) -> dict[bytes, Pixels]:
+def prompt(model: Model, given: Given | Pair, pixels: dict[bytes, Pixels]) -> Prompt:
+    if isinstance(given, Given):
+        content = content_of(given, pixels)
+        return model.prompt(content, max_tokens=model.max_tokens, truncate=Truncate.NONE, param="x")
+    assert isinstance(model, PairModel)
+    query, document = content_of(given.query, pixels), content_of(given.document, pixels)
+    limits = PairLimits(tokens=model.max_tokens)
+    (made,) = model.pairs(query, [document], limits=limits, query_param="x", params=["y"])
+    assert isinstance(made, Prompt)
+    return made
+
+
+def content_of(given: Given, pixels: dict[bytes, Pixels]) -> Content:
+    return Content(
+        parts=tuple(pixels[part].plan if isinstance(part, bytes) else part for part in given.parts),
+        role=given.role,
+        instruction=given.instruction,
+    )
+
+
+def preprocessed(model: Model, inputs: Sequence[Given | Pair]) -> dict[bytes, Pixels]:
     """The pixels of every image that occurs, by its file."""
     files = dict.fromkeys(image for each in inputs for image in each.images)
     return {file: model.preprocess(file, param="x") for file in files}
 
 
-def batch_of(model: Model, vision: VisionModule | None, inputs: Sequence[Given]) -> TextBatch:
+def batch_of(model: Model, vision: VisionModule | None, inputs: Sequence[Given | Pair]) -> TextBatch:
     """All inputs in one batch, and all their images through one launch."""
     pixels = preprocessed(model, inputs)
     rows: dict[bytes, torch.Tensor] = {}
@@ -84,7 +116,7 @@ def batch_of(model: Model, vision: VisionModule | None, inputs: Sequence[Given])
 
 @torch.no_grad()
 def vectors(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:
-    """The unit vectors of a batch, float32 ``[batch, width]``."""
+    """What the model gives for a batch, float32 ``[rows, width]``."""
     device = _device(text)
     width = model.vision.row_width if model.vision else model.output.width
     rows = torch.cat(batch.vision).to(device) if batch.vision else torch.empty(0, width, device=device)

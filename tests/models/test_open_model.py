@@ -17,6 +17,7 @@ def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
     built_in = [
         "llama_nemotron_embed",
         "llama_nemotron_rerank",
+        "llama_nemotron_rerank_vl",
         "llama_nemotron_vl",
         "qwen3_embedding",
         "qwen3_vl_embedding",

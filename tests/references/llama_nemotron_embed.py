@@ -38,7 +38,8 @@ class LlamaReference:
         for file in sorted(path.glob("*.safetensors")):
             weights |= load_file(file)
         self.model.load_state_dict(
-            {name.removeprefix("model."): value for name, value in weights.items()}, strict=True
+            {name.removeprefix("model."): value for name, value in weights.items() if "score." not in name},
+            strict=True,
         )
         self.model.float().eval()
         self.pool: Callable[[torch.Tensor], torch.Tensor] = {

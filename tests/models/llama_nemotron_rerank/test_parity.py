@@ -5,19 +5,15 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
 
 from tessera.checkpoint.section import Section
-from tessera.engine.batch import PackedInput, pack
 from tessera.errors import CheckpointError, InvalidInput
 from tessera.models import open_model
 from tessera.models.base import (
@@ -33,49 +29,9 @@ from tessera.models.base import (
 from tessera.models.llama_nemotron_rerank.model import LlamaNemotronRerank, Options, read_config
 from tessera.tools.random_checkpoint.llama_rerank import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
-from tests.models.running import vectors
-
-WORDS = "the river under the bridge by the old temple and a market in the light of morning "
-PAIRS = [
-    ("river", "temple"),
-    ("river", "the river under the bridge"),
-    ("What is shown in the picture?", "\u00e9t\u00e9 na\u00efve \u6771\u4eac"),
-    ("a market", WORDS * 11),
-    ("bridge", "12345 67890 !!! ???"),
-    (WORDS * 5, "light"),
-    ("xyz qqq", "zzzz kkkk vvvv"),
-]
-
-
-class Reference:
-    def __init__(self, path: Path) -> None:
-        from transformers import LlamaConfig, LlamaModel
-
-        config = json.loads((path / "config.json").read_text())
-        known = {key: config[key] for key in config if key not in ("architectures", "model_type")}
-        weights = load_file(path / "model.safetensors")
-        self.score = weights.pop("score.weight").float()
-        self.temperature = config["temperature"]
-        self.tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-        self.model = LlamaModel._from_config(LlamaConfig(**known), attn_implementation="sdpa")
-        self.model.load_state_dict({name.removeprefix("model."): each for name, each in weights.items()})
-        self.model.float().eval()
-        self.pool: Callable[[torch.Tensor], torch.Tensor] = lambda hidden: hidden.mean(0)
-        self.causal = False
-        self.template = "question:{} \n \n passage:{}"
-        self.skip = 0
-
-    @torch.no_grad()
-    def logits(self) -> np.ndarray:
-        return np.array([self.logit(self.tokens(*pair)) for pair in PAIRS])
-
-    def tokens(self, query: str, document: str) -> list[int]:
-        return self.tokenizer.encode(self.template.format(query, document)).ids[self.skip :]
-
-    def logit(self, ids: list[int]) -> float:
-        mask = None if self.causal else torch.zeros(1, 1, len(ids), len(ids))
-        hidden = self.model(torch.tensor([ids]), attention_mask=mask, use_cache=False).last_hidden_state[0]
-        return (self.score @ self.pool(hidden)).item() / self.temperature
+from tests.models.llama_nemotron_rerank.cases import CASES, WORDS
+from tests.models.running import Pair, batch_of, vectors
+from tests.references.rerank import RerankReference, text
 
 
 def prompts(
@@ -96,53 +52,83 @@ def prompt(model: LlamaNemotronRerank, asked: str, document: str, /, **limits: A
     return made
 
 
-def logits(model: LlamaNemotronRerank, pairs: list[tuple[str, str]]) -> np.ndarray:
-    made = [prompt(model, *pair) for pair in pairs]
-    inputs = [PackedInput(tokens=each.tokens, positions=model.positions(each.tokens, ())) for each in made]
-    found = vectors(model, model.load_text(dtype="float32", device="cpu"), pack(inputs))
+def logits(model: LlamaNemotronRerank, pairs: Sequence[Pair]) -> np.ndarray:
+    found = vectors(model, model.load_text(dtype="float32", device="cpu"), batch_of(model, None, pairs))
     assert found.shape == (len(pairs), 1)
-    return found[:, 0]
+    return found
 
 
-@pytest.fixture(scope="module", params=[1.0, 0.5])
-def path(request: pytest.FixtureRequest, written: WriteCheckpoint) -> Path:
-    return written(replace(TINY, temperature=request.param))
+def expected(reference: RerankReference) -> np.ndarray:
+    return np.stack([reference.answer(pair) for pair in CASES])
 
 
-def test_logits(path: Path) -> None:
-    model, reference = LlamaNemotronRerank(path, Options()), Reference(path)
-    expected = reference.logits()
-    assert expected.std() >= 1
-    for pair in PAIRS:
-        assert prompt(model, *pair).tokens.tolist() == reference.tokens(*pair)
-    found = logits(model, PAIRS)
-    assert np.abs(found - expected).max() <= 1e-4
-    alone = np.concatenate([logits(model, [pair]) for pair in PAIRS])
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_logits(written: WriteCheckpoint, temperature: float) -> None:
+    path = written(replace(TINY, temperature=temperature))
+    model, reference = LlamaNemotronRerank(path, Options()), RerankReference(path)
+    wanted = expected(reference)
+    assert wanted.std() >= 1
+    found = logits(model, CASES)
+    assert np.abs(found - wanted).max() <= 1e-4
+    alone = np.concatenate([logits(model, [pair]) for pair in CASES])
     assert np.abs(found - alone).max() <= 1e-4
 
 
+def causal(reference: RerankReference) -> None:
+    reference.causal = True
+
+
+def last_token(reference: RerankReference) -> None:
+    reference.pool = lambda hidden: hidden[-1]
+
+
+def no_first_token(reference: RerankReference) -> None:
+    whole = reference.tokens
+    reference.tokens = lambda *given: whole(*given)[1:]  # type: ignore[method-assign]
+
+
+def document_first(reference: RerankReference) -> None:
+    reference.template = "passage:{document} \n \n question:{query}"
+
+
+def no_spaces_around_line_breaks(reference: RerankReference) -> None:
+    reference.template = "question:{query}\n\npassage:{document}"
+
+
+def space_behind_the_colon(reference: RerankReference) -> None:
+    reference.template = "question: {query} \n \n passage: {document}"
+
+
+def no_temperature(reference: RerankReference) -> None:
+    reference.score.temperature = 1.0
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
+    "mistake",
     [
-        ("causal", True),
-        ("pool", lambda hidden: hidden[-1]),
-        ("skip", 1),
-        ("template", "passage:{1} \n \n question:{0}"),
-        ("template", "question:{}\n\npassage:{}"),
+        causal,
+        last_token,
+        no_first_token,
+        document_first,
+        no_spaces_around_line_breaks,
+        space_behind_the_colon,
+        no_temperature,
     ],
 )
-def test_a_mistake_fails_the_bar(written: WriteCheckpoint, name: str, value: object) -> None:
-    path = written(TINY)
-    reference = Reference(path)
-    setattr(reference, name, value)
-    assert np.abs(logits(LlamaNemotronRerank(path, Options()), PAIRS) - reference.logits()).max() > 1e-2
+def test_a_mistake_fails_the_bar(
+    written: WriteCheckpoint, mistake: Callable[[RerankReference], None]
+) -> None:
+    path = written(replace(TINY, temperature=0.5))
+    reference = RerankReference(path)
+    mistake(reference)
+    assert np.abs(logits(LlamaNemotronRerank(path, Options()), CASES) - expected(reference)).max() > 0.02
 
 
 @pytest.mark.parametrize(
     "query", ["river", "river ", "what?", "what?\n", "  a", "12", "x\u0301", "(", "a:", "\n"]
 )
 def test_tokens_are_those_of_the_whole_text(written: WriteCheckpoint, query: str) -> None:
-    model, reference = LlamaNemotronRerank(written(TINY), Options()), Reference(written(TINY))
+    model, reference = LlamaNemotronRerank(written(TINY), Options()), RerankReference(written(TINY))
     documents = [
         "river",
         " river",
@@ -158,7 +144,7 @@ def test_tokens_are_those_of_the_whole_text(written: WriteCheckpoint, query: str
     ]
     for document, made in zip(documents, prompts(model, query, *documents), strict=True):
         assert isinstance(made, Prompt)
-        assert made.tokens.tolist() == reference.tokens(query, document), (query, document)
+        assert made.tokens.tolist() == reference.pair_tokens(query, document), (query, document)
 
 
 def test_another_tokenizer_reads_the_whole_text(written: WriteCheckpoint, tmp_path: Path) -> None:
@@ -173,9 +159,10 @@ def test_another_tokenizer_reads_the_whole_text(written: WriteCheckpoint, tmp_pa
         "trim_offsets": True,
     }
     (path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    model, reference = LlamaNemotronRerank(path, Options()), Reference(path)
-    for pair in PAIRS:
-        assert prompt(model, *pair).tokens.tolist() == reference.tokens(*pair)
+    model, reference = LlamaNemotronRerank(path, Options()), RerankReference(path)
+    for pair in CASES:
+        query, document = text(pair.query), text(pair.document)
+        assert prompt(model, query, document).tokens.tolist() == reference.pair_tokens(query, document)
 
 
 def test_a_pair_that_is_too_long(written: WriteCheckpoint) -> None:

@@ -13,7 +13,17 @@ from pathlib import Path
 from typing import cast
 
 from tessera.checkpoint.section import Section
-from tessera.models.llama.config import ACTIVATIONS, POOLINGS, max_positions, read_backbone, read_dimensions
+from tessera.models.base import OutputKind
+from tessera.models.llama.config import (
+    ACTIVATIONS,
+    EMBEDDING,
+    POOLINGS,
+    SCORING,
+    max_positions,
+    read_backbone,
+    read_dimensions,
+    read_score_head,
+)
 from tessera.models.llama.prompt import read_prefixes
 from tessera.models.llama_nemotron_vl.config import (
     ImageConfig,
@@ -35,11 +45,11 @@ _NORMALISATION: dict[str, tuple[tuple[float, float, float], tuple[float, float, 
 _DEFAULT_MAX_TOKENS = 10240
 
 
-def read_config(directory: Path) -> ModelConfig:
-    """Read and cross-check the configuration in ``directory``; raises ``CheckpointError``."""
+def read_config(directory: Path, output: OutputKind = OutputKind.VECTOR) -> ModelConfig:
+    """Read and cross-check the configuration of a family with this output; raises ``CheckpointError``."""
     config = Section.read(directory / CONFIG_FILE)
     processor = Section.read(directory / PROCESSOR_FILE, optional=True)
-    text = _text(config)
+    text = _text(config, output)
     vision = _vision(config)
     projector = _projector(config, vision)
     model = ModelConfig(
@@ -102,13 +112,19 @@ def _projector(config: Section, vision: VisionConfig) -> ProjectorConfig:
     )
 
 
-def _text(config: Section) -> TextSpec:
+def _text(config: Section, output: OutputKind) -> TextSpec:
     if not config.flag("bidirectional_attention", True):
         raise config.error("bidirectional_attention", "is false; causal backbones are not supported")
     section = config.section("llm_config")
+    if output is OutputKind.TOKENS:
+        return read_backbone(section, pooling="none")
     # the composite class hands the backbone's value on where the top level has none
     pooling = config if config.has("pooling") or not section.has("pooling") else section
-    return read_backbone(section, pooling=POOLINGS[pooling.string("pooling", among=tuple(POOLINGS))])
+    states = POOLINGS[pooling.string("pooling", among=tuple(POOLINGS))]
+    if output is OutputKind.SCORE:
+        architectures, head = (SCORING, EMBEDDING), read_score_head(config)
+        return read_backbone(section, pooling=states, architectures=architectures, head=head)
+    return read_backbone(section, pooling=states)
 
 
 def _image(config: Section, processor: Section, vision: VisionConfig) -> ImageConfig:

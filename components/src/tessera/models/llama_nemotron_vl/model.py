@@ -10,7 +10,7 @@ The space after the last image stays even without text. There is no end token.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,7 +64,7 @@ class LlamaNemotronVL(TowerModel):
     @classmethod
     def open(cls, path: Path) -> LlamaNemotronVL:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
-        config = read_config(path)
+        config = read_config(path, cls.kind)
         return cls(path, config, TextTokenizer.open(path, config))
 
     @cached_property
@@ -91,14 +91,20 @@ class LlamaNemotronVL(TowerModel):
         tokenizer, prefix = self._controls, self.config.prompt.prefixes[content.role]
         if not content.images:
             return text_segments(tokenizer.bos, prefix, content)
+        spaced = " " + "".join(texts_of(content))
+        run = Run("", spaced.lstrip() if tokenizer.strips_after_image else spaced)
+        return [*self.before_text(prefix, content.images), run]
+
+    def before_text(self, prefix: str, images: Sequence[ImagePlan]) -> list[Segment]:
+        """What stands before the text of a prompt with images: BOS, the prefix, and the images."""
+        tokenizer = self._controls
         before, after = tokenizer.strips_before_image, tokenizer.strips_after_image
         made: list[Segment] = [tokenizer.bos, Fixed(prefix.rstrip() if before else prefix)]
-        for position, image in enumerate(content.images):
+        for position, image in enumerate(images):
             if position and not before and not after:
                 made.append(Fixed(" "))
             made += (tokenizer.image_start, image, tokenizer.image_end)
-        spaced = " " + "".join(texts_of(content))
-        return [*made, Run("", spaced.lstrip() if after else spaced)]
+        return made
 
     def unit_positions(self, image: ImagePlan) -> Int32Array:
         """Tiles know their places themselves: int32 ``[0, units]``."""
@@ -127,6 +133,8 @@ class LlamaNemotronVL(TowerModel):
             self.path,
             self.config,
             stage,
+            family=self.family,
+            unit_length=self.output.unit_length,
             layout=layout,
             dtype=dtype,
             device=device,
@@ -137,7 +145,7 @@ class LlamaNemotronVL(TowerModel):
         """Implements ``tessera.models.graph.DescribesNetworks``."""
         from tessera.models.llama_nemotron_vl.networks import describe_network
 
-        describe_network(self.path, self.config, graph, request)
+        describe_network(self.path, self.config, graph, request, family=self.family)
 
     def vision_nbytes(self, dtype: str) -> int:
         return nbytes(used_for_vision(self.config), dtype)

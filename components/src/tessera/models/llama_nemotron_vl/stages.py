@@ -60,12 +60,21 @@ class FusedStage(nn.Module):
 
 
 def load_stage(
-    path: Path, config: ModelConfig, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int
+    path: Path,
+    config: ModelConfig,
+    stage: str,
+    *,
+    family: str,
+    unit_length: bool,
+    layout: str,
+    dtype: str,
+    device: str,
+    max_sequences: int,
 ) -> StageModule:
     """Raises ``CheckpointError``, and ``ConfigError`` for a stage or layout that there is not."""
     check_stage(stage, layout, ("vision", "text", "fused", "embed", "lm", "post"))
     text = TextStages(
-        family="llama_nemotron_vl",
+        family=family,
         spec=config.text,
         tensors=partial(stored_tensors, path, config),
         part="text.",
@@ -73,9 +82,12 @@ def load_stage(
         device=device,
         max_sequences=max_sequences,
         image_axes=("units", config.tokens_per_tile),
+        unit_length=unit_length,
     )
     if stage in TEXT_STAGES:
         return text.load(stage, layout)
+    if stage == "fused":
+        text.require_padded()
     channels, size = config.vision.channels, config.image.tile_size
     form = exported(torch.device(device), torch_dtype(dtype), max_sequences=max_sequences)
     tower = load_vision(path, config, dtype=dtype, device=device, form=form)

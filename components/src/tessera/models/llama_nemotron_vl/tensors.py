@@ -23,6 +23,7 @@ _PREFIXES = (
     ("mlp1.", "projector."),
     ("language_model.model.", "text."),
     ("language_model.", "text."),
+    ("score.", "text.head."),
 )
 _OUTER = "model."
 

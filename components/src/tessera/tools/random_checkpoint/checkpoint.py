@@ -40,6 +40,10 @@ class Spec(Protocol):
 _SPECS: Final[Mapping[str, Mapping[str, Spec]]] = {
     "llama_nemotron_embed": {"tiny": llama.TINY, "full": llama.FULL},
     "llama_nemotron_rerank": {"tiny": llama_rerank.TINY, "full": llama_rerank.FULL},
+    "llama_nemotron_rerank_vl": {
+        "tiny": llama_nemotron_vl.RERANK_TINY,
+        "full": llama_nemotron_vl.RERANK_FULL,
+    },
     "llama_nemotron_vl": {"tiny": llama_nemotron_vl.TINY, "full": llama_nemotron_vl.FULL},
     "qwen3_embedding": {"tiny": qwen3.TINY, "full": qwen3.FULL},
     "qwen3_vl_embedding": {"tiny": qwen3.VL_TINY, "full": qwen3.VL_FULL},

@@ -188,6 +188,8 @@ def distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
         gain = 4.0
     elif "q_proj" in name or "k_proj" in name:
         gain = 1.5
+    elif name.endswith("head.weight"):  # logits of pairs deviate by more than 1
+        gain = 8.0
     return 0.0, gain / math.sqrt(math.prod(shape[1:]))
 
 

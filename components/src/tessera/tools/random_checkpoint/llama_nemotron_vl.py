@@ -1,14 +1,16 @@
-"""Random checkpoints of Llama Nemotron Embed VL: shapes, files and distributions."""
+"""Random checkpoints of Llama Nemotron Embed VL and of what has its towers: shapes, files, distributions."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
+from tessera.models.base import OutputKind
+from tessera.models.llama.config import SCORING
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_config
 from tessera.models.llama_nemotron_vl.tensors import expected
@@ -66,6 +68,8 @@ class CheckpointSpec(LlamaSpec):
     vision_prefix: str = "vision_model.vision_model."
     projector_prefix: str = "mlp1."
     text_prefix: str = "language_model."
+    output: OutputKind = OutputKind.VECTOR
+    temperature: float = 1.0
 
     @property
     def image_start_id(self) -> int:
@@ -92,41 +96,69 @@ class CheckpointSpec(LlamaSpec):
             "projector": self.projector_prefix,
             "text": self.text_prefix,
         }
-        for name, shape in all_shapes(read_config(directory)).items():
+        for name, shape in all_shapes(read_config(directory, self.output)).items():
             part, _, rest = name.partition(".")
             mean, deviation = distribution(name, shape)
-            yield RandomTensor(name=prefixes[part] + rest, shape=shape, mean=mean, deviation=deviation)
+            stored = "score.weight" if rest == "head.weight" else prefixes[part] + rest
+            yield RandomTensor(name=stored, shape=shape, mean=mean, deviation=deviation)
+
+
+_KINDS: Final[Mapping[OutputKind, Mapping[str, Any]]] = {
+    OutputKind.VECTOR: {"architectures": ["LlamaNemotronVLModel"], "model_type": "llama_nemotron_vl"},
+    OutputKind.SCORE: {
+        "architectures": ["LlamaNemotronVLForSequenceClassification"],
+        "model_type": "llama_nemotron_vl_rerank",
+    },
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RerankSpec(CheckpointSpec):
+    """A checkpoint of Llama Nemotron Rerank VL, whose vocabulary has one token more."""
+
+    marks: ClassVar[tuple[str, ...]] = (*_IMAGE, "<pad>")
+
+    output: OutputKind = OutputKind.SCORE
+    vision_prefix: str = "model.vision_model.vision_model."
+    projector_prefix: str = "model.mlp1."
+    text_prefix: str = "model.language_model."
 
 
 TINY = CheckpointSpec()
 
-FULL = CheckpointSpec(
-    vision_hidden=1152,
-    vision_layers=27,
-    vision_heads=16,
-    vision_intermediate=4304,
-    hidden=2048,
-    layers=16,
-    heads=32,
-    kv_heads=8,
-    head_dim=64,
-    intermediate=8192,
-    base_vocab=128000,
-    control_tokens=256,
-)
+_PUBLISHED: Final[Mapping[str, Any]] = {
+    "vision_hidden": 1152,
+    "vision_layers": 27,
+    "vision_heads": 16,
+    "vision_intermediate": 4304,
+    "hidden": 2048,
+    "layers": 16,
+    "heads": 32,
+    "kv_heads": 8,
+    "head_dim": 64,
+    "intermediate": 8192,
+    "base_vocab": 128000,
+    "control_tokens": 256,
+}
+FULL = CheckpointSpec(**_PUBLISHED)
+
+RERANK_TINY = RerankSpec()
+RERANK_FULL = RerankSpec(**_PUBLISHED)
 
 
 def config_json(spec: CheckpointSpec, dtype: str) -> dict[str, Any]:
     """``config.json``, its stale tile limit included."""
     optional: dict[str, Any] = {}
+    scores = spec.output is OutputKind.SCORE
+    if scores:
+        optional |= {"temperature": spec.temperature, "id2label": {"0": "LABEL_0"}, "prompt_template": "v1"}
     if spec.dimensions:
         optional["matryoshka_dimensions"] = list(spec.dimensions)
     if spec.p_max_length is not None:
         optional["p_max_length"] = spec.p_max_length
     return {
-        "architectures": ["LlamaNemotronVLModel"],
-        "model_type": "llama_nemotron_vl",
         "torch_dtype": dtype,
+        **_KINDS[spec.output],
         "pooling": spec.pooling,
         "bidirectional_attention": True,
         "img_context_token_id": spec.image_start_id + 2,
@@ -143,7 +175,7 @@ def config_json(spec: CheckpointSpec, dtype: str) -> dict[str, Any]:
         "passage_prefix": "passage:",
         "vocab_size": spec.vocab_size,
         **optional,
-        "llm_config": backbone_json(spec),
+        "llm_config": backbone_json(spec) | ({"architectures": [SCORING]} if scores else {}),
         "vision_config": {
             "model_type": "siglip_vision_model",
             "hidden_size": spec.vision_hidden,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,12 +36,9 @@ class RerankSpec(LlamaSpec):
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
         """The tensors in the files' order; the JSON files are in ``directory`` already."""
         for name, shape in read_config(Section.read(directory / CONFIG_FILE), Options()).shapes().items():
-            if name == "head.weight":
-                deviation = 8 / math.sqrt(self.hidden)
-                yield RandomTensor(name="score.weight", shape=shape, mean=0.0, deviation=deviation)
-                continue
             mean, deviation = distribution(name, shape)
-            yield RandomTensor(name=self.text_prefix + name, shape=shape, mean=mean, deviation=deviation)
+            stored = "score.weight" if name == "head.weight" else self.text_prefix + name
+            yield RandomTensor(name=stored, shape=shape, mean=mean, deviation=deviation)
 
 
 TINY = RerankSpec(hidden=512, heads=8, kv_heads=2, head_dim=64, intermediate=512)

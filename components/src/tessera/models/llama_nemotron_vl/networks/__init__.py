@@ -15,11 +15,18 @@ from tessera.models.llama_nemotron_vl.networks.text import TextNetwork
 from tessera.models.llama_nemotron_vl.networks.vision import VisionNetwork
 
 
-def describe_network(path: Path, config: ModelConfig, graph: Graph, request: NetworkRequest) -> None:
+def describe_network(
+    path: Path, config: ModelConfig, graph: Graph, request: NetworkRequest, *, family: str
+) -> None:
     """Read what the stage needs and describe it; raises ``CheckpointError``, ``ConfigError``."""
     stages = {"vision", "text", "fused", "embed", "lm", "post"}
     if request.stage not in stages:
-        raise ConfigError(f"llama_nemotron_vl has no stage {request.stage!r}, only {sorted(stages)}")
+        raise ConfigError(f"{family} has no stage {request.stage!r}, only {sorted(stages)}")
+    if request.stage in ("text", "fused", "post") and (config.text.head or config.text.pooling == "none"):
+        raise ConfigError(
+            f"family {family} gives no single vector, and networks for TensorRT end in one: use engine torch"
+            " or aoti for its text stage"
+        )
     products = "bfloat16" if request.dtype == "float8" else request.dtype
     vision = text = None
     if request.stage in ("vision", "fused"):

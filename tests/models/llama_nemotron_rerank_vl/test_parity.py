@@ -1,0 +1,163 @@
+"""Logits of pairs with images against transformers' own modules, and with likely mistakes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tessera.errors import ConfigError, InvalidInput
+from tessera.models import open_model
+from tessera.models.base import Content, Output, OutputKind, PairLimits, PairModel, Prompt, Truncate
+from tessera.models.graph import NetworkRequest
+from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
+from tessera.models.llama_nemotron_vl.config_reader import read_config
+from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_FULL, RERANK_TINY, all_shapes
+from tests.models.conftest import WriteCheckpoint
+from tests.models.llama_nemotron_rerank_vl.cases import CASES, ONE
+from tests.models.running import Pair, batch_of, preprocessed, prompt, vectors
+from tests.references.rerank import RerankVLReference, text
+
+SMALL = replace(RERANK_TINY, image_size=64, base_vocab=600, temperature=0.5)
+
+
+@pytest.fixture(scope="module")
+def path(written: WriteCheckpoint) -> Path:
+    return written(SMALL)
+
+
+def logits(model: LlamaNemotronRerankVL, pairs: Sequence[Pair]) -> np.ndarray:
+    vision = model.load_vision(dtype="float32", device="cpu")
+    return vectors(model, model.load_text(dtype="float32", device="cpu"), batch_of(model, vision, pairs))
+
+
+def expected(reference: RerankVLReference) -> np.ndarray:
+    return np.stack([reference.answer(pair) for pair in CASES])
+
+
+def test_logits(path: Path) -> None:
+    model = open_model(path)
+    assert isinstance(model, LlamaNemotronRerankVL) and isinstance(model, PairModel)
+    assert model.output == Output(kind=OutputKind.SCORE, width=1, unit_length=False)
+    reference = RerankVLReference(path)
+    wanted = expected(reference)
+    assert wanted.std() >= 1
+    pixels = preprocessed(model, CASES)
+    for pair in CASES:
+        tiles = [len(pixels[image].values) for image in pair.images]
+        ids = prompt(model, pair, pixels).tokens.tolist()
+        assert ids == reference.pair_tokens(text(pair.query), text(pair.document), tiles)
+    found = logits(model, CASES)
+    assert np.abs(found - wanted).max() <= 1e-4
+    alone = np.concatenate([logits(model, [pair]) for pair in CASES])
+    assert np.abs(found - alone).max() <= 1e-4
+
+
+def causal(reference: RerankVLReference) -> None:
+    def last_hidden(embedded: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = reference.text(inputs_embeds=embedded[None], use_cache=False)[0][0]
+            return found
+
+    reference.last_hidden = last_hidden  # type: ignore[method-assign]
+
+
+def last_token(reference: RerankVLReference) -> None:
+    reference.config["pooling"] = "last"
+
+
+def no_first_token(reference: RerankVLReference) -> None:
+    whole = reference.tokens
+    reference.tokens = lambda *given: whole(*given)[1:]  # type: ignore[method-assign]
+
+
+def document_first(reference: RerankVLReference) -> None:
+    reference.template = "passage:{document} \n \n question:{query}"
+
+
+def images_of_the_document_first(reference: RerankVLReference) -> None:
+    whole = reference.answer
+
+    def answer(pair: Pair) -> np.ndarray:
+        query, document = pair.query, pair.document
+        return whole(
+            Pair(
+                query=replace(query, parts=(*document.images, text(query))),
+                document=replace(document, parts=(*query.images, text(document))),
+            )
+        )
+
+    reference.answer = answer  # type: ignore[method-assign]
+
+
+def images_behind_the_text(reference: RerankVLReference) -> None:
+    def tokens(text: str | None, tiles: list[int], role: str) -> list[int]:
+        count = reference.processor["num_image_token"]
+        blocks = [" <img>" + "<IMG_CONTEXT>" * (count * each) + "</img>" for each in tiles]
+        ids: list[int] = reference.tokenizer.encode((text or "") + "".join(blocks)).ids
+        return ids
+
+    reference.tokens = tokens  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        causal,
+        last_token,
+        no_first_token,
+        document_first,
+        images_of_the_document_first,
+        images_behind_the_text,
+    ],
+)
+def test_a_mistake_fails_the_bar(path: Path, mistake: Callable[[RerankVLReference], None]) -> None:
+    reference = RerankVLReference(path)
+    mistake(reference)
+    difference = np.abs(logits(LlamaNemotronRerankVL.open(path), CASES) - expected(reference))
+    assert difference.max() > 0.02
+
+
+def test_what_is_too_long_loses_text_of_the_document(path: Path) -> None:
+    model = LlamaNemotronRerankVL.open(path)
+    image = preprocessed(model, [CASES[3]])[ONE].plan
+    query, words = Content(parts=("river",)), "the river under the bridge by the old temple"
+
+    def pair(limit: int, *parts: Any) -> Prompt | InvalidInput:
+        limits = PairLimits(tokens=limit, truncate=Truncate.END)
+        document = Content(parts=parts)
+        (made,) = model.pairs(query, [document], limits=limits, query_param="query", params=["x"])
+        return made
+
+    whole, bare = pair(1000, image, words), pair(1000, image)
+    assert isinstance(whole, Prompt) and isinstance(bare, Prompt)
+    assert bare.image_tokens == whole.image_tokens == image.rows
+    cut = pair(len(bare.tokens) + 3, image, words)
+    assert isinstance(cut, Prompt) and cut.truncated and cut.image_tokens == image.rows
+    assert cut.tokens.tolist() == whole.tokens[: len(cut.tokens)].tolist()
+    refused = pair(len(bare.tokens) - 2, image, words)
+    assert isinstance(refused, InvalidInput) and "images are not truncated" in refused.message
+
+
+def test_no_network_for_tensorrt_ends_in_a_score(path: Path) -> None:
+    model = LlamaNemotronRerankVL.open(path)
+    request = NetworkRequest(stage="text", dtype="float32", packed=False, max_length=64)
+    with pytest.raises(ConfigError, match="llama_nemotron_rerank_vl gives no single vector"):
+        model.describe_network(None, request)  # type: ignore[arg-type]
+
+
+def test_the_published_size(tmp_path: Path) -> None:
+    spec = replace(RERANK_FULL, base_vocab=2000, control_tokens=126_256)
+    for name, content in spec.files("bfloat16", 0).items():
+        (tmp_path / name).write_text(json.dumps(content))
+    config = read_config(tmp_path, OutputKind.SCORE)
+    assert config.text.vocab_size == 128_267
+    # That of the embedding model, a token more, and the head.
+    assert sum(map(math.prod, all_shapes(config).values())) == 1_678_252_480 + 2048 + 2048
