@@ -130,13 +130,20 @@ def test_what_an_answer_takes_follows_its_form(vectors: httpx.Client) -> None:
     assert "tessera_admitted_response_bytes 0.0" in vectors.get("/metrics").text
 
 
-def test_routes_of_vectors_answer_no_other_model(token_rows: httpx.Client) -> None:
+def test_routes_of_vectors_answer_no_other_model(vectors: httpx.Client, token_rows: httpx.Client) -> None:
     for path, body in SIXTY.items():
-        answer = token_rows.post(path, json=body)
-        assert answer.status_code == 404, answer.text
-        assert path in answer.text and "tokens as its output" in answer.text
-    error = token_rows.post("/v1/embeddings", json={"input": "a"}).json()["error"]
-    assert (error["param"], error["code"]) == (None, "unsupported_route")
+        if path != "/v1/embeddings":
+            answer = token_rows.post(path, json=body)
+            assert answer.status_code == 404, answer.text
+            assert path in answer.text and "tokens as its output" in answer.text
+    assert vectors.post("/embed_all", json={"inputs": "a"}).json() == {
+        "error": "/embed_all answers models whose output is tokens, and 'tessera-random' has vector as its output",
+        "error_type": "Validation",
+    }
+    # Whoever serves token vectors finds no worker.
+    for path in ("/v1/embeddings", "/pooling"):
+        assert token_rows.post(path, json={"input": "a"}).status_code == 503
+    assert vectors.post("/pooling", json={"input": "a"}).status_code == 503
     assert token_rows.post("/tokenize", json={"input": "ab"}).json()["tokens"] == [97, 98]
 
 

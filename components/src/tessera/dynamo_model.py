@@ -141,6 +141,9 @@ class DynamoModel:
             raise ModelNotFound(f"the model {request.model!r} is not served here", param="model")
         if request.dtype is not EmbedDtype.FLOAT32:
             raise InvalidInput("embed_dtype: only float32 can be sent by this way", param="embed_dtype")
+        for name, asked in (("return_multivector", request.multivector), ("endianness", request.big_endian)):
+            if asked:
+                raise InvalidInput(f"{name}: this way gives one little-endian vector an input", param=name)
         # There is no place in the answer for the error of one input beside the vectors of others.
         return replace(request, allow_partial=False)
 

@@ -5,15 +5,40 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from tessera.models.base import Output, OutputKind
-from tests.families.dual_encoder import HIDDEN, DualEncoder
+from tests.families.dual_encoder import HIDDEN, DualEncoder, weights
+
+
+def make_checkpoint(path: Path, seed: int) -> Path:
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps({"model_type": "test_token_rows", "seed": seed}))
+    return path
+
+
+def reference(seed: int, text: str) -> np.ndarray:
+    """The text's rows, a unit vector for each of its bytes, by plain numpy."""
+    rows = weights(seed)["tokens"][list(text.encode())]
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
 class TokenRows(DualEncoder):
     family = "token_rows"
     output = Output(kind=OutputKind.TOKENS, width=HIDDEN)
     vision = None  # type: ignore[assignment]
+
+    def load_text(self, *, dtype: str, device: str) -> Any:
+        import torch
+
+        table = torch.from_numpy(weights(self.seed)["tokens"])
+
+        def forward(input_ids, positions, cu_seqlens, lengths, vision_rows, vision_index):  # type: ignore[no-untyped-def]
+            return table[input_ids]
+
+        return forward
 
 
 class TokenRowsFamily:

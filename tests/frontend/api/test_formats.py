@@ -15,12 +15,14 @@ from tessera.frontend.api.formats import (
     ResponseBody,
     convert,
     finish,
+    frame_bytes,
     numbers,
     row_bytes,
 )
 from tessera.frontend.api.openai import embeddings_body, parse_embeddings
 from tessera.frontend.request import EmbedDtype, EncodingFormat
 from tessera.frontend.serving.pipeline import Usage, check_width
+from tessera.models.base import Output, OutputKind
 
 HIDDEN = 64
 
@@ -34,7 +36,15 @@ def body(vectors: npt.NDArray[np.float32], *, failures: object = None, **fields:
     request = parse_embeddings({"input": ["a"] * len(vectors), **fields})
     usage = Usage(text_tokens=7, image_tokens=256, cached_tokens=256)
     return embeddings_body(
-        vectors, request, model="m", identifier="embd-1", created=1700000000, usage=usage, failures=failures
+        vectors,
+        request,
+        output=Output(kind=OutputKind.VECTOR, width=HIDDEN),
+        bounds=np.arange(len(vectors) + 1),
+        model="m",
+        identifier="embd-1",
+        created=1700000000,
+        usage=usage,
+        failures=failures,
     )
 
 
@@ -172,7 +182,7 @@ def test_no_row_takes_more_than_it_was_counted_for(dtype: EmbedDtype, encoding: 
             len(body(part, embed_dtype=dtype.value, encoding_format=encoding.value).content)
             for part in (rows[:1], rows)
         )
-        counted = row_bytes(HIDDEN, dtype, encoding)
+        counted = row_bytes(HIDDEN, dtype, encoding) + frame_bytes(encoding)
         assert all_of_them - one <= 7 * counted
         if encoding is not EncodingFormat.FLOAT:
             assert counted <= (all_of_them - one) / 7 + 96

@@ -79,7 +79,7 @@ class Served:
             parse_embeddings(body),
             request_id="r",
             deadline=Deadline.after(30),
-            charge=lambda *amounts: self.charged.append(amounts),
+            charge=lambda tokens, units, bounds: self.charged.append((tokens, units, int(bounds[-1]))),
         )
 
     async def score(self, queries: Sequence[str], documents: Sequence[str], **changes: Any) -> Scores:

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from tessera import __version__, tracing
 from tessera.errors import RequestCancelled, TesseraError
 from tessera.frontend import page
-from tessera.frontend.api import cohere, docs, health, openai, status, tei, tokenize, voyage
+from tessera.frontend.api import cohere, docs, health, openai, pooling, status, tei, tokenize, voyage
 from tessera.frontend.api.values import clip
 from tessera.frontend.http.errors import (
     ErrorShape,
@@ -41,6 +41,7 @@ APIS: Final[tuple[ClientApi, ...]] = (
     cohere.API,
     voyage.API,
     tei.API,
+    pooling.API,
     tokenize.API,
     health.API,
     status.API,

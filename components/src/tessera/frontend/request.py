@@ -18,11 +18,12 @@ from tessera.settings import POSITIVE, Setting
 
 
 class EncodingFormat(StrEnum):
-    """How vectors are written: JSON numbers, base64 of raw little-endian values, or a raw body."""
+    """How vectors are written: JSON numbers, base64 of raw values, or a raw body with or without metadata."""
 
     FLOAT = "float"
     BASE64 = "base64"
     BYTES = "bytes"
+    BYTES_ONLY = "bytes_only"
 
 
 class EmbedDtype(StrEnum):
@@ -98,8 +99,9 @@ class EmbeddingsRequest:
 
     ``model`` is the name without a role suffix, None when the client named none. ``dimensions`` is the
     wanted width, None for the model's own, and ``dimensions_param`` what the client calls it; ``max_tokens``
-    bounds each input, None for the model's limit. ``normalize`` asks for unit vectors. ``allow_partial`` asks
-    for the good inputs' vectors when others fail. A smaller ``priority`` is more urgent.
+    bounds each input, None for the model's limit. ``normalize`` asks for unit vectors. ``multivector`` asks
+    for a vector of each token by name; raw values are little-endian unless ``big_endian``. ``allow_partial``
+    asks for the good inputs' vectors when others fail. A smaller ``priority`` is more urgent.
     """
 
     inputs: tuple[Input, ...]
@@ -109,6 +111,8 @@ class EmbeddingsRequest:
     dimensions: int | None = None
     dimensions_param: str = "dimensions"
     normalize: bool = True
+    multivector: bool = False
+    big_endian: bool = False
     truncate: Truncate = Truncate.NONE
     max_tokens: int | None = None
     allow_partial: bool = False

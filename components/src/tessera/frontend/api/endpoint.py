@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -24,7 +26,7 @@ from tessera.errors import (
     UnsupportedMedia,
     UnsupportedRoute,
 )
-from tessera.frontend.api.formats import ResponseBody, row_bytes
+from tessera.frontend.api.formats import ResponseBody, frame_bytes, row_bytes
 from tessera.frontend.api.values import Json, read_json
 from tessera.frontend.http.admission import RateLimiter, Ticket
 from tessera.frontend.http.auth import Authenticator, client_of
@@ -39,13 +41,15 @@ from tessera.frontend.request import (
 from tessera.frontend.serving.pipeline import Pipeline, Result, Scores
 from tessera.frontend.settings import Limits
 from tessera.logs import RequestLine, note
-from tessera.models.base import OutputKind
+from tessera.models.base import Output, OutputKind
 from tessera.tasks import Deadline, Departure, Left
 
 T = TypeVar("T")
 
 ALL_KINDS: Final = frozenset(OutputKind)
 _VECTORS: Final = frozenset((OutputKind.VECTOR,))
+# Of rows: writing an answer of more than these takes long enough for other requests to notice, 2 ms.
+_LARGE_BYTES: Final = 1 << 18
 # What a score and its index take in any client's JSON.
 _SCORE_BYTES: Final = 64
 
@@ -184,12 +188,13 @@ class LoopFairness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
-    """What a client's form of a request is read with: the served model's names, and the limits.
+    """What a client's form of a request is read with: the served model's names, its output, and the limits.
 
     Answers say the first of the ``names``.
     """
 
     names: tuple[str, ...]
+    output: Output
     limits: RequestLimits
 
     @property
@@ -245,15 +250,20 @@ class Endpoint:
         metrics: FrontendMetrics,
     ) -> None:
         self.pipeline = pipeline
-        self.served = Served(names=names, limits=limits.request)
+        self.served = Served(names=names, output=pipeline.output, limits=limits.request)
         self._limits = limits
         self._limiter = limiter
         self._metrics = metrics
         self._fairness = LoopFairness()
 
-    async def embed(self, http: Request, translate: Translate) -> Response:
-        """The answer in the form that ``translate`` knows; errors are raised, for the route's own shape."""
-        self.check_output(http, _VECTORS)
+    async def embed(
+        self, http: Request, translate: Translate, *, kinds: frozenset[OutputKind] = _VECTORS
+    ) -> Response:
+        """The answer in the form that ``translate`` knows; errors are raised, for the route's own shape.
+
+        Raises ``UnsupportedRoute`` unless the model's output is of ``kinds``.
+        """
+        self.check_output(http, kinds)
         deadline = self.deadline()
         raw = await self._body(http)
         async with self._fairness.turn():
@@ -279,10 +289,17 @@ class Endpoint:
             failed_inputs=len(result.errors) or None,
             **result.timings.spent(),
         )
-        async with self._fairness.turn():
-            with self._metrics.format_seconds.time(), tracing.span("format"):
-                body = translated.write(result)
+        body = await self._written(translated, result)
         return _response(http, body, request_id, result.timings)
+
+    async def _written(self, translated: Translated, result: Result) -> ResponseBody:
+        if result.rows.nbytes < _LARGE_BYTES or self.served.output.kind is not OutputKind.TOKENS:
+            async with self._fairness.turn():
+                with self._metrics.format_seconds.time(), tracing.span("format"):
+                    return translated.write(result)
+        # The other requests of this process go on between the blocks of a matrix.
+        with self._metrics.format_seconds.time(), tracing.span("format"):
+            return await asyncio.to_thread(translated.write, result)
 
     async def score(
         self,
@@ -344,28 +361,51 @@ class Endpoint:
         if request.model is not None:
             self.served.check(request.model)
 
-    def _check_size(self, translated: Translated, rows: int) -> int:
-        """The bytes that rows take at most, in the answer or as they come; raises ``ResponseTooLarge``."""
+    def _check_size(
+        self, translated: Translated, rows: int, bounds: npt.NDArray[np.int64] | None = None
+    ) -> int:
+        """The bytes that rows take at most, in the answer or as they come.
+
+        Raises ``ResponseTooLarge``, which names the first input over the limit. ``bounds`` says which rows
+        are an input's; None before that is known.
+        """
+        inputs = translated.request.inputs
         own, asked = self.pipeline.output.width, translated.request.dimensions
         width = own if asked is None else min(own, asked)
+        row = sum(row_bytes(width, *form) for form in translated.forms)
+        frame = sum(frame_bytes(encoding) for _, encoding in translated.forms)
         # From a worker they come as float32, whatever they are written as.
-        nbytes = rows * max(4 * own, sum(row_bytes(width, *form) for form in translated.forms))
-        self._check_bytes(
-            nbytes,
-            f"the answer's {rows} rows of {width} values",
-            "send fewer inputs, or ask for base64 or fewer dimensions",
-        )
+        nbytes = max(4 * own * rows, row * rows + frame * len(inputs))
+        if nbytes > self._limits.max_response_bytes:
+            if bounds is None:
+                bounds = np.arange(len(inputs) + 1)
+            written = row * bounds[1:] + frame * np.arange(1, len(bounds))
+            over = np.maximum(4 * own * bounds[1:], written) > self._limits.max_response_bytes
+            self._check_bytes(
+                nbytes,
+                f"the answer's {rows} rows of {width} values",
+                "send fewer inputs, or ask for base64 or fewer dimensions",
+                inputs[int(over.argmax())].param,
+            )
         return nbytes
 
-    def _check_bytes(self, nbytes: int, what: str, remedy: str) -> None:
+    def _check_bytes(self, nbytes: int, what: str, remedy: str, param: str | None = None) -> None:
         limit = self._limits.max_response_bytes
         if nbytes > limit:
             raise ResponseTooLarge(
-                f"{what} may take {nbytes} bytes, over the limit of {limit} of an answer; {remedy}"
+                f"{what} may take {nbytes} bytes, over the limit of {limit} of an answer; {remedy}",
+                param=param,
             )
 
-    def _charge(self, http: Request, translated: Translated, tokens: int, units: int, rows: int) -> None:
-        self._take(http, tokens, units, self._check_size(translated, rows))
+    def _charge(
+        self,
+        http: Request,
+        translated: Translated,
+        tokens: int,
+        units: int,
+        bounds: npt.NDArray[np.int64],
+    ) -> None:
+        self._take(http, tokens, units, self._check_size(translated, int(bounds[-1]), bounds))
 
     def _charge_scores(self, http: Request, documents: int, tokens: int, units: int, rows: int) -> None:
         width = self.pipeline.output.width

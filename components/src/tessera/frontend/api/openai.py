@@ -24,13 +24,14 @@ The parser also refuses what the schema cannot express, such as fields that cont
 
 from __future__ import annotations
 
-import json
 import re
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -50,7 +51,18 @@ from tessera.frontend.api.content import (
     split_messages,
 )
 from tessera.frontend.api.endpoint import Served, Translated
-from tessera.frontend.api.formats import ResponseBody, Values, Vectors, base64_rows, convert, finish, numbers
+from tessera.frontend.api.formats import (
+    ResponseBody,
+    Values,
+    Vectors,
+    base64_rows,
+    base64_text,
+    convert,
+    finish,
+    json_matrix,
+    matrices,
+    numbers,
+)
 from tessera.frontend.api.schema import (
     BOOLEAN,
     CONVERSATION,
@@ -98,7 +110,10 @@ from tessera.frontend.request import (
 )
 from tessera.frontend.service import ClientApi, Service, described
 from tessera.frontend.serving.pipeline import Result, Usage, check_width
-from tessera.models.base import Role, Truncate
+from tessera.models.base import Output, OutputKind, Role, Truncate
+
+KINDS: Final = frozenset((OutputKind.VECTOR, OutputKind.TOKENS))
+TOKEN_VECTORS: Final = frozenset((OutputKind.TOKENS,))
 
 INERT: Final[dict[str, tuple[Json, ...]]] = {
     "add_generation_prompt": (False,),
@@ -109,17 +124,15 @@ INERT: Final[dict[str, tuple[Json, ...]]] = {
     "continue_final_message": (False,),
     "embed_override_token_id": (),
     "embed_overrides": (),
-    "endianness": ("native", "little"),
     "late_chunking": (False,),
     "lora_path": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
     "padding": (False, "do_not_pad"),
-    "return_multivector": (False,),
     "stream": (False,),
 }
-"""Fields of other servers, and the values besides null that change nothing. Vectors are little-endian on
-every host, templates and preprocessing are the model's own, and nothing is ever padded."""
+"""Fields of other servers, and the values besides null that change nothing. Templates and preprocessing are
+the model's own, and nothing is ever padded."""
 
 INERT_IN_CONVERSATIONS: Final = dict.fromkeys(
     ("add_special_tokens", "add_generation_prompt", "continue_final_message"), (False, True)
@@ -148,6 +161,7 @@ _DIMENSIONS: Final = ("dimensions", "output_dimension")
 _TRUNCATE: Final = ("truncate", "truncation")
 _REQUEST_ID: Final = ("request_id", "rid")
 _VISIBLE: Final = re.compile(r"[\x21-\x7e]{1,128}")
+_ENDIANNESS: Final = {"native": False, "little": False, "big": True}
 _INT64: Final = 2**63 - 1
 
 _Modality = Modality | tuple[Modality, ...] | None
@@ -157,7 +171,8 @@ INPUT_FIELDS: Final = ("input", "messages")
 FIELDS: Final = frozenset(
     (
         *INPUT_FIELDS,
-        *("model", "input_type", "task", "instruction", "modality", "encoding_format"),
+        *("model", "input_type", "task", "instruction", "modality", "encoding_format", "endianness"),
+        "return_multivector",
         *("truncate_prompt_tokens", "truncation_side", "partial", "user", "priority"),
         *_NORMALIZE,
         *_DTYPE,
@@ -184,19 +199,23 @@ def _options(
     if model is not None:
         model, named = split_model(model, models)
         role = role or named
+    form = EncodingFormat.FLOAT if encoding is None else choice(encoding, "encoding_format", EncodingFormat)
+    allow_partial = optional_boolean(body, "partial", default=False)
+    if allow_partial and form is EncodingFormat.BYTES_ONLY:
+        raise InvalidInput("partial: a body of bytes_only has no place for errors", param="partial")
     request = partial(
         EmbeddingsRequest,
         model=model,
-        encoding_format=EncodingFormat.FLOAT
-        if encoding is None
-        else choice(encoding, "encoding_format", EncodingFormat),
+        encoding_format=form,
         dtype=EmbedDtype.FLOAT32 if dtype is None else choice(dtype, dtype_path, EmbedDtype, _DTYPE_ALIASES),
         dimensions=None if dimensions is None else positive(dimensions, dimensions_path),
         dimensions_param=dimensions_path,
         normalize=True if normalize is None else boolean(normalize, path),
+        multivector=optional_boolean(body, "return_multivector", default=False),
+        big_endian=_big_endian(body.get("endianness")),
         truncate=truncate,
         max_tokens=max_tokens,
-        allow_partial=optional_boolean(body, "partial", default=False),
+        allow_partial=allow_partial,
         user=optional_string(body, "user"),
         priority=0
         if priority is None
@@ -218,6 +237,15 @@ def _reject_inert(body: JsonObject) -> None:
         raise InvalidInput(
             f"{name}: not supported; accepted only as {allowed}, found {summarize(value)}", param=name
         )
+
+
+def _big_endian(value: Json) -> bool:
+    """Native is little, as on every machine that runs this."""
+    if value is None:
+        return False
+    if not isinstance(value, str) or value not in _ENDIANNESS:
+        raise expected("endianness", f"one of {', '.join(_ENDIANNESS)}", value)
+    return _ENDIANNESS[value]
 
 
 def _one_of(body: JsonObject, names: tuple[str, ...]) -> tuple[Json, str]:
@@ -449,6 +477,11 @@ _PROPERTIES: Final[dict[str, Schema]] = {
     "instruction": INSTRUCTION,
     "modality": _ONE_OR_EACH,
     "encoding_format": values_of(EncodingFormat),
+    "endianness": {"type": "string", "enum": list(_ENDIANNESS)},
+    "return_multivector": {
+        **BOOLEAN,
+        "description": "The vectors of each input's tokens, under `embeddings` as Jina has it.",
+    },
     "embed_dtype": DTYPES,
     "embedding_type": DTYPES,
     "output_dtype": DTYPES,
@@ -491,16 +524,19 @@ EMBEDDINGS_SCHEMA: Final[Schema] = {
 
 assert EMBEDDINGS_SCHEMA["properties"].keys() == FIELDS, "the schema and the parser know different fields"
 
-_ROW: Final[dict[str, Any]] = {
-    **object_of(
-        ("object", "index", "embedding"),
-        object={"const": "embedding"},
-        index=WHOLE,
-        embedding={"anyOf": [NUMBERS, {"type": "string"}, {"type": "null"}]},
-        error=ERROR_OBJECT,
-    )
-}
-_USAGE: Final = object_of(
+MATRIX: Final[Schema] = {"type": "array", "items": NUMBERS}
+SHAPE: Final[Schema] = {"type": "array", "items": WHOLE}
+_EMBEDDING: Final[Schema] = {"anyOf": [NUMBERS, MATRIX, {"type": "string"}, {"type": "null"}]}
+_ROW: Final[dict[str, Any]] = object_of(
+    ("object", "index"),
+    object={"const": "embedding"},
+    index=WHOLE,
+    embedding=_EMBEDDING,
+    embeddings=_EMBEDDING,
+    shape=SHAPE,
+    error=ERROR_OBJECT,
+)
+USAGE: Final = object_of(
     ("prompt_tokens", "total_tokens", "prompt_tokens_details"),
     prompt_tokens=WHOLE,
     total_tokens=WHOLE,
@@ -518,7 +554,7 @@ _ANSWER: Final = object_of(
     created=WHOLE,
     model={"type": "string"},
     data=list_of(_ROW),
-    usage=_USAGE,
+    usage=USAGE,
 )
 _MODEL: Final = object_of(
     ("id", "object", "created", "owned_by", "max_model_len", *DESCRIBED),
@@ -538,10 +574,22 @@ _OPERATION: Final = operation(
 )
 
 
+def finished(rows: Vectors, request: EmbeddingsRequest, output: Output) -> Values:
+    """Output rows as the request wants them: their width, length, element type and order of bytes."""
+    width = check_width(rows.shape[1], request.dimensions, request.dtype)
+    normalize = request.normalize and (output.kind is OutputKind.VECTOR or output.unit_length)
+    values = convert(finish(rows, width=width, normalize=normalize), request.dtype)
+    if request.big_endian and request.encoding_format is not EncodingFormat.FLOAT:
+        return values.byteswap()
+    return values
+
+
 def embeddings_body(
-    vectors: Vectors,
+    rows: Vectors,
     request: EmbeddingsRequest,
     *,
+    output: Output,
+    bounds: npt.NDArray[np.int64],
     model: str,
     identifier: str,
     created: int,
@@ -550,31 +598,54 @@ def embeddings_body(
 ) -> ResponseBody:
     """OpenAI's list of embeddings in the encoding the request asks for; ``created`` in Unix seconds.
 
-    Rows of failed inputs are ignored: in JSON their ``embedding`` is null and an ``error`` stands beside
-    it; in a ``bytes`` body they are zeros, listed under ``errors`` in the metadata.
+    ``bounds``, int64 ``[inputs + 1]``, says which rows are an input's. Where the output is a vector for each
+    token an embedding is a matrix; in base64 its ``shape`` stands beside it. Rows of failed inputs are
+    ignored: in JSON their ``embedding`` is null and an ``error`` stands beside it; in a ``bytes`` body they
+    are listed under ``errors`` in the metadata, and zeros where the output is one vector.
     """
     failures = failures or {}
-    width = check_width(vectors.shape[1], request.dimensions, request.dtype)
-    values = convert(finish(vectors, width=width, normalize=request.normalize), request.dtype)
+    values = finished(rows, request, output)
+    tokens = bounds if output.kind is OutputKind.TOKENS else None
     head = {"id": identifier, "object": "list", "created": created, "model": model}
-    if request.encoding_format is EncodingFormat.BYTES:
-        return _raw_body(values, request.dtype, head, usage, failures)
-    if request.encoding_format is EncodingFormat.BASE64:
-        rows: list[Any] = base64_rows(values)
+    if request.encoding_format in (EncodingFormat.BYTES, EncodingFormat.BYTES_ONLY):
+        return _raw_body(values, tokens, request, head, usage, failures)
+    key = "embeddings" if request.multivector else "embedding"
+    data: list[dict[str, Any]]
+    if tokens is not None:
+        data = [
+            {"object": "embedding", "index": index, **entry}
+            for index, entry in enumerate(matrix_entries(values, tokens, request, key))
+        ]
     else:
-        rows = list(numbers(values, request.dtype))
-    data: list[dict[str, Any]] = [
-        {"object": "embedding", "index": index, "embedding": row} for index, row in enumerate(rows)
-    ]
+        listed: list[Any]
+        if request.encoding_format is EncodingFormat.BASE64:
+            listed = base64_rows(values)
+        else:
+            listed = list(numbers(values, request.dtype))
+        data = [{"object": "embedding", "index": index, key: row} for index, row in enumerate(listed)]
     for index, error in failures.items():
-        data[index] |= {"embedding": None, "error": error_object(error)}
-    body = {**head, "data": data, "usage": _usage(usage)}
+        data[index].pop("shape", None)
+        data[index] |= {key: None, "error": error_object(error)}
+    body = {**head, "data": data, "usage": usage_object(usage)}
     return ResponseBody.of_json(body)
+
+
+def matrix_entries(
+    values: Values, bounds: npt.NDArray[np.int64], request: EmbeddingsRequest, key: str
+) -> Iterator[dict[str, Any]]:
+    """The matrix of each input under ``key``: as JSON, or in base64 with its shape beside it."""
+    if request.encoding_format is EncodingFormat.BASE64:
+        for matrix in matrices(values, bounds):
+            yield {key: base64_text(matrix), "shape": list(matrix.shape)}
+    else:
+        for matrix in matrices(numbers(values, request.dtype), bounds):
+            yield {key: json_matrix(matrix)}
 
 
 def _raw_body(
     values: Values,
-    dtype: EmbedDtype,
+    bounds: npt.NDArray[np.int64] | None,
+    request: EmbeddingsRequest,
     head: dict[str, Any],
     usage: Usage,
     failures: Mapping[int, TesseraError],
@@ -582,29 +653,29 @@ def _raw_body(
     """The rows one after another, and a ``metadata`` header that says how to read them.
 
     All rows have one shape, so the header gives it once instead of once for each row: a header that
-    grows with the batch runs into the limits of clients and proxies.
+    grows with the batch runs into the limits of clients and proxies. Of token vectors it also says which
+    are an input's.
     """
-    if failures:
+    if failures and bounds is None:
         values = values.copy()  # it may be the engine's own, read-only
         values[list(failures)] = 0
+    if request.encoding_format is EncodingFormat.BYTES_ONLY:
+        return ResponseBody.of_bytes(values)
     metadata = {
         **head,
-        "embed_dtype": dtype.value,
-        "endianness": "little",
+        "embed_dtype": request.dtype.value,
+        "endianness": "big" if request.big_endian else "little",
         "shape": list(values.shape),
-        "usage": _usage(usage),
+        "usage": usage_object(usage),
     }
+    if bounds is not None:
+        metadata["bounds"] = bounds.tolist()
     if failures:
         metadata["errors"] = {str(index): error_object(error)["code"] for index, error in failures.items()}
-    return ResponseBody(
-        content=values.tobytes(),
-        media_type="application/octet-stream",
-        # Headers are ASCII; a model's name need not be.
-        headers={"metadata": json.dumps(metadata, ensure_ascii=True, separators=(",", ":"))},
-    )
+    return ResponseBody.of_bytes(values, metadata)
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def usage_object(usage: Usage) -> dict[str, Any]:
     total = usage.total_tokens
     details = {
         "text_tokens": usage.text_tokens,
@@ -614,11 +685,13 @@ def _usage(usage: Usage) -> dict[str, Any]:
     return {"prompt_tokens": total, "total_tokens": total, "prompt_tokens_details": details}
 
 
-def _write(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBody:
+def _write(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
     return embeddings_body(
         result.rows,
         request,
-        model=model,
+        output=served.output,
+        bounds=result.bounds,
+        model=served.model,
         identifier=f"embd-{result.request_id}",
         created=int(time.time()),
         usage=result.usage,
@@ -628,9 +701,14 @@ def _write(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBo
 
 def _translate(body: Json, served: Served) -> Translated:
     request = parse_embeddings(body, limits=served.limits, models=served.names)
+    if request.multivector and served.output.kind is not OutputKind.TOKENS:
+        raise InvalidInput(
+            f"return_multivector: {served.model!r} gives one vector for each input, and none for its tokens",
+            param="return_multivector",
+        )
     return Translated(
         request=request,
-        write=partial(_write, request, served.model),
+        write=partial(_write, request, served),
         forms=((request.dtype, request.encoding_format),),
     )
 
@@ -649,7 +727,7 @@ def _routes(service: Service) -> APIRouter:
 
     @router.post("/v1/embeddings", openapi_extra=_OPERATION, summary="Embed text and images")
     async def create_embeddings(request: Request) -> Response:
-        return await endpoint.embed(request, _translate)
+        return await endpoint.embed(request, _translate, kinds=KINDS)
 
     @router.get(
         "/v1/models", openapi_extra=answers(_MODELS, 401), summary="The served model, by each of its names"

@@ -1,8 +1,8 @@
-"""Text-Embeddings-Inference's ``/embed``: text in, a bare list of vectors out."""
+"""Text-Embeddings-Inference's ``/embed`` and ``/embed_all``: text in, a list of vectors or matrices out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -14,7 +14,8 @@ from starlette.responses import Response
 from tessera.errors import EmptyInput, PayloadTooLarge
 from tessera.frontend.api.content import InputBuilder, named_role, read_tokens
 from tessera.frontend.api.endpoint import Served, Translated
-from tessera.frontend.api.formats import ResponseBody, finish
+from tessera.frontend.api.formats import ResponseBody, finish, json_matrix, matrices
+from tessera.frontend.api.openai import MATRIX, TOKEN_VECTORS, finished
 from tessera.frontend.api.schema import (
     BOOLEAN,
     INSTRUCTION,
@@ -57,6 +58,9 @@ FIELDS: Final = (
     *("normalize", "dimensions"),
 )
 
+# A row for each token has the model's own width.
+ALL_FIELDS: Final = tuple(name for name in FIELDS if name != "dimensions")
+
 SCHEMA: Final[Schema] = body_of(
     "TeiEmbedRequest",
     ("inputs",),
@@ -70,8 +74,15 @@ SCHEMA: Final[Schema] = body_of(
 )
 
 
-def parse_tei(value: Json, limits: RequestLimits) -> EmbeddingsRequest:
-    body = request_body(value, FIELDS)
+ALL_SCHEMA: Final[Schema] = {
+    **SCHEMA,
+    "title": "TeiEmbedAllRequest",
+    "properties": {name: SCHEMA["properties"][name] for name in ALL_FIELDS},
+}
+
+
+def parse_tei(value: Json, limits: RequestLimits, fields: Collection[str] = FIELDS) -> EmbeddingsRequest:
+    body = request_body(value, fields)
     builder = InputBuilder.of(body, named_role(body.get("prompt_name"), "prompt_name", PROMPTS), limits)
     given = _given(body, limits)
     if isinstance(given, list) and isinstance(given[0], str | list):
@@ -151,6 +162,12 @@ def write_tei(request: EmbeddingsRequest, result: Result) -> ResponseBody:
     return ResponseBody.of_json(rows, {"x-compute-tokens": str(result.usage.text_tokens)})
 
 
+def write_all(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
+    values = finished(result.rows, request, served.output)
+    rows = [json_matrix(matrix) for matrix in matrices(values, result.bounds)]
+    return ResponseBody.of_json(rows, {"x-compute-tokens": str(result.usage.text_tokens)})
+
+
 def _read(value: Json, param: str, builder: InputBuilder) -> Input:
     if isinstance(value, str):
         return builder.build((value,), param)
@@ -173,6 +190,15 @@ def _translate(body: Json, served: Served) -> Translated:
     return Translated(
         request=request,
         write=partial(write_tei, request),
+        forms=((request.dtype, request.encoding_format),),
+    )
+
+
+def _translate_all(body: Json, served: Served) -> Translated:
+    request = parse_tei(body, served.limits, ALL_FIELDS)
+    return Translated(
+        request=request,
+        write=partial(write_all, request, served),
         forms=((request.dtype, request.encoding_format),),
     )
 
@@ -207,6 +233,12 @@ def _routes(service: Service) -> APIRouter:
     @router.post("/embed", openapi_extra=described, summary="Embed text")
     async def embed(request: Request) -> Response:
         return await service.endpoint.embed(request, _translate)
+
+    described_all = operation(body=ALL_SCHEMA, answer=list_of(MATRIX), error=ERROR)
+
+    @router.post("/embed_all", openapi_extra=described_all, summary="Vectors of each token of a text")
+    async def embed_all(request: Request) -> Response:
+        return await service.endpoint.embed(request, _translate_all, kinds=TOKEN_VECTORS)
 
     return router
 

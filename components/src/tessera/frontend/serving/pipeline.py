@@ -177,12 +177,12 @@ class Pipeline:
         request_id: str,
         deadline: Deadline,
         client: str = "",
-        charge: Callable[[int, int, int], None] = lambda tokens, units, rows: None,
+        charge: Callable[[int, int, npt.NDArray[np.int64]], None] = lambda tokens, units, bounds: None,
     ) -> Result:
         """Raises the first input's error, unless the request asked for partial results.
 
-        ``charge`` is told the tokens, the vision stage's units and the output rows before anything is sent to
-        a worker, and may raise. ``client`` names the API key, empty where there are none.
+        ``charge`` is told the tokens, the vision stage's units and the bounds of the output rows before
+        anything is sent to a worker, and may raise. ``client`` names the API key, empty where there are none.
         """
         prompts, visions = await self.prompts(request, deadline=deadline, client=client)
         good: dict[int, tuple[Prompt, Visions]] = {}
@@ -202,7 +202,7 @@ class Pipeline:
         if good:
             tokens = sum(len(prompt.tokens) for prompt, _ in good.values())
             units = sum(vision.plan.units for _, visions in good.values() for vision in visions)
-            charge(tokens, units, count)
+            charge(tokens, units, bounds)
             items = [_item(request.inputs[index], *made) for index, made in good.items()]
             attributes = {"tessera.items": len(items), "tessera.tokens": tokens}
             with self._metrics.dispatch_seconds.time(), tracing.span("dispatch", attributes):

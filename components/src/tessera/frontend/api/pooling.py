@@ -1,0 +1,195 @@
+"""vLLM's ``/pooling``: what comes out of the model for each input, whatever its output is.
+
+=================  =========================  =====================
+task               output of the model        ``data`` of an input
+=================  =========================  =====================
+``token_embed``    a vector for each token    a matrix
+``embed``          one vector                 a vector
+=================  =========================  =====================
+
+A served model does one of them, which is taken where a request names none. Inputs and options are those of
+``/v1/embeddings``. vLLM's base64 leaves the shape of a matrix out; here it stands beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any, Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tessera.errors import InvalidInput
+from tessera.frontend.api.endpoint import Served, Translated
+from tessera.frontend.api.formats import ResponseBody, base64_rows, matrices, numbers
+from tessera.frontend.api.openai import (
+    EMBEDDINGS_SCHEMA,
+    FIELDS,
+    KINDS,
+    MATRIX,
+    SHAPE,
+    USAGE,
+    finished,
+    matrix_entries,
+    parse_embeddings,
+    usage_object,
+)
+from tessera.frontend.api.schema import (
+    ERROR_OBJECT,
+    NUMBERS,
+    OPENAI_ERROR,
+    WHOLE,
+    Schema,
+    list_of,
+    nullable,
+    object_of,
+    operation,
+)
+from tessera.frontend.api.values import Json, JsonObject, expected, request_body
+from tessera.frontend.http.errors import error_object
+from tessera.frontend.request import EmbeddingsRequest, EncodingFormat
+from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.serving.pipeline import Result
+from tessera.models.base import OutputKind
+
+TASKS: Final = {"token_embed": OutputKind.TOKENS, "embed": OutputKind.VECTOR}
+TASK_OF: Final = {kind: task for task, kind in TASKS.items()}
+"""Tasks of other servers' names for what a model does, by its output."""
+
+# Of ``metadata``: Python's own client reads headers of 64 KiB, and an input takes 122 bytes of one at most.
+_MOST_INPUTS: Final = 500
+
+# The task says the first, and vLLM refuses the others here.
+_LEFT_OUT: Final = ("return_multivector", "dimensions", "output_dimension")
+SCHEMA: Final[Schema] = {
+    **EMBEDDINGS_SCHEMA,
+    "title": "PoolingRequest",
+    "properties": {
+        **{name: schema for name, schema in EMBEDDINGS_SCHEMA["properties"].items() if name not in _LEFT_OUT},
+        "task": nullable({"type": "string", "enum": list(TASKS)}),
+    },
+}
+
+
+def parse_pooling(value: Json, served: Served) -> EmbeddingsRequest:
+    body = request_body(value, FIELDS | {"data"})
+    for name in _LEFT_OUT:
+        if body.get(name) is not None:
+            raise InvalidInput(f"{name}: not supported by /pooling", param=name)
+    if body.get("data") is not None:
+        raise InvalidInput("data: is for plugins of other servers; send input or messages", param="data")
+    _check_task(body.get("task"), served)
+    rest: JsonObject = {name: entry for name, entry in body.items() if name not in ("task", "data")}
+    request = parse_embeddings(rest, limits=served.limits, models=served.names)
+    if request.encoding_format is EncodingFormat.BYTES and len(request.inputs) > _MOST_INPUTS:
+        raise InvalidInput(
+            f"encoding_format: the header that describes {len(request.inputs)} inputs would be longer than "
+            f"clients read; send at most {_MOST_INPUTS}, or ask for base64 or bytes_only",
+            param="encoding_format",
+        )
+    return request
+
+
+def _check_task(value: Json, served: Served) -> None:
+    if value is None:
+        return
+    does = TASK_OF[served.output.kind]
+    if not isinstance(value, str):
+        raise expected("task", does, value)
+    if value != does:
+        raise InvalidInput(f"task: {served.model!r} does {does}, and not {value!r}", param="task")
+
+
+def write_pooling(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
+    """vLLM's answer; in a ``bytes`` body each input's part and its shape stand in the header ``metadata``."""
+    values = finished(result.rows, request, served.output)
+    head = {
+        "id": f"pooling-{result.request_id}",
+        "created": int(time.time()),
+        "model": served.model,
+    }
+    usage = usage_object(result.usage)
+    tokens = served.output.kind is OutputKind.TOKENS
+    entries: list[dict[str, Any]]
+    match request.encoding_format:
+        case EncodingFormat.BYTES_ONLY:
+            return ResponseBody.of_bytes(values)
+        case EncodingFormat.BYTES:
+            row = values.nbytes // max(1, len(values))
+            entries = [
+                {
+                    "index": index,
+                    "embed_dtype": request.dtype.value,
+                    "endianness": "big" if request.big_endian else "little",
+                    "start": row * int(result.bounds[index]),
+                    "end": row * int(result.bounds[index + 1]),
+                    "shape": list(part.shape if tokens else part.shape[1:]),
+                }
+                for index, part in enumerate(matrices(values, result.bounds))
+            ]
+            metadata = {**head, "data": entries, "usage": usage}
+            if result.errors:
+                metadata["errors"] = {
+                    str(index): error_object(error)["code"] for index, error in result.errors.items()
+                }
+            return ResponseBody.of_bytes(values, metadata)
+        case EncodingFormat.BASE64 if not tokens:
+            entries = [{"data": row} for row in base64_rows(values)]
+        case _ if not tokens:
+            entries = [{"data": row} for row in numbers(values, request.dtype)]
+        case _:
+            entries = list(matrix_entries(values, result.bounds, request, "data"))
+    data = [{"index": index, "object": "pooling", **entry} for index, entry in enumerate(entries)]
+    for index, error in result.errors.items():
+        data[index].pop("shape", None)
+        data[index] |= {"data": None, "error": error_object(error)}
+    return ResponseBody.of_json({**head, "object": "list", "data": data, "usage": usage})
+
+
+def _translate(body: Json, served: Served) -> Translated:
+    request = parse_pooling(body, served)
+    return Translated(
+        request=request,
+        write=partial(write_pooling, request, served),
+        forms=((request.dtype, request.encoding_format),),
+    )
+
+
+_ROW: Final = object_of(
+    ("index", "object", "data"),
+    index=WHOLE,
+    object={"const": "pooling"},
+    data={"anyOf": [NUMBERS, MATRIX, {"type": "string"}, {"type": "null"}]},
+    shape=SHAPE,
+    error=ERROR_OBJECT,
+)
+_ANSWER: Final = object_of(
+    ("id", "object", "created", "model", "data", "usage"),
+    id={"type": "string"},
+    object={"const": "list"},
+    created=WHOLE,
+    model={"type": "string"},
+    data=list_of(_ROW),
+    usage=USAGE,
+)
+
+
+def _routes(service: Service) -> APIRouter:
+    router = APIRouter(tags=["vLLM"])
+    described = operation(
+        body=SCHEMA,
+        answer=_ANSWER,
+        error=OPENAI_ERROR,
+        application__octet_stream={"type": "string", "format": "binary"},
+    )
+
+    @router.post("/pooling", openapi_extra=described, summary="Vectors of tokens, or of inputs")
+    async def pooling(request: Request) -> Response:
+        return await service.endpoint.embed(request, _translate, kinds=KINDS)
+
+    return router
+
+
+API: Final = ClientApi(routes=_routes)
