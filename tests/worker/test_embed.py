@@ -87,11 +87,12 @@ class Embedder:
         images: bool = True,
         queue: int = 100_000,
         batch: int = 4096,
+        cache: int = 1 << 24,
         **changes: object,
     ) -> None:
         model = cast(Model, Variant(original, **changes))
         self.model, self.engine, self.rows = model, SummingText(model.output), Rows(original)
-        self.cache = EmbeddingCache(1 << 24)
+        self.cache = EmbeddingCache(cache)
         self.metrics = WorkerMetrics()
         self.service = EmbedService(
             model,
@@ -110,8 +111,12 @@ class Embedder:
     def queued(self) -> float:
         return self.metrics.registry.get_sample_value("tessera_queued", {"stage": "text"}) or 0.0
 
-    async def __call__(self, *items: wire.Item, timeout: float = 20.0) -> wire.EmbedReply:
-        request = wire.EmbedRequest(request_id="r", items=items, timeout_ms=int(timeout * 1e3))
+    async def __call__(
+        self, *items: wire.Item, timeout: float = 20.0, queries: tuple[bytes, ...] = ()
+    ) -> wire.EmbedReply:
+        request = wire.EmbedRequest(
+            request_id="r", items=items, timeout_ms=int(timeout * 1e3), queries=queries
+        )
         reply = await self.service.handle(request)
         assert isinstance(reply, wire.EmbedReply)
         return reply
@@ -329,6 +334,104 @@ async def test_a_row_for_each_token_and_a_number_for_each_input(make: MakeEmbedd
     assert score.vectors(reply).tolist() == [[5], [7]]
     reply = await score(text())
     assert (reply.rows, reply.norms, reply.counts) == (b"", b"", (0,))
+
+
+async def test_items_are_compared_with_the_queries_that_they_name(make: MakeEmbedder, model: Model) -> None:
+    embedder = make(output=Output(kind=OutputKind.TOKENS, width=6))
+    items = [
+        text(5, 6),
+        text(),
+        with_images(model, picture(1), picture(2)),
+        text(7, 8, 9),
+        text(4, param="input[4]"),
+    ]
+    rows = embedder.vectors(await embedder(*items))
+    bounds = np.cumsum([0, 2, 0, len(items[2].tokens) // 4, 3, 1])
+    random = np.random.default_rng(1)
+    queries = [random.standard_normal((count, 6), np.float32) for count in (3, 1)]
+    numbers = [0, 1, 1, 0, 1]
+    reply = await embedder(
+        *(msgspec.structs.replace(item, query=number) for item, number in zip(items, numbers, strict=True)),
+        queries=tuple(query.tobytes() for query in queries),
+    )
+    assert (reply.width, reply.counts, list(reply.failures)) == (1, (1, 0, 1, 1, 1), [1])
+    expected = [
+        np.einsum("id,jd->ij", queries[number], rows[first:last]).max(1).sum()
+        for number, first, last in zip(numbers, bounds, bounds[1:], strict=False)
+        if last > first
+    ]
+    assert embedder.vectors(reply)[:, 0].tolist() == pytest.approx(expected, rel=1e-5)
+    assert reply.cached_tokens[2] == 2 * TILE_ROWS
+    assert np.frombuffer(reply.norms, np.float32).tolist() == [1] * 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "queries", "number"),
+    [
+        (OutputKind.VECTOR, (bytes(24),), 0),
+        (OutputKind.TOKENS, (bytes(20),), 0),
+        (OutputKind.TOKENS, (b"",), 0),
+        (OutputKind.TOKENS, (bytes(24),), 1),
+        (OutputKind.TOKENS, (bytes(24),), -1),
+    ],
+)
+async def test_queries_that_fit_nothing_are_refused(
+    make: MakeEmbedder, kind: OutputKind, queries: tuple[bytes, ...], number: int
+) -> None:
+    embedder = make(output=Output(kind=kind, width=6))
+    with pytest.raises(ProtocolError):
+        await embedder(msgspec.structs.replace(text(5), query=number), queries=queries)
+
+
+@pytest.mark.parametrize("cache", [0, 1 << 24])
+async def test_an_image_of_many_items_is_made_once_from_the_data_that_came_once(
+    make: MakeEmbedder, model: Model, cache: int
+) -> None:
+    """Small batches: the first items are done before the last ones begin."""
+    embedder = make(cache=cache, batch=TILE_ROWS + 50)
+    query = picture(1, param="query")
+    items = [
+        with_images(model, query if index == 0 else msgspec.structs.replace(query, data=b""))
+        for index in range(20)
+    ]
+    reply = await embedder(*items)
+    assert not reply.failures and len(embedder.rows.calls) == 1
+    assert embedder.vectors(reply)[:, 2].tolist() == [2.0 * TILE_ROWS] * 20
+    assert reply.cached_tokens == (0, *[TILE_ROWS] * 19)
+
+
+async def test_an_image_of_many_items_fails_them_all_by_their_names_for_it(
+    make: MakeEmbedder, model: Model
+) -> None:
+    embedder = make()
+    embedder.rows.error = UnsupportedMedia("broken")
+    items = [with_images(model, picture(1, param=f"documents[{index}]")) for index in range(3)]
+    reply = await embedder(*items, text(6))
+    assert [reply.failures[index].param for index in range(3)] == [
+        f"documents[{index}]" for index in range(3)
+    ]
+    assert reply.counts == (0, 0, 0, 1) and len(embedder.rows.calls) == 1
+
+
+async def test_cancelling_ends_the_encoding_of_a_shared_image_and_what_has_not_begun(
+    make: MakeEmbedder, model: Model
+) -> None:
+    embedder = make(output=Output(kind=OutputKind.TOKENS, width=6))
+    embedder.rows.open.clear()
+    query = np.ones((1, 6), np.float32).tobytes()
+    items = [with_images(model, picture(1)) for _ in range(3)] + [text(5), text(6)]
+    embedder.engine.gate.clear()
+    others = asyncio.ensure_future(embedder(text(9)))
+    await until(lambda: embedder.service.batcher.running_seconds)
+    call = asyncio.ensure_future(embedder(*items, queries=(query,)))
+    await until(lambda: embedder.rows.calls and embedder.service.batcher.queued)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    await until(lambda: embedder.rows.cancelled == 1)
+    embedder.engine.gate.set()
+    await others
+    await until(lambda: embedder.service.batcher.queued == 0)
+    assert embedder.engine.batches == [1]
 
 
 async def test_a_model_that_reads_text_alone_refuses_images_by_name(make: MakeEmbedder, model: Model) -> None:

@@ -25,7 +25,7 @@ from tessera.frontend.http.errors import render
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, ImageSource
-from tessera.frontend.serving.dispatch import Answer
+from tessera.frontend.serving.dispatch import SCORES, Answer
 from tessera.frontend.serving.pipeline import Pipeline, Result, check_width
 from tessera.frontend.settings import Limits
 from tessera.models.base import Model, Output, OutputKind
@@ -55,7 +55,14 @@ class LocalEmbedder:
         self._output = output
 
     async def embed(
-        self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
+        self,
+        items: Sequence[wire.Item],
+        *,
+        request_id: str,
+        priority: int,
+        client: str,
+        deadline: Deadline,
+        queries: Sequence[bytes] = (),
     ) -> Answer:
         reply = await self._ask(
             wire.EmbedRequest(
@@ -64,6 +71,7 @@ class LocalEmbedder:
                 timeout_ms=max(1, int(deadline.left() * 1e3)),
                 priority=priority,
                 client=client,
+                queries=tuple(queries),
                 trace=tracing.carrier(),
             )
         )
@@ -71,7 +79,7 @@ class LocalEmbedder:
             raise reply.error()
         if not isinstance(reply, wire.EmbedReply):
             raise ProtocolError(f"the worker answered with {type(reply).__name__}")
-        answer = Answer.empty(items, self._output)
+        answer = Answer.empty(items, SCORES if queries else self._output)
         answer.put(range(len(items)), reply)
         return answer
 

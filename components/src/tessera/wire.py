@@ -26,7 +26,7 @@ import msgspec
 from tessera.errors import ProtocolError, TesseraError, from_code
 from tessera.image_plan import ImagePlan
 
-VERSION: Final = 7
+VERSION: Final = 8
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -50,8 +50,10 @@ class Failure(Message, frozen=True, kw_only=True):
 
 
 class Image(Message, frozen=True, kw_only=True):
-    """One encoded image file; ``data`` is empty for one that was sent before and is to be in the cache.
+    """One encoded image file.
 
+    ``data`` is empty for one that an item before it in the same request has (``same``), or that was sent
+    before and is to be in the cache.
     ``digest`` is the 32-byte blake3 hash of ``data``; ``units``, ``rows`` and ``grid`` are the plan that the
     frontend made from the file's header, and so what the prompt's placeholders were built from.
     """
@@ -66,6 +68,11 @@ class Image(Message, frozen=True, kw_only=True):
     @property
     def plan(self) -> ImagePlan:
         return ImagePlan(units=self.units, rows=self.rows, grid=self.grid)
+
+    @property
+    def same(self) -> tuple[bytes, ImagePlan]:
+        """What it has in common with others that become the same rows."""
+        return self.digest, self.plan
 
 
 class Handle(Message, frozen=True, kw_only=True):
@@ -101,7 +108,8 @@ class Embeddings(Message, frozen=True, kw_only=True):
 
     The rows, whose values have been checked to be finite, lie where ``handle`` says; ``slab`` is how to get
     there, None when they are in the handle itself. ``digest`` is the 32-byte blake3 hash of the file they
-    came in.
+    came in. A handle of the inline kind without data is that of the same rows in an item before it in the
+    same request.
     """
 
     digest: bytes
@@ -114,16 +122,23 @@ class Embeddings(Message, frozen=True, kw_only=True):
     def plan(self) -> ImagePlan:
         return ImagePlan(units=0, rows=self.handle.shape[0], grid=self.grid)
 
+    @property
+    def same(self) -> tuple[bytes, ImagePlan]:
+        """As ``Image.same``."""
+        return self.digest, self.plan
+
 
 class Item(Message, frozen=True, kw_only=True):
     """One input: ``tokens`` is int32 little-endian, images are in the order of their placeholders.
 
-    ``param`` names the input in the client's request, for errors.
+    ``param`` names the input in the client's request, for errors. ``query`` is the number of the one of the
+    request's queries that its rows are compared with.
     """
 
     tokens: bytes
     images: tuple[Image | Embeddings, ...] = ()
     param: str
+    query: int = 0
 
     @property
     def token_count(self) -> int:
@@ -141,6 +156,9 @@ class Item(Message, frozen=True, kw_only=True):
 class EmbedRequest(Message, frozen=True, kw_only=True):
     """Items to embed, with the milliseconds left until the client's deadline.
 
+    With ``queries`` each item is answered with one number in place of its rows: the sum, over the rows of
+    its query, of the largest dot product with one of its own (MaxSim). Each query is float32 little-endian
+    ``[rows, width]``.
     ``priority`` is the client's, a smaller one is more urgent. ``client`` names the API key, empty where
     there are none: clients share a worker fairly. ``trace`` is the caller's span as headers of the W3C's
     Trace Context (or of what ``OTEL_PROPAGATORS`` says), empty where traces are off.
@@ -151,6 +169,7 @@ class EmbedRequest(Message, frozen=True, kw_only=True):
     timeout_ms: int
     priority: int = 0
     client: str = ""
+    queries: tuple[bytes, ...] = ()
     trace: dict[str, str] = {}
 
 
@@ -336,7 +355,7 @@ def encode(message: Message) -> bytes:
 def nbytes(message: Request | Reply) -> int:
     """The bytes of a message's files, tokens and rows: what makes it long."""
     if isinstance(message, EmbedRequest):
-        return sum(item.nbytes for item in message.items)
+        return sum(item.nbytes for item in message.items) + sum(map(len, message.queries))
     if isinstance(message, EmbedReply):
         return len(message.rows) + len(message.norms)
     if isinstance(message, EncodeRequest):

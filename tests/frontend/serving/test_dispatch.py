@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import msgspec
 import numpy as np
 import pytest
 from blake3 import blake3
@@ -17,6 +18,7 @@ from tessera.frontend.serving.router import Router
 from tessera.models.base import Output, OutputKind
 from tessera.rpc import Client, Peers, RetryBudget
 from tessera.tasks import Deadline
+from tessera.transport.lending import inline_handle
 from tests.rpc.conftest import INFO, Deployment, deployment, store, until
 
 __all__ = ["deployment", "store"]
@@ -82,9 +84,13 @@ class Frontend:
         self.dispatcher = Dispatcher(self.peers, self.router, self.metrics, output, wait_seconds=wait_seconds)
         await until(lambda: len(self.peers.ready) == len(self.requests))
 
-    async def embed(self, *items: wire.Item, timeout: float = 20.0) -> Answer:
+    async def embed(
+        self, *items: wire.Item, timeout: float = 20.0, queries: tuple[bytes, ...] = ()
+    ) -> Answer:
         try:
-            return await self.dispatcher.embed(items, request_id="r", deadline=Deadline.after(timeout))
+            return await self.dispatcher.embed(
+                items, request_id="r", deadline=Deadline.after(timeout), queries=queries
+            )
         finally:
             # Whatever happened, nothing stays counted.
             assert not self.router._tokens
@@ -166,6 +172,75 @@ async def test_large_images_travel_in_several_calls(frontend: Frontend) -> None:
     got = await frontend.embed(*(image(number, 20 << 20) for number in range(5)))
     assert got.rows[:, 0].tolist() == list(range(5))
     assert sorted(len(request.items) for request in frontend.requests[instance]) == [1, 2, 2]
+
+
+async def test_an_image_of_many_items_travels_once_with_each_call(frontend: Frontend) -> None:
+    for _ in range(2):
+        await frontend.worker()
+    await frontend.start()
+    (query,) = image(99, 20 << 20).images
+    assert isinstance(query, wire.Image)
+    items = []
+    for number in range(30):
+        item = image(number) if number % 2 else text(number)
+        items.append(msgspec.structs.replace(item, images=(query, *item.images)))
+    got = await frontend.embed(*items)
+    assert got.errors == {} and got.rows[:, 0].tolist() == list(range(30))
+    for (request,) in frontend.requests.values():
+        sent = [entry for item in request.items for entry in item.images]
+        assert [len(entry.data) for entry in sent if entry.digest == query.digest] == [
+            len(query.data),
+            *[0] * (len(request.items) - 1),
+        ]
+        assert all(entry.data for entry in sent if entry.digest != query.digest)
+        assert {(entry.param, entry.rows) for entry in sent} == {("p", 256)}
+
+
+async def test_rows_of_one_file_under_two_grids_travel_with_both(frontend: Frontend) -> None:
+    instance = await frontend.worker()
+    await frontend.start()
+    items = [
+        wire.Item(
+            tokens=text(1).tokens,
+            images=(
+                wire.Embeddings(
+                    digest=b"d" * 32,
+                    handle=inline_handle(bytes(48), shape=(6, 2), dtype="float32"),
+                    grid=grid,
+                    param="p",
+                ),
+            ),
+            param="p",
+        )
+        for grid in ((1, 2, 3), (1, 3, 2), (1, 2, 3))
+    ]
+    await frontend.embed(*items)
+    (request,) = frontend.requests[instance]
+    sent = [entry for item in request.items for entry in item.images]
+    assert [len(entry.handle.data) for entry in sent if isinstance(entry, wire.Embeddings)] == [48, 48, 0]
+
+
+async def test_queries_go_to_the_workers_whose_items_name_them(frontend: Frontend) -> None:
+    async def compare(request: wire.EmbedRequest) -> wire.Reply:
+        """The first number of the item's query."""
+        numbers = [int(np.frombuffer(request.queries[item.query], np.float32)[0]) for item in request.items]
+        assert len(set(numbers)) == len(request.queries)
+        return answer(
+            msgspec.structs.replace(request, items=tuple(map(text, numbers))),
+            Output(kind=OutputKind.SCORE, width=1),
+        )
+
+    await frontend.worker(lambda _: fails(Unavailable("closing")))
+    for _ in range(2):
+        await frontend.worker(compare)
+    await frontend.start(output=Output(kind=OutputKind.TOKENS, width=WIDTH))
+    queries = tuple(np.full((3, WIDTH), number, np.float32).tobytes() for number in range(40))
+    each = [msgspec.structs.replace(text(7, size=9), query=number) for number in range(40)]
+    got = await frontend.embed(*each, queries=queries)
+    assert got.errors == {} and got.rows.tolist() == [[number] for number in range(40)]
+    one = [msgspec.structs.replace(item, query=0) for item in each]
+    got = await frontend.embed(*one, queries=queries[5:6])
+    assert got.errors == {} and got.rows.tolist() == [[5]] * 40
 
 
 async def test_large_outputs_come_in_several_replies(frontend: Frontend) -> None:

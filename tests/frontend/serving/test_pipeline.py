@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,19 +12,32 @@ import numpy as np
 import pytest
 
 from tessera import wire
-from tessera.errors import InvalidInput, TesseraError
+from tessera.errors import InvalidInput, TesseraError, UnsupportedMedia
 from tessera.frontend.api.openai import parse_embeddings
 from tessera.frontend.media import MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.request import Input, ScoreRequest
-from tessera.frontend.serving.dispatch import Answer
+from tessera.frontend.request import ImageSource, Input, ScoreRequest
+from tessera.frontend.serving.dispatch import SCORES, Answer
 from tessera.frontend.serving.pipeline import Pipeline, Result, Scores
 from tessera.frontend.settings import Limits
 from tessera.models.base import Content, ImagePlan, Model, Output, OutputKind, Prompt, Role, Truncate
 from tessera.tasks import Deadline
+from tests.families import pairs as families
 from tests.families.dual_encoder import DualEncoder
 
 WIDTH = 48
+
+
+class Pairs(families.Pairs):
+    """A reranker that keeps the texts of the sides it was asked to tokenise."""
+
+    def __init__(self, **changes: Any) -> None:
+        super().__init__(Path("/nowhere"), 1)
+        object.__setattr__(self, "sides", [])
+
+    def _side(self, content: Content, bound: int | None, param: str) -> Prompt:
+        self.sides.append("".join(part for part in content.parts if isinstance(part, str)))
+        return super()._side(content, bound, param)
 
 
 class Family(DualEncoder):
@@ -53,9 +66,7 @@ class Embedder:
         self.items: list[wire.Item] = []
         self.failing: dict[int, TesseraError] = {}
 
-    async def embed(
-        self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
-    ) -> Answer:
+    async def embed(self, items: Sequence[wire.Item], **_: Any) -> Answer:
         self.items += items
         answer = Answer.empty(items, self.output)
         for index, item in enumerate(items):
@@ -66,12 +77,12 @@ class Embedder:
 
 
 class Served:
-    def __init__(self, **changes: Any) -> None:
-        self.model = Family(**changes)
+    def __init__(self, family: Callable[..., Any] = Family, **changes: Any) -> None:
+        self.model = family(**changes)
         self.embedder = Embedder(self.model.output)
-        media = MediaLoader(MediaPolicy(allowed_local_path=Path("/nowhere")))
+        self.media = MediaLoader(MediaPolicy(allowed_local_path=Path("/nowhere")))
         typed: Model = self.model
-        self.pipeline = Pipeline(typed, media, self.embedder, Limits(), FrontendMetrics())
+        self.pipeline = Pipeline(typed, self.media, self.embedder, Limits(), FrontendMetrics())
         self.charged: list[tuple[int, int, int]] = []
 
     async def run(self, **body: object) -> Result:
@@ -221,9 +232,7 @@ async def test_widths_that_a_model_offers_are_said(dimensions: frozenset[int], s
 class Directions:
     """Vectors that point where the item's tokens say, of length 2."""
 
-    async def embed(
-        self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
-    ) -> Answer:
+    async def embed(self, items: Sequence[wire.Item], **_: Any) -> Answer:
         answer = Answer.empty(items, Output(kind=OutputKind.VECTOR, width=WIDTH))
         for row, item in zip(answer.rows, items, strict=True):
             np.add.at(row, np.frombuffer(item.tokens, "<i4") % WIDTH, 1)
@@ -255,3 +264,148 @@ async def test_each_side_has_a_bound_of_its_own() -> None:
         # A side over its own bound is cut; a wider bound than that of all is none.
         scores = await served.score(["abcdef"], ["ab", "abcdef"], max_tokens=6, **bounds)
         assert scores.usage.text_tokens == 14 - 3
+
+
+class Rows:
+    """Rows of unit length that the tokens decide, or what MaxSim makes of them; counts what came."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[int, int]] = []
+
+    async def embed(self, items: Sequence[wire.Item], *, queries: Sequence[bytes] = (), **_: Any) -> Answer:
+        self.calls.append((len(items), len(queries)))
+        answer = Answer.empty(items, SCORES if queries else TOKENS)
+        for index, item in enumerate(items):
+            rows = token_rows(item.tokens)
+            if queries:
+                query = np.frombuffer(queries[item.query], "<f4").reshape(-1, TOKENS.width)
+                rows = np.array([[np.einsum("id,jd->ij", query, rows).max(1).sum()]])
+            answer.rows[answer.rows_of([index])] = rows
+        answer.cached_tokens = [1] * len(items)
+        return answer
+
+
+TOKENS = Output(kind=OutputKind.TOKENS, width=4)
+
+
+def token_rows(tokens: bytes) -> np.ndarray:
+    table = np.random.default_rng(1).standard_normal((257, TOKENS.width))
+    rows = table[np.frombuffer(tokens, "<i4")]
+    return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("queries", [("ab",), ("ab", "b", "abc")], ids=["one query", "one for each"])
+async def test_a_model_of_token_rows_scores_by_max_sim_with_the_queries_rows_fetched_once(
+    queries: tuple[str, ...],
+) -> None:
+    served = Served(output=TOKENS)
+    rows = served.pipeline._embedder = Rows()
+    documents = ["a", "abcdef", "zzz"]
+    scores = await served.score(queries, documents)
+    expected = [
+        np.einsum("id,jd->ij", token_rows(ids(query)), token_rows(ids(document))).max(1).sum()
+        for query, document in zip(queries * (3 // len(queries)), documents, strict=True)
+    ]
+    assert scores.kind is OutputKind.TOKENS and scores.values == pytest.approx(expected, rel=1e-5)
+    assert rows.calls == [(len(queries), 0), (3, len(queries))]
+    tokens = sum(map(len, (*queries, *documents)))
+    assert served.charged == [(tokens, 0, sum(map(len, queries)))]
+    assert (scores.usage.text_tokens, scores.usage.cached_tokens) == (tokens, len(queries) + 3)
+
+
+def ids(text: str) -> bytes:
+    return np.array(list(text.encode()), "<i4").tobytes()
+
+
+def side(*parts: str | ImageSource, param: str, role: Role = Role.PASSAGE) -> Input:
+    return Input(parts=parts, role=role, param=param)
+
+
+def reranker() -> Served:
+    return Served(Pairs, output=Pairs.output)
+
+
+@pytest.mark.parametrize("queries", [("ab",), ("ab", "b", "abc")], ids=["one query", "one for each"])
+async def test_a_reranker_scores_pairs(queries: tuple[str, ...]) -> None:
+    served = reranker()
+    scores = await served.score(queries, ["a", "bc", "def"])
+    pairs = [
+        f"{query}\0{document}"
+        for query, document in zip(queries * (3 // len(queries)), ("a", "bc", "def"), strict=True)
+    ]
+    assert [item.tokens for item in served.embedder.items] == [ids(pair) for pair in pairs]
+    assert [item.param for item in served.embedder.items] == [f"documents[{index}]" for index in range(3)]
+    assert scores.values.tolist() == [ord(query[0]) for query in (queries * 3)[:3]]
+    # A query counts in each of its pairs.
+    tokens = sum(map(len, pairs))
+    assert served.charged == [(tokens, 0, 3)] and scores.usage.text_tokens == tokens
+    assert served.model.sides.count(queries[0]) == 1
+
+
+async def test_a_pairs_error_names_the_document_or_the_query() -> None:
+    served = reranker()
+    for queries, documents, bounds, param in (
+        (["ab"], ["a", "abc", "abcd"], {"max_tokens": 5}, "documents[1]"),
+        (["ab"], ["a", ""], {}, "documents[1]"),
+        ([""], ["a"], {}, "query"),
+        (["a", ""], ["a", "b"], {}, "query"),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            await served.score(queries, documents, **bounds)
+        assert caught.value.param == param
+    assert served.embedder.items == [] and served.charged == []
+    scores = await served.score(
+        ["abcdef"], ["abcdef"], max_tokens=8, max_query_tokens=3, max_document_tokens=5, truncate=Truncate.END
+    )
+    assert served.embedder.items[0].tokens == ids("abc\0abcd") and len(scores.values) == 1
+    with pytest.raises(UnsupportedMedia) as caught:
+        await served.pipeline.score(
+            ScoreRequest(
+                queries=(side("a", param="query"),),
+                documents=(
+                    side("a", param="documents[0]"),
+                    side(
+                        ImageSource(url="data:image/png;base64,AAAA", param="documents[1]"),
+                        param="documents[1]",
+                    ),
+                    side("", param="documents[2]"),
+                ),
+            ),
+            request_id="r",
+            deadline=Deadline.after(30),
+        )
+    assert caught.value.param == "documents[1]"
+
+
+async def test_images_of_both_sides_are_loaded_and_counted_once(photos: dict[str, bytes]) -> None:
+    served = reranker()
+    sources = [
+        ImageSource(url="data:image/jpeg;base64," + base64.b64encode(photos[name]).decode(), param=name)
+        for name in ("flower", "china")
+    ]
+    loads: list[str] = []
+    load = served.media.load
+
+    async def counted(source: ImageSource, **options: Any) -> Any:
+        loads.append(source.param)
+        return await load(source, **options)
+
+    served.media.load = counted  # type: ignore[method-assign]
+    scores = await served.pipeline.score(
+        ScoreRequest(
+            queries=(side("a", sources[0], param="query"),),
+            documents=(side(sources[1], "b", param="d[0]"), side("c", param="d[1]"), side("d", param="d[2]")),
+        ),
+        request_id="r",
+        deadline=Deadline.after(30),
+        charge=lambda *amounts: served.charged.append(amounts),
+    )
+    assert sorted(loads) == ["china", "flower"]
+    assert [[image.param for image in item.images] for item in served.embedder.items] == [
+        ["flower", "china"],
+        ["flower"],
+        ["flower"],
+    ]
+    (tokens, units, rows) = served.charged[0]
+    assert (tokens, units, rows) == (5 + 4 + 4, 2, 3)
+    assert (scores.usage.image_tokens, scores.usage.text_tokens) == (4, 9)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import msgspec
 import pytest
 
 from tessera import wire
 from tessera.errors import DeadlineExceeded, InvalidInput, TesseraError, Unavailable
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.serving.dispatch import Answer
+from tessera.frontend.serving.dispatch import SCORES, Answer
 from tessera.frontend.serving.result_cache import ResultCache
 from tessera.models.base import Output, OutputKind
 from tessera.tasks import Deadline
@@ -29,9 +30,7 @@ class Counting:
         self.cancelled = 0
         self.error: TesseraError | None = None
 
-    async def embed(
-        self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
-    ) -> Answer:
+    async def embed(self, items: Sequence[wire.Item], *, queries: Sequence[bytes], **_: object) -> Answer:
         self.calls.append([item.tokens for item in items])
         try:
             await self.gate.wait()
@@ -40,9 +39,10 @@ class Counting:
             raise
         if isinstance(self.error, Unavailable):
             raise self.error
-        answer = Answer.empty(items, self.output)
+        answer = Answer.empty(items, SCORES if queries else self.output)
         for index, item in enumerate(items):
-            answer.rows[answer.rows_of([index])] = item.tokens[0]
+            compared = queries[item.query][0] if queries else 0
+            answer.rows[answer.rows_of([index])] = item.tokens[0] + compared
         answer.norms[:] = answer.rows[:, 0] / 2
         if self.error is not None:
             kind = type(self.error)
@@ -78,9 +78,14 @@ class Cached:
             workers=lambda: self.workers,
         )
 
-    async def ask(self, *items: wire.Item, seconds: float = 30) -> Answer:
+    async def ask(self, *items: wire.Item, seconds: float = 30, queries: Sequence[bytes] = ()) -> Answer:
         return await self.cache.embed(
-            items, request_id="r", priority=0, client="", deadline=Deadline.after(seconds)
+            items,
+            request_id="r",
+            priority=0,
+            client="",
+            deadline=Deadline.after(seconds),
+            queries=queries,
         )
 
 
@@ -108,6 +113,17 @@ async def test_rows_for_each_token_come_back_whole() -> None:
     assert second.rows[:, -1].tolist() == [4, 4, 3, 3, 1, 1, 1]
     assert second.norms.tolist() == [2, 2, 1.5, 1.5, 0.5, 0.5, 0.5]
     assert [len(call) for call in cached.behind.calls] == [3, 1]
+
+
+async def test_a_score_is_of_one_query() -> None:
+    cached = Cached(output=Output(kind=OutputKind.TOKENS, width=4))
+    rows = await cached.ask(item(1, tokens=3))
+    pairs = [msgspec.structs.replace(item(1, tokens=3), query=query) for query in (0, 1, 0)]
+    scores = await cached.ask(*pairs, queries=[b"a", b"b"])
+    assert (rows.rows.shape, scores.rows.tolist()) == ((3, 4), [[98], [99], [98]])
+    again = await cached.ask(*pairs[:2], queries=[b"b", b"c"])
+    assert again.rows.tolist() == [[99], [100]]
+    assert [len(call) for call in cached.behind.calls] == [1, 2, 1]
 
 
 async def test_everything_that_rows_depend_on_is_in_the_key() -> None:

@@ -23,6 +23,24 @@ _UNEVEN: Final = 1.25
 _SETTING = threading.Lock()
 
 
+def threads_of(shares: Sequence[int], name: str) -> ThreadPoolExecutor:
+    """A thread for each of the ``shares``, which runs torch's operations on so many threads of its own."""
+    with _SETTING:
+        threads = torch.get_num_threads()
+        pool = ThreadPoolExecutor(len(shares), thread_name_prefix=name)
+        together = threading.Barrier(len(shares))
+
+        def begin(share: int) -> None:
+            # A thread takes torch's number when it first needs one, and would forget one set before.
+            torch.get_num_threads()
+            torch.set_num_threads(share)
+            together.wait()
+
+        wait([pool.submit(begin, share) for share in shares])
+        torch.set_num_threads(threads)
+        return pool
+
+
 class Lanes:
     """A few threads that divide torch's threads among them; each runs whole pieces of a batch on its share.
 
@@ -33,21 +51,10 @@ class Lanes:
     """
 
     def __init__(self) -> None:
-        with _SETTING:
-            threads = torch.get_num_threads()
-            self.count = min(_MOST_LANES, threads)
-            shares = [threads // self.count + (lane < threads % self.count) for lane in range(self.count)]
-            self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="lane")
-            together = threading.Barrier(self.count)
-
-            def begin(share: int) -> None:
-                # A thread takes torch's number when it first needs one, and would forget one set before.
-                torch.get_num_threads()
-                torch.set_num_threads(share)
-                together.wait()
-
-            wait([self._pool.submit(begin, share) for share in shares])
-            torch.set_num_threads(threads)
+        threads = torch.get_num_threads()
+        self.count = min(_MOST_LANES, threads)
+        shares = [threads // self.count + (lane < threads % self.count) for lane in range(self.count)]
+        self._pool = threads_of(shares, "lane")
 
     def suit(self, sizes: Sequence[int]) -> bool:
         """Whether pieces of these sizes keep the lanes busy until about the end."""

@@ -27,10 +27,11 @@ from tessera.errors import (
     TesseraError,
 )
 from tessera.launched import Launched
-from tessera.models.base import Model
+from tessera.models.base import Model, OutputKind
 from tessera.tasks import run_all
 from tessera.worker.frontend_shares import FrontendShares
-from tessera.worker.image_rows import ImageRows, Job
+from tessera.worker.image_rows import EncodedImage, ImageRows, Job, RequestImages
+from tessera.worker.max_sim import MaxSim
 from tessera.worker.metrics import WorkerMetrics
 
 F = TypeVar("F", bound=asyncio.Future)  # type: ignore[type-arg]
@@ -89,7 +90,7 @@ class InputWindow(Generic[F]):
         self._size -= sum(self._unfinished.pop(one) for one in done)
 
 
-_INT32, _UINT32 = np.dtype("<i4"), np.dtype("<u4")
+_INT32, _UINT32, _FLOAT32 = np.dtype("<i4"), np.dtype("<u4"), np.dtype("<f4")
 
 Rows = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]
 """The output rows of one item ``[rows, width]`` and their norms ``[rows]``."""
@@ -124,6 +125,7 @@ class EmbedService:
         self._queued = metrics.queued("text")
         self._shares = FrontendShares()
         self._images = images
+        self._max_sim = MaxSim() if model.output.kind is OutputKind.TOKENS else None
 
         def launch(inputs: Sequence[PackedInput]) -> Launched[list[Rows]]:
             return engine.launch(pack(inputs)).map(TextOutput.by_sequence)
@@ -172,7 +174,12 @@ class EmbedService:
         raise ProtocolError(f"an embed worker does not answer {type(request).__name__}")
 
     def _at_once(self, request: wire.EmbedRequest) -> _Texts | None:
-        """Queue a request whose texts all have room now; None for one with images, or that has to wait."""
+        """Queue a request whose texts all have room now.
+
+        None for one with images or queries, or that has to wait.
+        """
+        if request.queries:
+            return None
         tokens = 0
         for item in request.items:
             if item.images:
@@ -220,6 +227,8 @@ class EmbedService:
 
     async def close(self) -> None:
         await self.batcher.close()
+        if self._max_sim is not None:
+            self._max_sim.close()
         if self._images is not None:
             await self._images.close()
 
@@ -233,6 +242,8 @@ class EmbedService:
         # Text goes into the queue at once, in order and without a task for each: requests with many short
         # inputs are the ones where that cost shows.
         window: InputWindow[_Pending] = InputWindow()
+        queries = self._queries(request)
+        images = None if self._images is None else RequestImages(self._images, job, request.items)
         try:
             for item in request.items:
                 try:
@@ -240,22 +251,49 @@ class EmbedService:
                 except TesseraError as error:
                     window.fail(error)
                     continue
-                begin = partial(self._begin, job, item, packed)
+                query = queries[item.query] if queries else None
+                begin = partial(self._begin, job, item, packed, images, query)
                 await window.add(begin, len(packed.tokens), window=self._window)
             await window.finish()
         except BaseException:
             window.cancel()
             raise
-        return self.reply([_settled(begun) for begun in window.begun])
+        finally:
+            if images is not None:
+                images.close()
+        settled = [_settled(begun) for begun in window.begun]
+        return self.reply(settled, width=1 if queries else self._width)
 
-    def _begin(self, job: Job, item: wire.Item, packed: PackedInput) -> _Pending:
-        if self._images is not None and item.images:
-            # Asked before the images cost anything, and not again when their rows are there.
-            self.batcher.check(len(packed.tokens), job.client)
-            return asyncio.ensure_future(self._embed_with_images(job, item, packed, self._images))
-        return self.batcher.submit(packed, len(packed.tokens), client=job.client, priority=job.priority)
+    def _queries(self, request: wire.EmbedRequest) -> list[npt.NDArray[np.float32]]:
+        """The rows of each query ``[rows, width]``."""
+        if not request.queries:
+            return []
+        if self._max_sim is None:
+            raise ProtocolError("queries came with items that do not become a row for each token")
+        if any(not query or len(query) % (4 * self._width) for query in request.queries):
+            raise ProtocolError(f"a query is not of rows of {self._width} float32 values")
+        if any(not 0 <= item.query < len(request.queries) for item in request.items):
+            raise ProtocolError(f"an item names none of the {len(request.queries)} queries")
+        # Copies: torch warns of memory that it might not write to.
+        return [np.frombuffer(query, _FLOAT32).reshape(-1, self._width).copy() for query in request.queries]
 
-    def reply(self, settled: Sequence[_Embedded | TesseraError | None]) -> wire.EmbedReply:
+    def _begin(
+        self,
+        job: Job,
+        item: wire.Item,
+        packed: PackedInput,
+        images: RequestImages | None,
+        query: npt.NDArray[np.float32] | None,
+    ) -> _Pending:
+        if query is None and not item.images:
+            return self.batcher.submit(packed, len(packed.tokens), client=job.client, priority=job.priority)
+        # Asked before the images cost anything, and not again when their rows are there.
+        self.batcher.check(len(packed.tokens), job.client)
+        return asyncio.ensure_future(self._embed_in_steps(job, item, packed, images, query))
+
+    def reply(
+        self, settled: Sequence[_Embedded | TesseraError | None], *, width: int | None = None
+    ) -> wire.EmbedReply:
         rows: list[npt.NDArray[np.float32]] = []
         norms: list[npt.NDArray[np.float32]] = []
         counts = [0] * len(settled)
@@ -279,7 +317,7 @@ class EmbedService:
         return wire.EmbedReply(
             rows=_bytes(rows),
             norms=_bytes(norms),
-            width=self._width,
+            width=width or self._width,
             counts=tuple(counts),
             failures=failures,
             cached_tokens=tuple(cached),
@@ -319,10 +357,18 @@ class EmbedService:
             )
         return tokens
 
-    async def _embed_with_images(
-        self, job: Job, item: wire.Item, packed: PackedInput, images: ImageRows
+    async def _embed_in_steps(
+        self,
+        job: Job,
+        item: wire.Item,
+        packed: PackedInput,
+        images: RequestImages | None,
+        query: npt.NDArray[np.float32] | None,
     ) -> _Embedded:
-        encoded = await run_all([images.get(job, image) for image in item.images])
+        """An item that waits for its images' rows before its turn, or for its score after it."""
+        encoded: list[tuple[EncodedImage, bool]] = []
+        if images is not None:
+            encoded = await run_all([images.get(image) for image in item.images])
         outcome = await self.batcher.submit(
             replace(packed, vision=tuple(image.rows for image, _ in encoded)),
             len(packed.tokens),
@@ -338,6 +384,10 @@ class EmbedService:
             else:
                 timings = timings.merge(image.timings)
         rows, norms = outcome.value
+        if query is not None:
+            assert self._max_sim is not None
+            score = await self._max_sim.score(query, rows)
+            rows, norms = np.full((1, 1), score, np.float32), np.ones(1, np.float32)
         return _Embedded(rows, norms, cached, timings)
 
 

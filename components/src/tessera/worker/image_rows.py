@@ -238,6 +238,49 @@ def _named(plan: ImagePlan) -> bytes:
     return f" {plan.units} {plan.rows} {plan.grid}".encode()
 
 
+class RequestImages:
+    """The images of one request's ``items``; one that several of them have came once and is made once.
+
+    A query's image is in each of its pairs. Rows of such an image are kept until ``close``, whatever the
+    cache holds.
+    """
+
+    def __init__(self, rows: ImageRows, job: Job, items: Sequence[wire.Item]) -> None:
+        self._rows = rows
+        self._job = job
+        self._first: dict[tuple[bytes, ImagePlan], wire.Image | wire.Embeddings] = {}
+        self._shared: dict[tuple[bytes, ImagePlan], asyncio.Task[tuple[EncodedImage, bool]] | None] = {}
+        for item in items:
+            for image in item.images:
+                key = image.same
+                if self._first.setdefault(key, image) is not image:
+                    self._shared[key] = None
+
+    async def get(self, image: wire.Image | wire.Embeddings) -> tuple[EncodedImage, bool]:
+        """As ``ImageRows.get``; rows that another item of the request asked for first count as cached."""
+        key = image.same
+        if key not in self._shared:
+            return await self._rows.get(self._job, image)
+        task, first = self._shared[key], False
+        if task is None:
+            first = True
+            task = self._shared[key] = asyncio.create_task(self._rows.get(self._job, self._first[key]))
+        try:
+            encoded, cached = await asyncio.shield(task)
+        except TesseraError as error:
+            if error.param == image.param:
+                raise
+            raise type(error)(error.message, param=image.param, retry_after=error.retry_after) from error
+        return encoded, cached or not first
+
+    def close(self) -> None:
+        """End what is under way: nobody waits for it any more."""
+        for task in self._shared.values():
+            if task is not None and not task.cancel() and not task.cancelled():
+                # asyncio complains of an error that is not retrieved.
+                task.exception()
+
+
 class PrecomputedRows:
     """Vision rows that a client computed itself, read from the frontend by the handle that came along.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
@@ -19,8 +19,9 @@ from tessera import wire
 from tessera.errors import EngineDead, HandOffError, ProtocolError, TesseraError, Unavailable
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.router import Router
+from tessera.image_plan import ImagePlan
 from tessera.logs import count as count_on_line
-from tessera.models.base import Output
+from tessera.models.base import Output, OutputKind
 from tessera.rpc import Peers, RetryBudget
 from tessera.tasks import Deadline, run_all
 from tessera.transport.host import host_id
@@ -104,11 +105,26 @@ def indices_within(bounds: npt.NDArray[np.int64], items: Sequence[int]) -> npt.N
     return np.repeat(first - (ends - counts), counts) + np.arange(ends[-1])
 
 
+SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
+"""What items become that are compared with queries."""
+
+
 class Embedder(Protocol):
-    """Turns items into output rows: the dispatcher, or the result cache in front of it."""
+    """Turns items into output rows: the dispatcher, or the result cache in front of it.
+
+    With ``queries``, whose rows are as in ``wire.EmbedRequest``, an item becomes one number: how well its
+    rows match those of its query.
+    """
 
     async def embed(
-        self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
+        self,
+        items: Sequence[wire.Item],
+        *,
+        request_id: str,
+        priority: int,
+        client: str,
+        deadline: Deadline,
+        queries: Sequence[bytes] = (),
     ) -> Answer: ...
 
 
@@ -150,7 +166,8 @@ class RowLender:
 
     def _item(self, item: wire.Item, loans: ExitStack) -> wire.Item:
         images = tuple(
-            self._lent(image, loans) if isinstance(image, wire.Embeddings) else image for image in item.images
+            self._lent(image, loans) if isinstance(image, wire.Embeddings) and image.handle.data else image
+            for image in item.images
         )
         return msgspec.structs.replace(item, images=images)
 
@@ -160,6 +177,10 @@ class RowLender:
             return rows
         loans.callback(loan.close)
         return msgspec.structs.replace(rows, handle=loan.handle, slab=loan.info)
+
+
+# An image, or the number of a query.
+_Part = tuple[bytes, ImagePlan] | int
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,16 +194,28 @@ class _Call:
 class _Request:
     """What the calls of one request share; each writes its items' part of ``answer``.
 
-    ``gone`` are the instances that went away meanwhile.
+    ``output`` is what an item becomes. ``gone`` are the instances that went away meanwhile.
     """
 
     items: Sequence[wire.Item]
+    queries: Sequence[bytes]
+    output: Output
     request_id: str
     priority: int
     client: str
     deadline: Deadline
     answer: Answer
     gone: set[int] = field(default_factory=set)
+
+    def parts(self, item: wire.Item, sent: Collection[_Part] = ()) -> dict[_Part, int]:
+        """What travels once for all items of a call that have it, images and a query, and its bytes.
+
+        ``sent`` is what the call has already.
+        """
+        parts: dict[_Part, int] = {image.same: _nbytes(image) for image in item.images}
+        if self.queries:
+            parts[item.query] = len(self.queries[item.query])
+        return {part: nbytes for part, nbytes in parts.items() if part not in sent}
 
 
 class Dispatcher:
@@ -214,14 +247,16 @@ class Dispatcher:
         priority: int = 0,
         client: str = "",
         deadline: Deadline,
+        queries: Sequence[bytes] = (),
     ) -> Answer:
         """Every item is answered with its rows or an error; never raises for one item alone.
 
         Items whose worker went away are sent again, to another worker, as far as the retry budget goes:
         embedding twice does no harm. When the last worker went away, they wait for the next.
         """
-        answer = Answer.empty(items, self._output)
-        request = _Request(items, request_id, priority, client, deadline, answer)
+        output = SCORES if queries else self._output
+        answer = Answer.empty(items, output)
+        request = _Request(items, queries, output, request_id, priority, client, deadline, answer)
         deaths: Counter[int] = Counter()
         indices = list(range(len(items)))
         self._budget.called()
@@ -260,23 +295,29 @@ class Dispatcher:
         grouped: defaultdict[int, list[int]] = defaultdict(list)
         size: defaultdict[int, int] = defaultdict(int)
         tokens: defaultdict[int, int] = defaultdict(int)
+        sent: defaultdict[int, set[_Part]] = defaultdict(set)
         calls: list[_Call] = []
         for index in indices:
             item = request.items[index]
             count = item.token_count
             if item.images:
-                instance = self._router.pick_image(item.images[0].digest, ready)
+                # A query's images come first and are the same in all its pairs.
+                instance = self._router.pick_image(item.images[-1].digest, ready)
             else:
                 instance = self._router.pick_text(ready)
             # Counted at once, so that the items of one large request spread over the workers too.
             self._router.started(instance, count)
-            nbytes = sum(_nbytes(image) for image in item.images)
-            nbytes += 4 * self._output.width * self._output.rows(count)
+            nbytes = 4 * request.output.width * request.output.rows(count)
+            if item.images or request.queries:
+                nbytes += sum(request.parts(item, sent[instance]).values())
             if grouped[instance] and size[instance] + nbytes > _MAX_CALL_BYTES:
                 calls.append(_Call(instance, grouped.pop(instance), tokens.pop(instance)))
                 size[instance] = 0
+                sent[instance].clear()
             grouped[instance].append(index)
             size[instance] += nbytes
+            if item.images or request.queries:
+                sent[instance].update(request.parts(item))
             tokens[instance] += count
         calls += [_Call(instance, group, tokens[instance]) for instance, group in grouped.items()]
         return calls
@@ -290,6 +331,8 @@ class Dispatcher:
 
     async def _call(self, call: _Call, request: _Request) -> None:
         items = tuple(request.items[index] for index in call.indices)
+        if any(item.images for item in items):
+            items = tuple(_without_repeats(items))
         if self._lender is None or not any(_has_rows(item) for item in items):
             await self._send(call, items, request)
             return
@@ -299,12 +342,18 @@ class Dispatcher:
             self._lender.unreadable(self._peers.ready.get(call.instance))
 
     async def _send(self, call: _Call, items: tuple[wire.Item, ...], request: _Request) -> None:
+        queries: list[bytes] = []
+        if request.queries:
+            numbers = {number: place for place, number in enumerate(sorted({item.query for item in items}))}
+            queries = [request.queries[number] for number in numbers]
+            items = tuple(msgspec.structs.replace(item, query=numbers[item.query]) for item in items)
         message = wire.EmbedRequest(
             request_id=request.request_id,
             items=items,
             timeout_ms=max(1, int(request.deadline.left() * 1e3)),
             priority=request.priority,
             client=request.client,
+            queries=tuple(queries),
         )
         answer = request.answer
         try:
@@ -323,29 +372,44 @@ class Dispatcher:
 
     def _check(self, reply: wire.Reply, call: _Call, request: _Request) -> None:
         """Raise ``ProtocolError`` unless there are as many rows for each item as it was to become."""
-        who = f"embed worker {call.instance:x}"
+        who, output = f"embed worker {call.instance:x}", request.output
         if not isinstance(reply, wire.EmbedReply):
             raise ProtocolError(f"{who} answered {type(reply).__name__}")
         if not all(0 <= position < len(call.indices) for position in reply.failures):
             raise ProtocolError(f"{who} reports a failure of an item it was not sent")
         expected = tuple(
-            0 if position in reply.failures else self._output.rows(request.items[index].token_count)
+            0 if position in reply.failures else output.rows(request.items[index].token_count)
             for position, index in enumerate(call.indices)
         )
         count = sum(expected)
         sizes = (len(reply.rows), len(reply.norms), reply.width, len(reply.cached_tokens), reply.counts)
         if sizes != (
-            4 * count * self._output.width,
+            4 * count * output.width,
             4 * count,
-            self._output.width,
+            output.width,
             len(expected),
             expected,
         ):
-            raise ProtocolError(f"{who} sent other rows than [{count}, {self._output.width}]")
+            raise ProtocolError(f"{who} sent other rows than [{count}, {output.width}]")
 
 
 def _has_rows(item: wire.Item) -> bool:
-    return any(isinstance(image, wire.Embeddings) for image in item.images)
+    return any(isinstance(image, wire.Embeddings) and image.handle.data for image in item.images)
+
+
+def _without_repeats(items: Sequence[wire.Item]) -> Iterator[wire.Item]:
+    """The items, where images have no data that are in one before: a query's are in each of its pairs."""
+    sent: set[_Part] = set()
+    for item in items:
+        images = tuple(_emptied(image) if image.same in sent else image for image in item.images)
+        sent.update(image.same for image in images)
+        yield item if images == item.images else msgspec.structs.replace(item, images=images)
+
+
+def _emptied(image: wire.Image | wire.Embeddings) -> wire.Image | wire.Embeddings:
+    if isinstance(image, wire.Image):
+        return msgspec.structs.replace(image, data=b"")
+    return msgspec.structs.replace(image, handle=msgspec.structs.replace(image.handle, data=b""))
 
 
 def _nbytes(image: wire.Image | wire.Embeddings) -> int:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -16,7 +19,7 @@ from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input, ScoreRequest
-from tessera.frontend.serving.dispatch import Embedder, indices_within, row_bounds
+from tessera.frontend.serving.dispatch import Answer, Embedder, indices_within, row_bounds
 from tessera.frontend.serving.prompts import ImageReader, KnownMedia, Prompter, Visions
 from tessera.frontend.settings import Limits
 from tessera.frontend.widths import Widths
@@ -251,47 +254,67 @@ class Pipeline:
     ) -> Scores:
         """The score of each document, all or none: raises the first input's error.
 
-        A vector model answers by the cosine of the query's and the document's vectors. ``charge`` and
-        ``client`` as in ``run``; the rows are those that workers send.
+        ``charge`` and ``client`` as in ``run``; the tokens are those of all pairs, or of queries and
+        documents where each is embedded on its own, the rows those that workers send.
         """
-        output, queries = self._model.output, len(request.queries)
-        if output.kind is not OutputKind.VECTOR:
-            raise InvalidInput(f"a model with {output.kind.value} as its output scores nothing yet")
+        kind, queries = self._model.output.kind, len(request.queries)
         inputs = (*request.queries, *request.documents)
         self._check_images(inputs)
         visions = await self._media(inputs, deadline, allow_partial=False, client=client)
         with self._metrics.prompt_seconds.time(), tracing.span("prompt", {"tessera.inputs": len(visions)}):
-            prompts = _raise_first(await self._prompter.sides(request, visions))
-        images = _raise_first(visions)
-        tokens = sum(len(prompt.tokens) for prompt in prompts)
-        charge(
-            tokens,
-            sum(vision.plan.units for found in images for vision in found),
-            output.rows(1) * len(inputs),
-        )
-        items = [_item(*made) for made in zip(inputs, prompts, images, strict=True)]
-        attributes = {"tessera.items": len(items), "tessera.tokens": tokens}
-        with self._metrics.dispatch_seconds.time(), tracing.span("dispatch", attributes):
-            answer = await self._embedder.embed(
-                items, request_id=request_id, priority=request.priority, client=client, deadline=deadline
+            made = await (
+                self._prompter.pairs(request, visions)
+                if kind is OutputKind.SCORE
+                else self._prompter.sides(request, visions)
             )
-        if answer.errors:
-            raise answer.errors[min(answer.errors)]
-        rows = _unit(answer.rows, output)
+        prompts, images = _raise_first(made), _raise_first(visions)
+        tokens = sum(len(prompt.tokens) for prompt in prompts)
+        # An image counts once, in however many pairs it is.
+        units = sum(vision.plan.units for found in images for vision in found)
+        charge(tokens, units, self._score_rows(prompts, queries))
+
+        async def embed(items: Sequence[wire.Item], compared: Sequence[bytes] = ()) -> Answer:
+            answer = await self._embedder.embed(
+                items,
+                request_id=request_id,
+                priority=request.priority,
+                client=client,
+                deadline=deadline,
+                queries=compared,
+            )
+            if answer.errors:
+                raise answer.errors[min(answer.errors)]
+            return answer
+
+        attributes = {"tessera.items": len(prompts), "tessera.tokens": tokens}
+        with self._metrics.dispatch_seconds.time(), tracing.span("dispatch", attributes):
+            if kind is OutputKind.SCORE:
+                values, answers = await _logits(embed, request, prompts, images)
+            elif kind is OutputKind.VECTOR:
+                values, answers = await _cosines(embed, inputs, prompts, images, queries, self._model.output)
+            else:
+                values, answers = await _max_sims(embed, inputs, prompts, images, queries)
         usage = Usage(
             text_tokens=sum(prompt.text_tokens for prompt in prompts),
             image_tokens=sum(prompt.image_tokens for prompt in prompts),
-            cached_tokens=sum(answer.cached_tokens),
+            cached_tokens=sum(sum(answer.cached_tokens) for answer in answers),
         )
         self._count(inputs, usage)
         return Scores(
             request_id=request_id,
-            values=(rows[:queries] * rows[queries:]).sum(axis=1, dtype=np.float32),
-            kind=output.kind,
+            values=values,
+            kind=kind,
             usage=usage,
             image_pixels=sum(vision.pixels for found in images for vision in found),
-            timings=answer.timings,
+            timings=functools.reduce(wire.Timings.merge, [answer.timings for answer in answers]),
         )
+
+    def _score_rows(self, prompts: Sequence[Prompt], queries: int) -> int:
+        """The rows that workers send: those of a token-vector model's documents stay there."""
+        output = self._model.output
+        if output.kind is not OutputKind.TOKENS:
+            return len(prompts)
+        return sum(output.rows(len(prompt.tokens)) for prompt in prompts[:queries])
 
     def _check(self, request: EmbeddingsRequest) -> None:
         param = request.dimensions_param
@@ -319,6 +342,48 @@ class Pipeline:
             self._inputs["image"].inc(with_images)
             self._tokens["image"].inc(usage.image_tokens)
             self._tokens["cached"].inc(usage.cached_tokens)
+
+
+_Embed = Callable[..., Awaitable[Answer]]
+_Values = tuple[npt.NDArray[np.float32], list[Answer]]
+
+
+async def _logits(
+    embed: _Embed, request: ScoreRequest, prompts: Sequence[Prompt], images: Sequence[Visions]
+) -> _Values:
+    """A reranker's own scores, of prompts that are pairs."""
+    queries = len(request.queries)
+    found = [images[min(index, queries - 1)] + own for index, own in enumerate(images[queries:])]
+    answer = await embed([_item(*made) for made in zip(request.documents, prompts, found, strict=True)])
+    return answer.rows[:, 0], [answer]
+
+
+async def _cosines(
+    embed: _Embed,
+    inputs: Sequence[Input],
+    prompts: Sequence[Prompt],
+    images: Sequence[Visions],
+    queries: int,
+    output: Output,
+) -> _Values:
+    answer = await embed([_item(*made) for made in zip(inputs, prompts, images, strict=True)])
+    rows = _unit(answer.rows, output)
+    return (rows[:queries] * rows[queries:]).sum(axis=1, dtype=np.float32), [answer]
+
+
+async def _max_sims(
+    embed: _Embed, inputs: Sequence[Input], prompts: Sequence[Prompt], images: Sequence[Visions], queries: int
+) -> _Values:
+    """The queries' rows come here once, and go to the workers, which compare documents' rows with them."""
+    items = [_item(*made) for made in zip(inputs, prompts, images, strict=True)]
+    asked = await embed(items[:queries])
+    compared = [asked.rows[first:last].tobytes() for first, last in pairwise(asked.bounds.tolist())]
+    documents = [
+        msgspec.structs.replace(item, query=min(index, queries - 1))
+        for index, item in enumerate(items[queries:])
+    ]
+    answer = await embed(documents, compared)
+    return answer.rows[:, 0], [asked, answer]
 
 
 def _raise_first(made: Sequence[T | TesseraError]) -> list[T]:

@@ -23,7 +23,7 @@ from tessera.errors import InvalidInput, MediaNotCached, RequestCancelled, Tesse
 from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
 from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input, ScoreRequest
 from tessera.image_plan import ImagePlan
-from tessera.models.base import Content, Model, Prompt, Truncate, VisionSpec
+from tessera.models.base import Content, Model, PairLimits, PairModel, Prompt, Truncate, VisionSpec
 from tessera.tasks import Deadline, run_all
 from tessera.transport.lending import inline_handle
 
@@ -214,6 +214,7 @@ class Prompter:
 
     def __init__(self, model: Model, max_tokens: int) -> None:
         self._model = model
+        self._pairs = model if isinstance(model, PairModel) else None
         self.max_tokens = max_tokens
         self._threads = ThreadPoolExecutor(_threads(), thread_name_prefix="tokenise")
 
@@ -249,6 +250,31 @@ class Prompter:
 
         return await self._run(build, sum(entry.size for entry in (*request.queries, *request.documents)))
 
+    async def pairs(
+        self, request: ScoreRequest, visions: Sequence[Visions | TesseraError]
+    ) -> list[Prompt | TesseraError]:
+        """The prompt of each document with its query, or its error."""
+        model, queries = self._pairs, request.queries
+        assert model is not None
+        limits = PairLimits(
+            tokens=min(request.max_tokens or self.max_tokens, self.max_tokens),
+            query=request.max_query_tokens,
+            document=request.max_document_tokens,
+            truncate=request.truncate,
+        )
+        asked = list(zip(queries, visions, strict=False))
+        documents = list(zip(request.documents, visions[len(queries) :], strict=True))
+        groups = [documents] if len(queries) == 1 else [[document] for document in documents]
+
+        def build() -> list[Prompt | TesseraError]:
+            return [
+                made
+                for (query, images), group in zip(asked, groups, strict=True)
+                for made in _pairs(model, query, images, group, limits)
+            ]
+
+        return await self._run(build, sum(entry.size for entry in (*queries, *request.documents)))
+
     async def _run(
         self, build: Callable[[], list[Prompt | TesseraError]], characters: int
     ) -> list[Prompt | TesseraError]:
@@ -269,6 +295,31 @@ class Prompter:
             )
         except TesseraError as error:
             return error
+
+
+def _pairs(
+    model: PairModel,
+    query: Input,
+    images: Visions | TesseraError,
+    documents: Sequence[tuple[Input, Visions | TesseraError]],
+    limits: PairLimits,
+) -> list[Prompt | TesseraError]:
+    if isinstance(images, TesseraError):
+        return [images] * len(documents)
+    good = [(entry, found) for entry, found in documents if not isinstance(found, TesseraError)]
+    try:
+        made = iter(
+            model.pairs(
+                _content(query, images),
+                [_content(*document) for document in good],
+                limits=limits,
+                query_param=query.param,
+                params=[entry.param for entry, _ in good],
+            )
+        )
+    except TesseraError as error:
+        return [error] * len(documents)
+    return [found if isinstance(found, TesseraError) else next(made) for _, found in documents]
 
 
 def _content(entry: Input, visions: Visions) -> Content:

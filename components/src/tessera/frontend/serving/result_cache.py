@@ -16,7 +16,7 @@ from tessera import tracing, wire
 from tessera.cache import BoundedLru, SharedCache, SingleFlight
 from tessera.errors import DeadlineExceeded, RequestError, TesseraError, Unavailable
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.serving.dispatch import Answer, Embedder
+from tessera.frontend.serving.dispatch import SCORES, Answer, Embedder
 from tessera.logs import note
 from tessera.models.base import Output
 from tessera.tasks import Deadline
@@ -138,12 +138,20 @@ class ResultCache:
         return self._entries.used
 
     async def embed(
-        self, items: Sequence[wire.Item], *, request_id: str, priority: int, client: str, deadline: Deadline
+        self,
+        items: Sequence[wire.Item],
+        *,
+        request_id: str,
+        priority: int,
+        client: str,
+        deadline: Deadline,
+        queries: Sequence[bytes] = (),
     ) -> Answer:
         """As ``Dispatcher.embed``; what is not cached goes to the workers in one batch."""
-        answer = Answer.empty(items, self._output)
+        answer = Answer.empty(items, SCORES if queries else self._output)
         prefix = self._key_prefix()
-        keys = [_key(prefix, item) for item in items]
+        compared = [blake3(query).digest() for query in queries]
+        keys = [_key(prefix, item, compared[item.query] if compared else b"") for item in items]
         missing: list[int] = []
         for index, key in enumerate(keys):
             entry = self._entries.get(key)
@@ -156,7 +164,7 @@ class ResultCache:
         note(result_cache_hits=len(items) - len(missing))
         tracing.annotate({"tessera.result_cache.hits": len(items) - len(missing)})
         if missing:
-            batch = _Batch(self._dispatcher, request_id, priority, client, self._flight_seconds)
+            batch = _Batch(self._dispatcher, request_id, priority, client, self._flight_seconds, queries)
             calls = [self._compute(keys[index], items[index], batch, deadline) for index in missing]
             for index, outcome in zip(missing, await asyncio.gather(*calls), strict=True):
                 if isinstance(outcome, TesseraError):
@@ -200,6 +208,7 @@ class ResultCache:
             priority=batch.priority,
             client=batch.client,
             deadline=deadline,
+            queries=batch.queries,
         )
         return answer.errors.get(0) or _computed(answer, 0)
 
@@ -216,7 +225,13 @@ class _Batch:
     """The items of one request that are in no flight yet; one call, cancelled with its last waiter."""
 
     def __init__(
-        self, dispatcher: Embedder, request_id: str, priority: int, client: str, seconds: float
+        self,
+        dispatcher: Embedder,
+        request_id: str,
+        priority: int,
+        client: str,
+        seconds: float,
+        queries: Sequence[bytes],
     ) -> None:
         self._dispatcher = dispatcher
         self._seconds = seconds
@@ -226,6 +241,7 @@ class _Batch:
         self.request_id = request_id
         self.priority = priority
         self.client = client
+        self.queries = queries
 
     def add(self, item: wire.Item) -> int:
         assert self._task is None, "every item is added before the first portion is awaited"
@@ -253,6 +269,7 @@ class _Batch:
             priority=self.priority,
             client=self.client,
             deadline=Deadline.after(self._seconds),
+            queries=self.queries,
         )
 
 
@@ -271,8 +288,9 @@ def _image_tokens(item: wire.Item) -> int:
     return sum(image.rows for image in item.images if isinstance(image, wire.Image))
 
 
-def _key(prefix: bytes, item: wire.Item) -> bytes:
+def _key(prefix: bytes, item: wire.Item, compared: bytes) -> bytes:
     hasher = blake3(prefix)
+    hasher.update(compared)
     hasher.update(len(item.tokens).to_bytes(8, "little"))
     hasher.update(item.tokens)
     for image in item.images:

@@ -1,0 +1,87 @@
+"""A reranker: bytes of the query, a zero, bytes of the document; its score is their mean, scaled by ten."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tessera.errors import InvalidInput
+from tessera.models.base import Content, Output, OutputKind, PairLimits, Prompt, Truncate
+from tests.families.dual_encoder import DualEncoder, weights
+
+if TYPE_CHECKING:
+    from tessera.models.base import PairModel
+
+SEPARATOR = 0
+
+
+class Pairs(DualEncoder):
+    family = "pairs"
+    output = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
+
+    def pairs(
+        self,
+        query: Content,
+        documents: Sequence[Content],
+        *,
+        limits: PairLimits,
+        query_param: str,
+        params: Sequence[str],
+    ) -> list[Prompt | InvalidInput]:
+        asked = self._side(query, limits.query, query_param)
+        made: list[Prompt | InvalidInput] = []
+        for document, param in zip(documents, params, strict=True):
+            try:
+                found = self._side(document, limits.document, param)
+            except InvalidInput as error:
+                made.append(error)
+                continue
+            room = limits.tokens - len(asked.tokens) - 1
+            tokens = found.tokens if limits.truncate is Truncate.NONE else found.tokens[:room]
+            if len(tokens) > room:
+                made.append(InvalidInput(f"{param}: {len(tokens)} tokens, over {room}", param=param))
+                continue
+            made.append(
+                Prompt(
+                    tokens=np.concatenate([asked.tokens, [np.int32(SEPARATOR)], tokens]),
+                    image_tokens=asked.image_tokens + found.image_tokens,
+                )
+            )
+        return made
+
+    def _side(self, content: Content, bound: int | None, param: str) -> Prompt:
+        made = self.prompt(content, max_tokens=self.max_tokens, truncate=Truncate.NONE, param=param)
+        return made if bound is None else Prompt(tokens=made.tokens[:bound], image_tokens=made.image_tokens)
+
+    def load_text(self, *, dtype: str, device: str) -> Any:
+        forward = super().load_text(dtype=dtype, device=device)
+
+        def scores(*tensors: Any) -> Any:
+            return forward(*tensors).mean(1, keepdim=True) * 10
+
+        return scores
+
+
+def score(seed: int, query: str, document: str) -> float:
+    """The score by plain numpy."""
+    return float(weights(seed)["tokens"][list(f"{query}\0{document}".encode())].mean() * 10)
+
+
+class PairsFamily:
+    """Implements ``tessera.models.base.Family``."""
+
+    name = "pairs"
+    model_types = ("test_pairs",)
+
+    def open_model(self, path: Path, options: Mapping[str, object]) -> Pairs:
+        return Pairs(path, json.loads((path / "config.json").read_text())["seed"])
+
+
+FAMILY = PairsFamily()
+
+if TYPE_CHECKING:
+    _conforms: type[PairModel] = Pairs
