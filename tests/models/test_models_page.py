@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from tessera.models import families
+from tessera.models.colqwen3.model import Options as ColQwen3Options
 from tessera.models.llama_nemotron_rerank.model import Options as RerankOptions
 from tessera.models.qwen3_embedding.model import Options as EmbeddingOptions
 from tessera.models.qwen3_vl_embedding.model import Options as VLOptions
@@ -30,6 +31,7 @@ def test_every_family_is_described() -> None:
 @pytest.mark.parametrize(
     ("family", "options"),
     [
+        ("colqwen3", ColQwen3Options),
         ("llama_nemotron_rerank", RerankOptions),
         ("qwen3_embedding", EmbeddingOptions),
         ("qwen3_vl_embedding", VLOptions),

@@ -15,6 +15,7 @@ from tessera.tools.random_checkpoint.checkpoint import main
 def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
     assert open_model(checkpoint).family == "llama_nemotron_vl"
     built_in = [
+        "colqwen3",
         "llama_nemotron_embed",
         "llama_nemotron_rerank",
         "llama_nemotron_rerank_vl",

@@ -67,8 +67,9 @@ class Qwen3VLReference:
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
         self.config, self.tokenizer, weights = _files(Path(path))
-        self.model = Qwen3VLModel._from_config(Qwen3VLConfig(**self.config), attn_implementation="sdpa")
-        _fill(self.model, {name.removeprefix("model."): value for name, value in weights.items()})
+        known = {key: value for key, value in self.config.items() if key != "model_type"}
+        self.model = Qwen3VLModel._from_config(Qwen3VLConfig(**known), attn_implementation="sdpa")
+        _fill(self.model, self.body(weights))
         half = [0.5, 0.5, 0.5]
         self.processor = Qwen2VLImageProcessorPil(
             do_resize=False,
@@ -81,6 +82,10 @@ class Qwen3VLReference:
         self.pool: Callable[[torch.Tensor], torch.Tensor] = _last
         self.causal = True
         self.flat_positions = False
+
+    def body(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """The weights by the names of ``Qwen3VLModel``."""
+        return {name.removeprefix("model."): value for name, value in weights.items()}
 
     def pixels(self, data: bytes) -> tuple[torch.Tensor, tuple[int, int, int]]:
         """Normalised patches, float32 ``[patches, 1536]``, and the grid."""
@@ -179,6 +184,50 @@ class Qwen3VLReference:
         kinds = (ids == self.config["image_token_id"]).int()
         output = self.model(input_ids=ids, mm_token_type_ids=kinds, use_cache=False, **seen)
         return functional.normalize(output.last_hidden_state[0, -1], dim=0, eps=1e-12).numpy()
+
+
+class ColQwen3Reference(Qwen3VLReference):
+    """ColQwen3 at ``path``, in float32: the same body, and a linear layer of torch behind it."""
+
+    projection: nn.Linear
+
+    def body(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        ours = {"embedding_proj_layer", "custom_text_proj"}
+        head = {name.split(".")[1]: each for name, each in weights.items() if name.split(".")[0] in ours}
+        rows, columns = head["weight"].shape
+        self.projection = nn.Linear(columns, rows, bias="bias" in head)
+        _fill(self.projection, head)
+        return {
+            name.removeprefix("vlm.").removeprefix("model."): each
+            for name, each in weights.items()
+            if name.split(".")[0] not in ours
+        }
+
+    def prompt(self, parts: Sequence[str | tuple[int, int, int]], role: str) -> list[int]:
+        """Ids of the prompt; an image is given by its grid."""
+        if all(isinstance(part, str) for part in parts):
+            text = "".join(map(str, parts))
+            return list(self.tokenizer.encode(f"Query: {text}{END * 10}" if role == "query" else text).ids)
+        spelled = "".join(
+            part
+            if isinstance(part, str)
+            else "<|vision_start|>" + "<|image_pad|>" * (part[1] * part[2] // 4) + "<|vision_end|>"
+            for part in parts
+        )
+        if not any(isinstance(part, str) for part in parts):
+            spelled += "Describe the image."
+        answer = "<|im_start|>assistant\n" if self.config["model_type"] == "ops_colqwen3" else ""
+        return list(self.tokenizer.encode(f"<|im_start|>user\n{spelled}<|im_end|>{answer}{END}").ids)
+
+    @torch.no_grad()
+    def answer(self, given: Given) -> np.ndarray:
+        """A unit vector of each token, float32 ``[tokens, width]``."""
+        images = {n: self.pixels(part) for n, part in enumerate(given.parts) if isinstance(part, bytes)}
+        parts = [images[n][1] if n in images else str(part) for n, part in enumerate(given.parts)]
+        rows = [self.vision_rows(*image) for image in images.values()]
+        tokens = self.prompt(parts, given.role.value)
+        hidden = self.hidden(tokens, [grid for _, grid in images.values()], rows)
+        return functional.normalize(self.projection(hidden), dim=-1, eps=1e-12).numpy()
 
 
 def full_stop(instruction: str | None) -> str | None:

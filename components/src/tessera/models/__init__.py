@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _BUILT_IN = (
+    "tessera.models.colqwen3",
     "tessera.models.llama_nemotron_embed",
     "tessera.models.llama_nemotron_rerank",
     "tessera.models.llama_nemotron_rerank_vl",

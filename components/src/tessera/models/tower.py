@@ -138,11 +138,16 @@ class TowerModel:
         """
         return stored_tensors(self.path, self.text.shapes("text."), text_name)
 
+    @property
+    def stored_text(self) -> TextSpec:
+        """The tower as the weight files have it; families may have to look. Raises ``CheckpointError``."""
+        return self.text
+
     def load_text(self, *, dtype: str, device: str) -> TextModule:
         """Read the tower's tensors; raises ``CheckpointError``."""
         from tessera.nn.loading import load_text
 
-        return load_text(self.text, self.tensors(), part="text.", dtype=dtype, device=device)
+        return load_text(self.stored_text, self.tensors(), part="text.", dtype=dtype, device=device)
 
     @property
     def image_token_id(self) -> int:
@@ -158,7 +163,7 @@ class TowerModel:
         check_stage(stage, layout, TEXT_STAGES)
         stages = TextStages(
             family=self.family,
-            spec=self.text,
+            spec=self.stored_text,
             tensors=self.tensors,
             part="text.",
             dtype=dtype,

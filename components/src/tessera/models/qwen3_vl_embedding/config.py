@@ -6,6 +6,7 @@ own, which are the options' defaults, so the file's are not read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
 from pathlib import Path
@@ -60,11 +61,11 @@ class ModelConfig:
     vision_end: int
 
 
-def read_config(directory: Path) -> ModelConfig:
+def read_config(directory: Path, architectures: Sequence[Sequence[str]] = _ARCHITECTURES) -> ModelConfig:
     """Read and cross-check the configuration in ``directory``; raises ``CheckpointError``."""
     config = Section.read(directory / CONFIG_FILE)
-    if config.values.get("architectures", _ARCHITECTURES[0]) not in _ARCHITECTURES:
-        raise config.error("architectures", f"must be one of {list(_ARCHITECTURES)}")
+    if config.values.get("architectures", architectures[0]) not in architectures:
+        raise config.error("architectures", f"must be one of {list(architectures)}")
     vision = _vision(config.section("vision_config"))
     section = config.section("text_config")
     text = read_text(section, theta=_DEFAULT_THETA, sections=True, levels=len(vision.deepstack))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Final
 
 import torch
 
 from tessera.checkpoint.loading import fill, torch_dtype
+from tessera.checkpoint.safetensors import StoredTensor
 from tessera.models.qwen3_vl_embedding.config import ModelConfig
-from tessera.models.qwen3_vl_embedding.tensors import stored_tensors
 from tessera.models.qwen3_vl_embedding.vision import VisionTower
 
 _SOURCES: Final = {
@@ -28,11 +28,12 @@ _SOURCES: Final = {
 }
 
 
-def load_vision(path: Path, config: ModelConfig, *, dtype: str, device: str) -> VisionTower:
+def load_vision(
+    tensors: Mapping[str, StoredTensor], config: ModelConfig, *, dtype: str, device: str
+) -> VisionTower:
     """The vision tower on ``device``; raises ``CheckpointError``."""
     at = torch.device(device)
     with torch.device("meta"):
         tower = VisionTower(config.vision)
-    tensors = stored_tensors(path, config)
     fill(tower, tensors, part="vision.", sources=_SOURCES, dtype=torch_dtype(dtype), device=at)
     return tower.prepare(config, at)

@@ -6,6 +6,7 @@ A canonical name is made of its part and its name inside the part: ``vision.bloc
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from tessera.checkpoint.safetensors import StoredTensor
@@ -34,9 +35,14 @@ def expected(config: ModelConfig) -> Shapes:
     return vision_shapes(config.vision) | config.text.shapes("text.")
 
 
-def stored_tensors(directory: Path, config: ModelConfig) -> dict[str, StoredTensor]:
-    """The place of every tensor that the model uses, by canonical name; raises ``CheckpointError``."""
-    return find_tensors(directory, expected(config), canonical)
+def stored_tensors(
+    directory: Path, config: ModelConfig, names: Callable[[str], str | None] = canonical
+) -> dict[str, StoredTensor]:
+    """The place of every tensor that the model uses, by canonical name; raises ``CheckpointError``.
+
+    ``names`` makes that name of a stored one.
+    """
+    return find_tensors(directory, expected(config), names)
 
 
 def vision_shapes(config: VisionConfig) -> Shapes:

@@ -38,6 +38,7 @@ class Spec(Protocol):
 
 
 _SPECS: Final[Mapping[str, Mapping[str, Spec]]] = {
+    "colqwen3": {"tiny": qwen3.COL_TINY, "full": qwen3.COL_FULL},
     "llama_nemotron_embed": {"tiny": llama.TINY, "full": llama.FULL},
     "llama_nemotron_rerank": {"tiny": llama_rerank.TINY, "full": llama_rerank.FULL},
     "llama_nemotron_rerank_vl": {
@@ -78,7 +79,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera-checkpoint
         "--size",
         choices=("full", "tiny"),
         default="tiny",
-        help="tiny: runs anywhere; full: the published model's shapes, 1.1 to 4 GiB in bfloat16",
+        help="tiny: runs anywhere; full: the published model's shapes, 1.1 to 8.3 GiB in bfloat16",
     )
     parser.add_argument(
         "--dtype",

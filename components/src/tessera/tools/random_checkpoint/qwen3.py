@@ -1,4 +1,4 @@
-"""Random checkpoints of Qwen3-Embedding and Qwen3-VL-Embedding: shapes, files and distributions."""
+"""Random checkpoints of Qwen3-Embedding, Qwen3-VL-Embedding and ColQwen3: shapes, files, distributions."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from tokenizers import normalizers
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import Shapes
+from tessera.models.colqwen3.config import OPS, TOMORO
+from tessera.models.colqwen3.config import read_config as read_colqwen3_config
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
 from tessera.models.qwen3_embedding.model import read_config
-from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE
+from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_vl_config
 from tessera.models.qwen3_vl_embedding.tensors import vision_shapes
 from tessera.models.tower import CONFIG_FILE
@@ -185,12 +187,48 @@ class Qwen3VLSpec(Qwen3Spec):
         return files
 
     def tensors(self, directory: Path) -> Iterator[RandomTensor]:
-        config = read_vl_config(directory)
+        config = self._read(directory)
         shapes = vision_shapes(config.vision) | config.text.shapes("text.")
         return _tensors(shapes, {"text": self.text_prefix, "vision": self.vision_prefix})
 
+    def _read(self, directory: Path) -> ModelConfig:
+        return read_vl_config(directory)
+
     def _rope(self) -> dict[str, Any]:
         return {"rope_type": "default", "mrope_interleaved": True, "mrope_section": list(self.sections)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColQwen3Spec(Qwen3VLSpec):
+    """A checkpoint of ColQwen3, with the names of Tomoro's; ``ops`` for those of Ops-Colqwen3."""
+
+    text_prefix: str = "vlm.model.language_model."
+    vision_prefix: str = "vlm.model.visual."
+    appends_end: bool = False
+    width: int = 320
+    bias: bool = True
+    ops: bool = False
+
+    def files(self, dtype: str, seed: int) -> dict[str, dict[str, Any]]:
+        files = Qwen3VLSpec.files(self, dtype, seed)
+        if self.ops:
+            kind = {"architectures": ["OpsColQwen3Model"], "model_type": OPS, "dims": self.width}
+        else:
+            kind = {"architectures": ["ColQwen3"], "model_type": TOMORO, "embed_dim": self.width}
+        files[CONFIG_FILE] |= kind
+        return files
+
+    def tensors(self, directory: Path) -> Iterator[RandomTensor]:
+        projection = "custom_text_proj." if self.ops else "embedding_proj_layer."
+        for tensor in Qwen3VLSpec.tensors(self, directory):
+            part, _, rest = tensor.name.partition("head.")
+            if part != self.text_prefix:
+                yield tensor
+            elif self.bias or rest != "bias":
+                yield replace(tensor, name=projection + rest)
+
+    def _read(self, directory: Path) -> ModelConfig:
+        return read_colqwen3_config(directory).body
 
 
 TINY = Qwen3Spec()
@@ -222,6 +260,25 @@ VL_FULL = Qwen3VLSpec(
     vision_intermediate=4096,
     positions=2304,
     deepstack=(5, 11, 17),
+)
+COL_TINY = ColQwen3Spec()
+COL_FULL = ColQwen3Spec(
+    hidden=2560,
+    layers=36,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    intermediate=9728,
+    base_vocab=151643,
+    vocab_size=151936,
+    sections=(24, 20, 20),
+    vision_hidden=1024,
+    vision_layers=24,
+    vision_heads=16,
+    vision_intermediate=4096,
+    positions=2304,
+    deepstack=(5, 11, 17),
+    shards=2,
 )
 VL_8B = replace(
     VL_FULL,

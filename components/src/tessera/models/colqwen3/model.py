@@ -1,0 +1,116 @@
+"""A checkpoint of ColQwen3 as the rest of Tessera sees it; importing and opening need no torch.
+
+The layout of a prompt::
+
+    query           Query: {text}                and end tokens, of which each becomes a vector as well
+    text            {text}
+    images          a user's turn of the images and the text, or "Describe the image."; an end token
+
+Ops-Colqwen3 has an empty turn of the assistant before that last token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+
+from tessera.checkpoint.safetensors import StoredTensor
+from tessera.checkpoint.weights import weight_files
+from tessera.models.base import Content, OutputKind, Role
+from tessera.models.colqwen3.config import OPS, ColQwen3Config, read_config
+from tessera.models.prompts import Fixed, Run, Segment, texts_of
+from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
+from tessera.models.qwen3_vl_embedding.tensors import canonical as body_name
+from tessera.models.qwen3_vl_embedding.tensors import stored_tensors
+from tessera.nn.spec import TextSpec
+
+if TYPE_CHECKING:
+    from tessera.models.base import Model
+    from tessera.models.stages import StageFamily
+
+FAMILY_NAME: Final = "colqwen3"
+
+_OUTER: Final = ("vlm.", "model.")
+_PROJECTIONS: Final = ("embedding_proj_layer.", "custom_text_proj.")
+_HEAD: Final = "text.head."
+_SMALLEST: Final = 32
+_ALONE: Final = "Describe the image."
+
+
+class Options(ImageOptions, frozen=True, forbid_unknown_fields=True):
+    """``query_prefix`` stands before a query, ``query_end_tokens`` end tokens behind it.
+
+    Releases of the tools that these models are trained with differ in both.
+    """
+
+    min_pixels: Annotated[int, msgspec.Meta(ge=1)] = 65_536
+    max_pixels: Annotated[int, msgspec.Meta(ge=1, le=1 << 27)] = 1_310_720
+    query_prefix: str = "Query: "
+    query_end_tokens: Annotated[int, msgspec.Meta(ge=0, le=64)] = 10
+
+
+class ColQwen3(Qwen3VLBody):
+    """Implements ``tessera.models.base.Model``; its output is a vector of each token, template included."""
+
+    family = FAMILY_NAME
+    revision = "colqwen3 1"
+    kind = OutputKind.TOKENS
+
+    def __init__(self, path: Path, config: ColQwen3Config, options: Options) -> None:
+        text = config.body.text
+        # That of Ops is trained to be cut.
+        widths = range(_SMALLEST, text.width) if config.model_type == OPS else ()
+        super().__init__(path, config.body, options, dimensions=frozenset(widths))
+        self._prefix = options.query_prefix
+        self._end_tokens = options.query_end_tokens
+        self._answers = config.model_type == OPS
+
+    @classmethod
+    def open(cls, path: Path, options: Options) -> ColQwen3:
+        """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
+        return cls(path, read_config(path), options)
+
+    def segments(self, content: Content, *, param: str) -> list[Segment]:
+        if content.images:
+            user = self.user(content, param=param)
+            if not any(texts_of(content)):
+                user.append(Fixed(_ALONE))
+            answer = (self.turn_start, Fixed("assistant\n")) if self._answers else ()
+            return [self.turn_start, *user, self.turn_end, *answer, self.end]
+        text = "".join(texts_of(content))
+        if content.role is Role.QUERY:
+            return [Run(self._prefix, text), *[self.end] * self._end_tokens]
+        return [Run("", text)]
+
+    @cached_property
+    def stored_text(self) -> TextSpec:
+        """The projection has a bias or none, as its files have it."""
+        assert self.text.head is not None
+        stored = (tensor.name for file in weight_files(self.path) for tensor in file.tensors)
+        if any(stored_name(name) == f"{_HEAD}bias" for name in stored):
+            return self.text
+        return replace(self.text, head=replace(self.text.head, bias=False))
+
+    def tensors(self) -> Mapping[str, StoredTensor]:
+        return stored_tensors(self.path, replace(self.config, text=self.stored_text), stored_name)
+
+
+def stored_name(name: str) -> str | None:
+    """The canonical name of a stored tensor; ``None`` for the head that generates text."""
+    bare = name
+    for outer in _OUTER:
+        bare = bare.removeprefix(outer)
+    for projection in _PROJECTIONS:
+        if bare.startswith(projection):
+            return _HEAD + bare.removeprefix(projection)
+    return body_name(bare)
+
+
+if TYPE_CHECKING:
+    _conforms: type[Model] = ColQwen3
+    _offers_stages: type[StageFamily] = ColQwen3

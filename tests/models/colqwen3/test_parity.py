@@ -1,0 +1,141 @@
+"""Vectors of tokens against transformers' Qwen3-VL and a linear layer, and against the same with mistakes."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tessera.errors import CheckpointError
+from tessera.models import open_model
+from tessera.models.base import Content, Output, OutputKind, Role, Truncate
+from tessera.models.colqwen3.config import read_config
+from tessera.models.colqwen3.model import ColQwen3, Options
+from tessera.models.qwen3_vl_embedding.tensors import expected
+from tessera.tools.random_checkpoint.qwen3 import COL_FULL, COL_TINY, ColQwen3Spec
+from tests.models.colqwen3.cases import CASES
+from tests.models.conftest import WriteCheckpoint
+from tests.models.qwen3_vl_embedding.test_mistakes import MISTAKES
+from tests.models.running import batch_of, cosines, vectors
+from tests.references.qwen3 import ColQwen3Reference
+
+BARS = {"float32": 0.99999, "bfloat16": 0.998}
+OPS = replace(COL_TINY, ops=True, text_prefix="language_model.", vision_prefix="visual.", width=96)
+CONFIGURATIONS: dict[str, ColQwen3Spec] = {
+    "tomoro": COL_TINY,
+    "tomoro, no bias": replace(COL_TINY, bias=False, width=64, shards=2),
+    "ops": OPS,
+}
+OPTIONS = Options(min_pixels=4096, max_pixels=1_843_200)
+
+Record = Callable[[str, Any], None]
+
+
+def reference_vectors(reference: ColQwen3Reference) -> np.ndarray:
+    return np.concatenate([reference.answer(each) for each in CASES])
+
+
+def found_vectors(model: ColQwen3, dtype: str) -> np.ndarray:
+    vision = model.load_vision(dtype=dtype, device="cpu")
+    return vectors(model, model.load_text(dtype=dtype, device="cpu"), batch_of(model, vision, CASES))
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_vectors(name: str, written: WriteCheckpoint, record_property: Record) -> None:
+    spec = CONFIGURATIONS[name]
+    path = written(spec, dtype="bfloat16")
+    model = ColQwen3.open(path, OPTIONS)
+    assert model.output == Output(kind=OutputKind.TOKENS, width=spec.width)
+    wanted = reference_vectors(ColQwen3Reference(path))
+    for dtype, bar in BARS.items():
+        cosine = cosines(found_vectors(model, dtype), wanted).min()
+        line = f"{name:30}{dtype:10}worst cosine {cosine:.7f} of {len(wanted)}"
+        record_property("parity of colqwen3 with transformers in float32", line)
+        assert cosine >= bar, line
+
+
+def no_bias(reference: ColQwen3Reference) -> None:
+    reference.projection.bias = None
+
+
+def projection_of_the_state_before_the_final_norm(reference: ColQwen3Reference) -> None:
+    reference.model.language_model.norm = torch.nn.Identity()
+
+
+def attention_to_both_sides(reference: ColQwen3Reference) -> None:
+    reference.causal = False
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        no_bias,
+        projection_of_the_state_before_the_final_norm,
+        attention_to_both_sides,
+        MISTAKES["one dimensional positions"],
+        MISTAKES["deepstack dropped"],
+        MISTAKES["chunked mrope"],
+    ],
+)
+def test_a_mistake_fails_both_bars(
+    written: WriteCheckpoint, mistake: Callable[[ColQwen3Reference], None], found: np.ndarray
+) -> None:
+    reference = ColQwen3Reference(written(COL_TINY, dtype="bfloat16"))
+    mistake(reference)
+    assert cosines(found, reference_vectors(reference)).min() < BARS["bfloat16"]
+
+
+@pytest.fixture(scope="module")
+def found(written: WriteCheckpoint) -> np.ndarray:
+    return found_vectors(ColQwen3.open(written(COL_TINY, dtype="bfloat16"), OPTIONS), "float32")
+
+
+def test_what_it_is(written: WriteCheckpoint) -> None:
+    tomoro, ops = open_model(written(COL_TINY, dtype="bfloat16")), open_model(written(OPS, dtype="bfloat16"))
+    assert tomoro.family == ops.family == "colqwen3"
+    assert (tomoro.output.width, ops.output.width) == (320, 96)
+    assert tomoro.dimensions == frozenset() and ops.dimensions == frozenset(range(32, 96))
+    assert tomoro.plan(2000, 2000, param="x").rows <= 1280
+
+
+def test_queries_by_the_options(written: WriteCheckpoint) -> None:
+    path = written(COL_TINY, dtype="bfloat16")
+    query = Content(parts=("river",), role=Role.QUERY)
+    bare = Content(parts=("river",))
+    plain = open_model(path, {"query_prefix": "", "query_end_tokens": 0})
+    given = {"max_tokens": 100, "truncate": Truncate.NONE, "param": "x"}
+    assert plain.prompt(query, **given).tokens.tolist() == plain.prompt(bare, **given).tokens.tolist()  # type: ignore[arg-type]
+    default = open_model(path).prompt(query, **given).tokens.tolist()  # type: ignore[arg-type]
+    assert len(set(default[-10:])) == 1 and default[-11] != default[-10]
+
+
+def test_a_projection_that_does_not_fit_is_refused(written: WriteCheckpoint, tmp_path: Path) -> None:
+    path = tmp_path / "changed"
+    shutil.copytree(written(COL_TINY, dtype="bfloat16"), path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"embed_dim": 128}))
+    with pytest.raises(CheckpointError, match=r"embedding_proj_layer.* must have shape \[128"):
+        open_model(path).load_text(dtype="float32", device="cpu")
+    (path / "config.json").write_text(json.dumps(config))
+    weights = load_file(path / "model.safetensors")
+    del weights["embedding_proj_layer.weight"]
+    save_file(weights, path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"text\.head\.weight.* is missing"):
+        open_model(path).load_text(dtype="float32", device="cpu")
+
+
+def test_the_published_size(tmp_path: Path) -> None:
+    for name, content in replace(COL_FULL, base_vocab=2000).files("bfloat16", 0).items():
+        (tmp_path / name).write_text(json.dumps(content))
+    body = read_config(tmp_path).body
+    # The body of Qwen3-VL-4B, and the projection with its bias.
+    assert sum(map(math.prod, expected(body).values())) == 4_437_815_808 + 2560 * 320 + 320
