@@ -136,10 +136,9 @@ def test_routes_of_vectors_answer_no_other_model(vectors: httpx.Client, token_ro
             answer = token_rows.post(path, json=body)
             assert answer.status_code == 404, answer.text
             assert path in answer.text and "tokens as its output" in answer.text
-    assert vectors.post("/embed_all", json={"inputs": "a"}).json() == {
-        "error": "/embed_all answers models whose output is tokens, and 'tessera-random' has vector as its output",
-        "error_type": "Validation",
-    }
+    said = f"/embed_all answers models whose output is tokens, and {MODEL!r} has vector as its output"
+    answer = vectors.post("/embed_all", json={"inputs": "a"})
+    assert answer.json() == {"error": said, "error_type": "Validation"}
     # Whoever serves token vectors finds no worker.
     for path in ("/v1/embeddings", "/pooling"):
         assert token_rows.post(path, json={"input": "a"}).status_code == 503

@@ -69,7 +69,7 @@ def test_fields(fields: dict[str, object], name: str, value: object) -> None:
         ({"input": "a", "colour": "blue"}, "colour", "unknown key; the known keys are"),
         ({"model": 1}, "model", "found 1"),
         ({"model": ""}, "model", "non-empty"),
-        ({"encoding_format": "hex"}, "encoding_format", "one of float, base64, bytes, bytes_only, found 'hex'"),
+        ({"encoding_format": "hex"}, "encoding_format", "base64, bytes, bytes_only, found 'hex'"),
         ({"encoding_format": ["float"]}, "encoding_format", "a list of 1"),
         ({"embed_dtype": "fp8_e4m3"}, "embed_dtype", "float32"),
         ({"embed_dtype": "int8", "embedding_type": "uint8"}, "embedding_type", "contradicts embed_dtype"),
