@@ -68,11 +68,13 @@ def test_a_model_says_what_it_is(vectors: httpx.Client, token_rows: httpx.Client
                 "dimensions": [[32, 32], [64, 64], [100, 104], [128, 128]],
             },
             "images": True,
+            "task": "embed",
         },
         token_rows: {
             "family": "token_rows",
             "output": {"kind": "tokens", "width": HIDDEN, "dimensions": [[HIDDEN, HIDDEN]]},
             "images": False,
+            "task": "token_embed",
         },
     }
     for client, expected in said.items():
@@ -83,6 +85,28 @@ def test_a_model_says_what_it_is(vectors: httpx.Client, token_rows: httpx.Client
             assert {key: found[key] for key in expected} == expected
         health = client.get("/health")
         assert (health.status_code, health.json()["images"]) == (503, False)
+
+
+def test_the_routes_that_a_model_lists_are_those_that_answer_it(
+    vectors: httpx.Client, token_rows: httpx.Client
+) -> None:
+    asked = 0
+    for client in (vectors, token_rows):
+        document = client.get("/openapi.json").json()
+        listed = client.get("/v1/models").json()["data"][0]["routes"]
+        for path, methods in document["paths"].items():
+            if "post" in methods and path != "/tokenize":
+                assert methods["post"]["x-output-kinds"], path
+                path = path.replace("{", "").replace("}", "")
+                # An empty body is refused behind that, if at all.
+                answer = client.post(path, json={})
+                assert (path in listed) == (answer.status_code != 404), (path, answer.text)
+                asked += 1
+        assert "For models whose output is tokens.</p>" in client.get("/docs").text
+    assert asked >= 12
+    assert {"/v1/embeddings", "/v2/embed", "/embed", "/pooling"} <= set(
+        vectors.get("/v1/models").json()["data"][0]["routes"]
+    )
 
 
 SIXTY: dict[str, dict[str, Any]] = {

@@ -29,6 +29,9 @@ COUNTS = (3, 1, 5)
 BOUNDS = np.cumsum((0, *COUNTS))
 TOKENS = Served(names=("m",), output=Output(kind=OutputKind.TOKENS, width=WIDTH), limits=RequestLimits())
 VECTORS = Served(names=("m",), output=Output(kind=OutputKind.VECTOR, width=WIDTH), limits=RequestLimits())
+SCORES = Served(
+    names=("m",), output=Output(kind=OutputKind.SCORE, width=1, unit_length=False), limits=RequestLimits()
+)
 Matrix = npt.NDArray[Any]
 
 
@@ -232,6 +235,18 @@ def test_pooling_of_a_vector_model() -> None:
     assert [row.shape for row in found] == [(WIDTH,)] * 3 and np.array_equal(np.stack(found), ROWS[:3])
 
 
+def test_pooling_of_a_reranker() -> None:
+    logits = np.array([[-90.0], [0.0], [2.5]], np.float32)
+    found = result(logits, range(4))
+    for fields in ({}, {"task": "classify"}, {"use_activation": True}):
+        rows = [row["data"] for row in data(pooled(SCORES, found, **fields))]
+        np.testing.assert_allclose(np.array(rows), 1 / (1 + np.exp(-logits.astype(np.float64))), rtol=1e-6)
+    rows = [row["data"] for row in data(pooled(SCORES, found, use_activation=False))]
+    assert rows == logits.tolist()
+    raw = decode(pooled(SCORES, found, use_activation=False, encoding_format="bytes"))
+    assert [row.tolist() for row in raw] == logits.tolist()
+
+
 @pytest.mark.parametrize(
     ("served", "fields", "param", "words"),
     [
@@ -240,6 +255,8 @@ def test_pooling_of_a_vector_model() -> None:
         (TOKENS, {"task": "retrieval.query"}, "task", "does token_embed"),
         (TOKENS, {"task": 1}, "task", "expected token_embed, found 1"),
         (VECTORS, {"task": "token_embed"}, "task", "does embed"),
+        (SCORES, {"task": "score"}, "task", "does classify"),
+        (SCORES, {"embed_dtype": "int8"}, "embed_dtype", "a score has no int8"),
         (TOKENS, {"dimensions": 8}, "dimensions", "not supported"),
         (TOKENS, {"return_multivector": True}, "return_multivector", "not supported"),
         (TOKENS, {"data": {"x": 1}}, "data", "plugins"),

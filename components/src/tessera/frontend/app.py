@@ -17,6 +17,7 @@ from tessera import __version__, tracing
 from tessera.errors import RequestCancelled, TesseraError
 from tessera.frontend import page
 from tessera.frontend.api import cohere, docs, health, openai, pooling, status, tei, tokenize, voyage
+from tessera.frontend.api.schema import OUTPUTS
 from tessera.frontend.api.values import clip
 from tessera.frontend.http.errors import (
     ErrorShape,
@@ -74,6 +75,14 @@ def make_app(service: Service) -> FastAPI:
         for route in router.routes
         if isinstance(route, APIRoute)
     }
+
+    kind = service.model.output.kind.value
+    service.routes.extend(
+        route.path
+        for _, router in routers
+        for route in router.routes
+        if isinstance(route, APIRoute) and kind in (route.openapi_extra or {}).get(OUTPUTS, ())
+    )
 
     def around(routes: ASGIApp) -> ASGIApp:
         guarded = RequestMiddleware(

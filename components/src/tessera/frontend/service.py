@@ -28,6 +28,7 @@ from tessera.frontend.serving.router import Router
 from tessera.frontend.settings import FrontendSettings
 from tessera.frontend.widths import Widths
 from tessera.models import Model, open_model
+from tessera.models.base import OutputKind
 from tessera.rpc import Check, Client, Peers, Runtime
 
 # Of clients' own vision rows, lent to workers at a time; beyond it they go into the messages.
@@ -38,6 +39,13 @@ _NAMES_BYTES: Final = 4 << 20
 _NAME_BYTES: Final = 88
 # Of the smallest vectors that fill the result cache; its index takes 1 % of it.
 _RESULT_BYTES: Final = 1024
+
+TASKS: Final = {
+    OutputKind.VECTOR: "embed",
+    OutputKind.TOKENS: "token_embed",
+    OutputKind.SCORE: "classify",
+}
+"""vLLM's names for what a model does, by its output."""
 
 # Tokens, and units, that may be in flight before the first worker has said how much it takes.
 _UNKNOWN_CAPACITY: Final = 65_536
@@ -79,6 +87,8 @@ class Service:
     group: FrontendGroup
     pulse: asyncio.Task[None]
     draining: asyncio.Event = field(default_factory=asyncio.Event)
+    routes: list[str] = field(default_factory=list)
+    """Those that answer what comes out of the model; the application fills it once it has them all."""
 
     @classmethod
     async def connect(cls, settings: FrontendSettings) -> Service:
@@ -159,6 +169,8 @@ def described(service: Service) -> dict[str, Any]:
             "dimensions": [list(each) for each in widths.ranges],
         },
         "images": model.vision is not None,
+        "task": TASKS[model.output.kind],
+        "routes": service.routes,
         "source": None if source is None else source.described(),
     }
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api.content import InputBuilder, image_at, read_message
-from tessera.frontend.api.endpoint import Served, Translated
+from tessera.frontend.api.endpoint import VECTORS, Served, Translated
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish
 from tessera.frontend.api.schema import (
     INSTRUCTION,
@@ -224,7 +224,7 @@ _ERROR: Final = object_of(("message",), message=_TEXT)
 
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Cohere"])
-    described = operation(body=SCHEMA, answer=_ANSWER, error=_ERROR)
+    described = operation(body=SCHEMA, answer=_ANSWER, error=_ERROR, kinds=VECTORS)
 
     @router.post("/v2/embed", openapi_extra=described, summary="Embed texts, images or mixed inputs")
     async def embed(request: Request) -> Response:

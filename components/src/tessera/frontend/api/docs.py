@@ -13,6 +13,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tessera.frontend.api.schema import OUTPUTS
 from tessera.frontend.service import ClientApi, Service
 
 _STYLE: Final = """
@@ -67,6 +68,8 @@ def render(document: dict[str, Any]) -> str:
 def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[str]:
     yield f"<h2><code>{method.upper()} {escape(path)}</code></h2>"
     yield f"<p>{escape(operation.get('summary', ''))}</p>"
+    if outputs := operation.get(OUTPUTS):
+        yield f"<p>For models whose output is {escape(' or '.join(outputs))}.</p>"
     content = operation.get("requestBody", {}).get("content", {})
     for schema in (media["schema"] for media in content.values()):
         required = schema.get("required", ())

@@ -47,7 +47,8 @@ from tessera.tasks import Deadline, Departure, Left
 T = TypeVar("T")
 
 ALL_KINDS: Final = frozenset(OutputKind)
-_VECTORS: Final = frozenset((OutputKind.VECTOR,))
+VECTORS: Final = frozenset((OutputKind.VECTOR,))
+TOKEN_VECTORS: Final = frozenset((OutputKind.TOKENS,))
 # Of rows: writing an answer of more than these takes long enough for other requests to notice, 2 ms.
 _LARGE_BYTES: Final = 1 << 18
 # What a score and its index take in any client's JSON.
@@ -257,7 +258,7 @@ class Endpoint:
         self._fairness = LoopFairness()
 
     async def embed(
-        self, http: Request, translate: Translate, *, kinds: frozenset[OutputKind] = _VECTORS
+        self, http: Request, translate: Translate, *, kinds: frozenset[OutputKind] = VECTORS
     ) -> Response:
         """The answer in the form that ``translate`` knows; errors are raised, for the route's own shape.
 

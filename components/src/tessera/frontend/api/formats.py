@@ -81,6 +81,13 @@ def finish(vectors: Vectors, *, width: int, normalize: bool) -> Vectors:
     return np.ascontiguousarray(cut, dtype="<f4")
 
 
+def sigmoid(logits: Vectors) -> Vectors:
+    # The exponential of what is not above zero cannot overflow.
+    small = np.exp(-np.abs(logits))
+    found: Vectors = np.where(logits >= 0, 1, small) / (1 + small)
+    return found
+
+
 def convert(vectors: Vectors, dtype: EmbedDtype) -> Values:
     """The values of each row in an element type; bfloat16 as uint16 bit patterns, packed types as bytes."""
     match dtype:

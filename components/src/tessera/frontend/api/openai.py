@@ -50,7 +50,7 @@ from tessera.frontend.api.content import (
     read_tokens,
     split_messages,
 )
-from tessera.frontend.api.endpoint import Served, Translated
+from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Served, Translated
 from tessera.frontend.api.formats import (
     ResponseBody,
     Values,
@@ -111,9 +111,6 @@ from tessera.frontend.request import (
 from tessera.frontend.service import ClientApi, Service, described
 from tessera.frontend.serving.pipeline import Result, Usage, check_width
 from tessera.models.base import Output, OutputKind, Role, Truncate
-
-KINDS: Final = frozenset((OutputKind.VECTOR, OutputKind.TOKENS))
-TOKEN_VECTORS: Final = frozenset((OutputKind.TOKENS,))
 
 INERT: Final[dict[str, tuple[Json, ...]]] = {
     "add_generation_prompt": (False,),
@@ -570,6 +567,7 @@ _OPERATION: Final = operation(
     body=EMBEDDINGS_SCHEMA,
     answer=_ANSWER,
     error=OPENAI_ERROR,
+    kinds=VECTORS | TOKEN_VECTORS,
     application__octet_stream={"type": "string", "format": "binary"},
 )
 
@@ -727,7 +725,7 @@ def _routes(service: Service) -> APIRouter:
 
     @router.post("/v1/embeddings", openapi_extra=_OPERATION, summary="Embed text and images")
     async def create_embeddings(request: Request) -> Response:
-        return await endpoint.embed(request, _translate, kinds=KINDS)
+        return await endpoint.embed(request, _translate, kinds=VECTORS | TOKEN_VECTORS)
 
     @router.get(
         "/v1/models", openapi_extra=answers(_MODELS, 401), summary="The served model, by each of its names"

@@ -5,10 +5,13 @@ task               output of the model        ``data`` of an input
 =================  =========================  =====================
 ``token_embed``    a vector for each token    a matrix
 ``embed``          one vector                 a vector
+``classify``       a score                    a list with it
 =================  =========================  =====================
 
 A served model does one of them, which is taken where a request names none. Inputs and options are those of
-``/v1/embeddings``. vLLM's base64 leaves the shape of a matrix out; here it stands beside it.
+``/v1/embeddings``. vLLM's base64 leaves the shape of a matrix out; here it stands beside it. An input of a
+reranker is a whole prompt, with both sides of the pair in it, and its score a probability unless the request
+asks for the logit.
 """
 
 from __future__ import annotations
@@ -22,12 +25,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.endpoint import Served, Translated
-from tessera.frontend.api.formats import ResponseBody, base64_rows, matrices, numbers
+from tessera.frontend.api.endpoint import ALL_KINDS, Served, Translated
+from tessera.frontend.api.formats import ResponseBody, base64_rows, matrices, numbers, sigmoid
 from tessera.frontend.api.openai import (
     EMBEDDINGS_SCHEMA,
     FIELDS,
-    KINDS,
     MATRIX,
     SHAPE,
     USAGE,
@@ -49,14 +51,12 @@ from tessera.frontend.api.schema import (
 )
 from tessera.frontend.api.values import Json, JsonObject, expected, request_body
 from tessera.frontend.http.errors import error_object
-from tessera.frontend.request import EmbeddingsRequest, EncodingFormat
-from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat
+from tessera.frontend.service import TASKS, ClientApi, Service
 from tessera.frontend.serving.pipeline import Result
 from tessera.models.base import OutputKind
 
-TASKS: Final = {"token_embed": OutputKind.TOKENS, "embed": OutputKind.VECTOR}
-TASK_OF: Final = {kind: task for task, kind in TASKS.items()}
-"""Tasks of other servers' names for what a model does, by its output."""
+_FLOATS: Final = (EmbedDtype.FLOAT32, EmbedDtype.FLOAT16, EmbedDtype.BFLOAT16)
 
 # Of ``metadata``: Python's own client reads headers of 64 KiB, and an input takes 122 bytes of one at most.
 _MOST_INPUTS: Final = 500
@@ -68,7 +68,7 @@ SCHEMA: Final[Schema] = {
     "title": "PoolingRequest",
     "properties": {
         **{name: schema for name, schema in EMBEDDINGS_SCHEMA["properties"].items() if name not in _LEFT_OUT},
-        "task": nullable({"type": "string", "enum": list(TASKS)}),
+        "task": nullable({"type": "string", "enum": list(TASKS.values())}),
     },
 }
 
@@ -89,13 +89,18 @@ def parse_pooling(value: Json, served: Served) -> EmbeddingsRequest:
             f"clients read; send at most {_MOST_INPUTS}, or ask for base64 or bytes_only",
             param="encoding_format",
         )
+    if served.output.kind is OutputKind.SCORE and request.dtype not in _FLOATS:
+        raise InvalidInput(
+            f"embed_dtype: a score has no {request.dtype.value}; expected one of {', '.join(_FLOATS)}",
+            param="embed_dtype",
+        )
     return request
 
 
 def _check_task(value: Json, served: Served) -> None:
     if value is None:
         return
-    does = TASK_OF[served.output.kind]
+    does = TASKS[served.output.kind]
     if not isinstance(value, str):
         raise expected("task", does, value)
     if value != does:
@@ -104,7 +109,10 @@ def _check_task(value: Json, served: Served) -> None:
 
 def write_pooling(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
     """vLLM's answer; in a ``bytes`` body each input's part and its shape stand in the header ``metadata``."""
-    values = finished(result.rows, request, served.output)
+    rows = result.rows
+    if served.output.kind is OutputKind.SCORE and request.normalize:
+        rows = sigmoid(rows)
+    values = finished(rows, request, served.output)
     head = {
         "id": f"pooling-{result.request_id}",
         "created": int(time.time()),
@@ -182,12 +190,13 @@ def _routes(service: Service) -> APIRouter:
         body=SCHEMA,
         answer=_ANSWER,
         error=OPENAI_ERROR,
+        kinds=ALL_KINDS,
         application__octet_stream={"type": "string", "format": "binary"},
     )
 
-    @router.post("/pooling", openapi_extra=described, summary="Vectors of tokens, or of inputs")
+    @router.post("/pooling", openapi_extra=described, summary="What comes out of the model")
     async def pooling(request: Request) -> Response:
-        return await service.endpoint.embed(request, _translate, kinds=KINDS)
+        return await service.endpoint.embed(request, _translate, kinds=ALL_KINDS)
 
     return router
 

@@ -159,6 +159,12 @@ DESCRIBED: Final[dict[str, Schema]] = {
         },
     ),
     "images": {"type": "boolean", "description": "Whether the model takes images."},
+    "task": {**_TEXT, "description": "What it does, as `/pooling` calls that."},
+    "routes": {
+        "type": "array",
+        "items": _TEXT,
+        "description": "The routes that answer what comes out of it; others are 404 with the reason.",
+    },
     "source": {
         "description": "What of a hub is served, null for a directory. `cached` says why a copy from before "
         "is used though the hub has not confirmed it.",
@@ -177,8 +183,22 @@ DESCRIBED: Final[dict[str, Schema]] = {
 """What ``service.described`` says of a model."""
 
 
-def operation(*, body: Schema, answer: Schema, error: Schema, **others: Schema) -> dict[str, Any]:
-    """``openapi_extra`` for a POST route; ``others`` are further media types of the answer."""
+OUTPUTS: Final = "x-output-kinds"
+"""Of a route that answers what comes out of the model: the outputs of the models that it answers for."""
+
+
+def operation(
+    *,
+    body: Schema,
+    answer: Schema,
+    error: Schema,
+    kinds: frozenset[OutputKind] | None = None,
+    **others: Schema,
+) -> dict[str, Any]:
+    """``openapi_extra`` for a POST route; ``others`` are further media types of the answer.
+
+    ``kinds`` are those that the route's ``Endpoint.embed`` or ``score`` is given.
+    """
     content = {"application/json": {"schema": answer}}
     content |= {
         name.replace("__", "/").replace("_", "-"): {"schema": value} for name, value in others.items()
@@ -189,7 +209,8 @@ def operation(*, body: Schema, answer: Schema, error: Schema, **others: Schema) 
             "description": meaning,
             "content": {"application/json": {"schema": error}},
         }
-    return request_body(body) | {"responses": responses}
+    outputs = {} if kinds is None else {OUTPUTS: [kind.value for kind in OutputKind if kind in kinds]}
+    return request_body(body) | {"responses": responses} | outputs
 
 
 def answers(answer: Schema, *statuses: int) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from starlette.responses import Response
 
 from tessera.errors import EmptyInput, PayloadTooLarge
 from tessera.frontend.api.content import InputBuilder, named_role, read_tokens
-from tessera.frontend.api.endpoint import Served, Translated
+from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Served, Translated
 from tessera.frontend.api.formats import ResponseBody, finish, json_matrix, matrices
-from tessera.frontend.api.openai import MATRIX, TOKEN_VECTORS, finished
+from tessera.frontend.api.openai import MATRIX, finished
 from tessera.frontend.api.schema import (
     BOOLEAN,
     INSTRUCTION,
@@ -228,13 +228,13 @@ ERROR: Final = object_of(("error", "error_type"), error={"type": "string"}, erro
 
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Text-Embeddings-Inference"])
-    described = operation(body=SCHEMA, answer=list_of(NUMBERS), error=ERROR)
+    described = operation(body=SCHEMA, answer=list_of(NUMBERS), error=ERROR, kinds=VECTORS)
 
     @router.post("/embed", openapi_extra=described, summary="Embed text")
     async def embed(request: Request) -> Response:
         return await service.endpoint.embed(request, _translate)
 
-    described_all = operation(body=ALL_SCHEMA, answer=list_of(MATRIX), error=ERROR)
+    described_all = operation(body=ALL_SCHEMA, answer=list_of(MATRIX), error=ERROR, kinds=TOKEN_VECTORS)
 
     @router.post("/embed_all", openapi_extra=described_all, summary="Vectors of each token of a text")
     async def embed_all(request: Request) -> Response:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.frontend.api.content import InputBuilder, named_role, read_message
-from tessera.frontend.api.endpoint import Served, Translated
+from tessera.frontend.api.endpoint import VECTORS, Served, Translated
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish, numbers
 from tessera.frontend.api.schema import (
     BOOLEAN,
@@ -163,7 +163,7 @@ _ERROR: Final = object_of(("detail",), detail={"type": "string"})
 
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Voyage"])
-    described = operation(body=SCHEMA, answer=_ANSWER, error=_ERROR)
+    described = operation(body=SCHEMA, answer=_ANSWER, error=_ERROR, kinds=VECTORS)
 
     @router.post("/v1/multimodalembeddings", openapi_extra=described, summary="Embed content parts")
     async def embed(request: Request) -> Response:

@@ -49,7 +49,12 @@ function showStatus(status) {
   service.images = status.images;
   page.model.textContent = `: ${status.model}`;
   page.family.textContent = `Family ${status.family}: output ${status.output.kind}, ${whole.format(status.output.width)} wide; takes ${status.images ? "text and pictures" : "text alone"}.`;
-  page["notice-text"].hidden = status.images;
+  const { kind } = status.output;
+  page["notice-text"].hidden = status.images || kind !== "vector";
+  page["notice-tokens"].hidden = kind !== "tokens";
+  page["notice-score"].hidden = kind !== "score";
+  // A search by what this model gives would show an order that means nothing, or an error.
+  page.search.hidden = page.pictures.hidden = kind !== "vector";
   page["notice-demo"].hidden = status.checkpoint !== "demo";
   page["notice-random"].hidden = status.checkpoint !== "random";
   const { frontend, workers } = status;
