@@ -20,6 +20,7 @@ def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:
         "llama_nemotron_rerank",
         "llama_nemotron_rerank_vl",
         "llama_nemotron_vl",
+        "llama_nemotron_colembed_vl",
         "qwen3_embedding",
         "qwen3_vl_embedding",
     ]

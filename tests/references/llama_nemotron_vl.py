@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from io import BytesIO
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,6 +17,9 @@ from PIL import Image, ImageOps
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch.nn import functional
+
+if TYPE_CHECKING:
+    from tests.models.running import Given
 
 # (columns, rows) in the order in which the published processor tries them
 GRIDS = [
@@ -145,6 +149,21 @@ class Reference:
         kind = self.config["pooling"]
         hidden = hidden.float()
         return {"avg": hidden.mean(0), "last": hidden[-1], "cls": hidden[0]}[kind]
+
+
+class ColEmbedReference(Reference):
+    """Llama Nemotron ColEmbed VL: a vector of each token, and the prefix once more behind images."""
+
+    def tokens(self, text: str | None, tiles: list[int], role: str) -> list[int]:
+        return super().tokens((PREFIXES[role] if tiles else "") + (text or ""), tiles, role)
+
+    def answer(self, given: Given) -> np.ndarray:
+        """Float32 ``[tokens, hidden]``, rows of unit length."""
+        cut = [self.tiles(image) for image in given.images]
+        text = "".join(part for part in given.parts if isinstance(part, str))
+        tokens = self.tokens(text, [len(tiles) for tiles in cut], given.role.value)
+        hidden = self.last_hidden(self.fused(tokens, [self.vision_rows(tiles) for tiles in cut]))
+        return functional.normalize(hidden, dim=-1, eps=1e-12).numpy()
 
 
 def upright_rgb(data: bytes) -> Image.Image:

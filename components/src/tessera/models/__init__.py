@@ -33,6 +33,7 @@ _BUILT_IN = (
     "tessera.models.llama_nemotron_rerank",
     "tessera.models.llama_nemotron_rerank_vl",
     "tessera.models.llama_nemotron_vl",
+    "tessera.models.llama_nemotron_colembed_vl",
     "tessera.models.qwen3_embedding",
     "tessera.models.qwen3_vl_embedding",
 )

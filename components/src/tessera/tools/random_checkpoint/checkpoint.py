@@ -39,6 +39,10 @@ class Spec(Protocol):
 
 _SPECS: Final[Mapping[str, Mapping[str, Spec]]] = {
     "colqwen3": {"tiny": qwen3.COL_TINY, "full": qwen3.COL_FULL},
+    "llama_nemotron_colembed_vl": {
+        "tiny": llama_nemotron_vl.COLEMBED_TINY,
+        "full": llama_nemotron_vl.COLEMBED_FULL,
+    },
     "llama_nemotron_embed": {"tiny": llama.TINY, "full": llama.FULL},
     "llama_nemotron_rerank": {"tiny": llama_rerank.TINY, "full": llama_rerank.FULL},
     "llama_nemotron_rerank_vl": {

@@ -109,6 +109,10 @@ _KINDS: Final[Mapping[OutputKind, Mapping[str, Any]]] = {
         "architectures": ["LlamaNemotronVLForSequenceClassification"],
         "model_type": "llama_nemotron_vl_rerank",
     },
+    OutputKind.TOKENS: {
+        "architectures": ["LlamaNemotronColEmbedVLModel"],
+        "model_type": "llama_nemotron_vl",
+    },
 }
 
 
@@ -141,6 +145,25 @@ _PUBLISHED: Final[Mapping[str, Any]] = {
     "control_tokens": 256,
 }
 FULL = CheckpointSpec(**_PUBLISHED)
+
+COLEMBED_TINY = CheckpointSpec(output=OutputKind.TOKENS, pooling="colbert")
+COLEMBED_FULL = CheckpointSpec(
+    output=OutputKind.TOKENS,
+    pooling="colbert",
+    vision_hidden=1536,
+    vision_layers=40,
+    vision_heads=16,
+    vision_intermediate=6144,
+    hidden=3072,
+    layers=28,
+    heads=24,
+    kv_heads=8,
+    head_dim=128,
+    intermediate=8192,
+    base_vocab=128000,
+    control_tokens=256,
+    shards=2,
+)
 
 RERANK_TINY = RerankSpec()
 RERANK_FULL = RerankSpec(**_PUBLISHED)

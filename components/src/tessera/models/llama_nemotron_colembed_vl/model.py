@@ -1,0 +1,44 @@
+"""A checkpoint of Llama Nemotron ColEmbed VL as the rest of Tessera sees it; opening needs no torch.
+
+The layout of a prompt is that of ``llama_nemotron_vl``, but for the prefix, which stands before the images
+and again behind them::
+
+    images          BOS  p  (<img> placeholders </img>, " " between two of them)  " " + p + text
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from tessera.models.base import Content, OutputKind
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.models.prompts import Run, Segment, texts_of
+
+if TYPE_CHECKING:
+    from tessera.models.base import Model
+    from tessera.models.graph import DescribesNetworks
+    from tessera.models.stages import StageFamily
+
+FAMILY_NAME: Final = "llama_nemotron_colembed_vl"
+
+
+class LlamaNemotronColEmbedVL(LlamaNemotronVL):
+    """Implements ``tessera.models.base.Model``; its output is a vector of each token, prefixes included."""
+
+    family = FAMILY_NAME
+    revision = "llama_nemotron_colembed_vl 1"
+    kind = OutputKind.TOKENS
+
+    def segments(self, content: Content, *, param: str) -> list[Segment]:
+        if not content.images:
+            return super().segments(content, param=param)
+        prefix = self.config.prompt.prefixes[content.role]
+        again = prefix if self._controls.strips_after_image else f" {prefix}"
+        run = Run(again, "".join(texts_of(content)))
+        return [*self.before_text(prefix, content.images), run]
+
+
+if TYPE_CHECKING:
+    _conforms: type[Model] = LlamaNemotronColEmbedVL
+    _offers_stages: type[StageFamily] = LlamaNemotronColEmbedVL
+    _describes: type[DescribesNetworks] = LlamaNemotronColEmbedVL

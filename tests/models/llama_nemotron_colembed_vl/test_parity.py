@@ -1,0 +1,122 @@
+"""Vectors of tokens against transformers' own modules reading the same files, and against mistakes."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tessera.errors import ConfigError
+from tessera.models import family_of, open_model
+from tessera.models.base import Output, OutputKind
+from tessera.models.graph import NetworkRequest
+from tessera.models.llama_nemotron_colembed_vl.model import LlamaNemotronColEmbedVL
+from tessera.models.llama_nemotron_vl.config_reader import read_config
+from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_FULL, COLEMBED_TINY, all_shapes
+from tests.models.conftest import WriteCheckpoint
+from tests.models.llama_nemotron_colembed_vl.cases import CASES
+from tests.models.running import batch_of, cosines, preprocessed, prompts, vectors
+from tests.references.llama_nemotron_vl import ColEmbedReference
+
+SMALL = replace(COLEMBED_TINY, image_size=64, base_vocab=600)
+BARS = {"float32": 0.99999, "bfloat16": 0.998}
+
+Record = Callable[[str, Any], None]
+
+
+@pytest.fixture(scope="module")
+def path(written: WriteCheckpoint) -> Path:
+    return written(SMALL, dtype="bfloat16")
+
+
+def found_vectors(model: LlamaNemotronColEmbedVL, dtype: str) -> np.ndarray:
+    vision = model.load_vision(dtype=dtype, device="cpu")
+    return vectors(model, model.load_text(dtype=dtype, device="cpu"), batch_of(model, vision, CASES))
+
+
+def reference_vectors(reference: ColEmbedReference) -> np.ndarray:
+    return np.concatenate([reference.answer(each) for each in CASES])
+
+
+def test_vectors(path: Path, record_property: Record) -> None:
+    model = open_model(path)
+    assert isinstance(model, LlamaNemotronColEmbedVL)
+    assert model.output == Output(kind=OutputKind.TOKENS, width=128)
+    reference = ColEmbedReference(path)
+    pixels = preprocessed(model, CASES)
+    for each, made in zip(CASES, prompts(model, CASES, pixels), strict=True):
+        tiles = [len(pixels[image].values) for image in each.images]
+        text = "".join(part for part in each.parts if isinstance(part, str))
+        assert made.tokens.tolist() == reference.tokens(text, tiles, each.role.value)
+    wanted = reference_vectors(reference)
+    for dtype, bar in BARS.items():
+        cosine = cosines(found_vectors(model, dtype), wanted).min()
+        line = f"{dtype:10}worst cosine {cosine:.7f} of {len(wanted)}"
+        record_property("parity of llama_nemotron_colembed_vl with transformers in float32", line)
+        assert cosine >= bar, line
+
+
+def test_the_prefix_stands_twice(path: Path) -> None:
+    reference = ColEmbedReference(path)
+    ids = reference.tokens("", [1], "passage")
+    assert reference.tokenizer.decode(ids) == "passage:  passage: "
+
+
+def causal(reference: ColEmbedReference) -> None:
+    def last_hidden(embedded: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            found: torch.Tensor = reference.text(inputs_embeds=embedded[None], use_cache=False)[0][0]
+            return found
+
+    reference.last_hidden = last_hidden  # type: ignore[method-assign]
+
+
+def state_before_the_final_norm(reference: ColEmbedReference) -> None:
+    reference.text.norm = torch.nn.Identity()
+
+
+def no_norm_behind_the_encoder(reference: ColEmbedReference) -> None:
+    reference.vision.post_layernorm = torch.nn.Identity()
+
+
+@pytest.mark.parametrize("mistake", [causal, state_before_the_final_norm, no_norm_behind_the_encoder])
+def test_a_mistake_fails_the_bar(path: Path, mistake: Callable[[ColEmbedReference], None]) -> None:
+    reference = ColEmbedReference(path)
+    mistake(reference)
+    found = found_vectors(LlamaNemotronColEmbedVL.open(path), "float32")
+    assert cosines(found, reference_vectors(reference)).min() < BARS["bfloat16"]
+
+
+def test_the_class_of_the_embedding_model(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(path, copy)
+    config = json.loads((copy / "config.json").read_text())
+    assert family_of(copy).name == "llama_nemotron_colembed_vl"
+    (copy / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaNemotronVLModel"]}))
+    assert open_model(copy).family == "llama_nemotron_colembed_vl"
+    config["pooling"] = "avg"
+    (copy / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaNemotronVLModel"]}))
+    assert open_model(copy).family == "llama_nemotron_vl"
+
+
+def test_no_network_for_tensorrt_ends_in_vectors_of_tokens(path: Path) -> None:
+    model = LlamaNemotronColEmbedVL.open(path)
+    request = NetworkRequest(stage="text", dtype="float32", packed=True, max_length=64)
+    with pytest.raises(ConfigError, match="llama_nemotron_colembed_vl gives no single vector"):
+        model.describe_network(None, request)  # type: ignore[arg-type]
+
+
+def test_the_published_size(tmp_path: Path) -> None:
+    spec = replace(COLEMBED_FULL, base_vocab=2000, control_tokens=126_256)
+    for name, content in spec.files("bfloat16", 0).items():
+        (tmp_path / name).write_text(json.dumps(content))
+    config = read_config(tmp_path, OutputKind.TOKENS)
+    assert sum(map(math.prod, all_shapes(config).values())) == 4_405_458_432
