@@ -39,7 +39,7 @@ REQUESTS: list[wire.Request] = [
 ]
 REPLIES: list[wire.Reply] = [
     wire.EmbedReply(
-        rows=b"\0" * 24,
+        rows=memoryview(b"\0" * 24),
         norms=b"\0" * 12,
         width=2,
         counts=(3, 0),

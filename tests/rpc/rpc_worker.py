@@ -1,21 +1,37 @@
-"""A worker process: python -m tests.rpc.rpc_worker NAMESPACE [echo|slow|later|second|other]
+"""A worker process: python -m tests.rpc.rpc_worker NAMESPACE [echo|slow|later|second|other|broken]
 
 ``echo`` answers at once, ``slow`` never, ``later`` never what says so in its ``param``, ``second`` after a
-second of which it says that it has begun, ``other`` says that it serves another model. SIGTERM ends it as it
+second of which it says that it has begun, ``other`` says that it serves another model, ``broken`` dies at the
+third piece of a long reply. SIGTERM ends it as it
 ends a real worker: out of discovery first, what is in flight finished.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import signal
 import sys
+from collections.abc import Callable
 
 import msgspec
 
 from tessera import wire
 from tessera.rpc import RpcSettings, Runtime, Server, set_environment_defaults
+from tessera.rpc.pieces import Cut
 from tests.rpc.conftest import INFO, echoed
+
+
+def die_at_third(cut: Callable[[Cut], bytes]) -> Callable[[Cut], bytes]:
+    pieces = itertools.count(1)
+
+    def next_piece(payload: Cut) -> bytes:
+        if next(pieces) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return cut(payload)
+
+    return next_piece
 
 
 async def main(namespace: str, kind: str = "echo") -> None:
@@ -32,6 +48,8 @@ async def main(namespace: str, kind: str = "echo") -> None:
             await asyncio.sleep(1)
         return echoed(message)
 
+    if kind == "broken":
+        Cut.next = die_at_third(Cut.next)  # type: ignore[method-assign]
     runtime = Runtime(RpcSettings(namespace=namespace))
     server = Server(runtime, runtime.address("embed"), handle)
     if kind == "unready":

@@ -6,9 +6,10 @@ fields; what a message means (shapes, bounds, limits) is checked where it is use
 
 A caller sends one payload, ``Calls``: requests that go to the same instance at the same moment, often one.
 The instance answers with a stream of payloads: ``Replies``, each with those requests that are ready by then,
-in any order. A call costs the runtime a message and a stream, however many requests are in it: 0.4 ms of
-processor time on both sides together. A ``Failure`` in place of ``Replies`` says that the payload could not
-be read; it is the answer to all of its requests and ends the stream.
+in any order. One that would be long comes in ``Piece``s, and shorter ones between them. A call costs the
+runtime a message and a stream, however many requests are in it: 0.4 ms of processor time on both sides
+together. A ``Failure`` in place of ``Replies`` says that the payload could not be read; it is the answer to
+all of its requests and ends the stream.
 
 The version changes with any message. Processes of different versions refuse each other's payloads with
 ``ProtocolError``, so that neither gets work from the other.
@@ -204,8 +205,9 @@ class EmbedReply(Message, frozen=True, kw_only=True):
     ``cached_tokens`` counts, for each item, the image tokens whose rows came from the cache.
     """
 
-    rows: bytes
-    norms: bytes
+    # Read where they lie in the payload: copying a page of 22 MB blocks the event loop for 17 ms.
+    rows: memoryview
+    norms: memoryview
     width: int
     counts: tuple[int, ...]
     failures: dict[int, Failure] = {}
@@ -341,9 +343,19 @@ class Replies(Message, frozen=True, kw_only=True):
     replies: dict[int, Reply]
 
 
+class Piece(Message, frozen=True, kw_only=True):
+    """The next part of a payload of ``nbytes``, the ``payload``th of those in the stream that are cut."""
+
+    payload: int
+    nbytes: int
+    data: memoryview
+
+
 _encoder = msgspec.msgpack.Encoder()
 _calls: msgspec.msgpack.Decoder[Calls] = msgspec.msgpack.Decoder(Calls)
-_replies: msgspec.msgpack.Decoder[Replies | Failure] = msgspec.msgpack.Decoder(Replies | Failure)
+_replies: msgspec.msgpack.Decoder[Replies | Failure | Piece] = msgspec.msgpack.Decoder(
+    Replies | Failure | Piece
+)
 # Text that is not UTF-8 is reported by Python, not by the codec.
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError)
 
@@ -381,7 +393,7 @@ def decode_calls(payload: object) -> Calls:
         raise ProtocolError(f"malformed request: {error}") from error
 
 
-def decode_replies(payload: object) -> Replies | Failure:
+def decode_replies(payload: object) -> Replies | Failure | Piece:
     try:
         return _replies.decode(_body(payload))
     except _MALFORMED as error:

@@ -137,8 +137,8 @@ async def test_each_item_gets_as_many_rows_as_it_has_tokens(frontend: Frontend) 
         return wire.EmbedReply(
             **values
             | {
-                "rows": reply.rows[: 12 * first] + reply.rows[12 * last :],
-                "norms": reply.norms[: 4 * first] + reply.norms[4 * last :],
+                "rows": bytes(reply.rows)[: 12 * first] + bytes(reply.rows)[12 * last :],
+                "norms": bytes(reply.norms)[: 4 * first] + bytes(reply.norms)[4 * last :],
                 "counts": (*reply.counts[:bad], 0, *reply.counts[bad + 1 :]),
                 "failures": {bad: wire.Failure.of(InvalidInput("no"))},
             }

@@ -25,6 +25,7 @@ from tessera.errors import (
     TesseraError,
     Unavailable,
 )
+from tessera.rpc.pieces import Joined
 from tessera.rpc.runtime import Runtime
 
 # A joint call is no longer than this: the smallest limit of a request plane, that of NATS, is 1 MiB.
@@ -72,8 +73,16 @@ class _Joint:
     begun: bool = False
     large: bool = False
     task: asyncio.Task[None] | None = None
+    joined: Joined | None = None
 
-    def take(self, answer: wire.Replies | wire.Failure) -> None:
+    def take(self, answer: wire.Replies | wire.Failure | wire.Piece) -> None:
+        if isinstance(answer, wire.Piece):
+            if self.joined is None:
+                self.joined = Joined(len(self.unanswered))
+            whole = self.joined.add(answer)
+            if whole is None:
+                return
+            answer = whole
         if isinstance(answer, wire.Failure):
             self.fail(answer.error)
             return

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from tessera import wire
 from tessera.errors import RequestCancelled, TesseraError, Unavailable
+from tessera.rpc.pieces import PIECE_BYTES, Cut
 from tessera.rpc.runtime import Runtime, send_at_once
 
 log = logging.getLogger(__name__)
@@ -40,13 +41,38 @@ class _Joint:
             server.began(calls.caller, calls.first + position, begun)
             begun.add_done_callback(partial(self._ended, position))
 
-    async def ready(self) -> dict[int, wire.Reply]:
-        """Wait for the next replies: those that are ready in one round of the loop. Empty after the last."""
-        if not self._ready:
-            if not self._running:
-                return {}
+    async def payloads(self) -> AsyncIterator[bytes]:
+        """Replies as they are ready. Of those that go in pieces the one goes on that has the least left."""
+        cut: list[Cut] = []
+        number = 0
+        while True:
+            if not cut:
+                await self._wait()
+            if replies := self._take():
+                payload = wire.encode(wire.Replies(replies=replies))
+                del replies
+                if len(payload) <= PIECE_BYTES:
+                    yield payload
+                else:
+                    cut.append(Cut(number, payload))
+                    number += 1
+                del payload
+            elif cut:
+                first = min(cut, key=lambda one: one.left)
+                yield first.next()
+                if not first.left:
+                    cut.remove(first)
+            else:
+                return
+
+    async def _wait(self) -> None:
+        """Wait until replies are ready, or none will be."""
+        if not self._ready and self._running:
             self._woken = asyncio.get_running_loop().create_future()
             await self._woken
+
+    def _take(self) -> dict[int, wire.Reply]:
+        """Replies that are ready; what is long comes alone."""
         size = 0
         chunk: dict[int, wire.Reply] = {}
         for position, reply in list(self._ready.items()):
@@ -200,8 +226,8 @@ class Server:
         gone = asyncio.ensure_future(context.async_killed_or_stopped())
         gone.add_done_callback(joint.stop)
         try:
-            while replies := await joint.ready():
-                yield wire.encode(wire.Replies(replies=replies))
+            async for payload in joint.payloads():
+                yield payload
         finally:
             joint.stop()
             gone.remove_done_callback(joint.stop)

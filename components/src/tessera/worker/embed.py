@@ -497,10 +497,11 @@ def _attributes(inputs: Sequence[PackedInput]) -> tracing.Attributes:
     }
 
 
-def _bytes(arrays: Sequence[npt.NDArray[np.float32]]) -> bytes:
-    if len(arrays) == 1:
-        return arrays[0].tobytes()
-    return np.concatenate(arrays).tobytes() if arrays else b""
+def _bytes(arrays: Sequence[npt.NDArray[np.float32]]) -> memoryview:
+    if not arrays:
+        return memoryview(b"")
+    together = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    return np.ascontiguousarray(together).reshape(-1).data.cast("B")
 
 
 def _settled(begun: _Pending | TesseraError) -> _Embedded | TesseraError:
