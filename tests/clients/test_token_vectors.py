@@ -128,7 +128,7 @@ def example(library: str) -> str:
 
 
 def test_the_examples_of_stores_rank_as_max_sim(service: Service) -> None:
-    names: dict[str, Any] = {"MODEL": MODEL, "np": np}
+    names: dict[str, Any] = {"MODEL": MODEL}
     code = example("qdrant_client").replace("http://127.0.0.1:8000", service.url)
     exec(compile(code, "docs/api.md", "exec"), names)
     names["service"].close()
