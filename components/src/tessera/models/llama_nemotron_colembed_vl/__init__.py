@@ -1,4 +1,4 @@
-"""Llama Nemotron ColEmbed VL: a query or a page, through the towers of Embed VL, to a vector of each token."""
+"""Llama Nemotron ColEmbed VL: a query or a page through the towers of Embed VL, a vector of each token."""
 
 from __future__ import annotations
 
