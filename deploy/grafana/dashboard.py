@@ -32,7 +32,10 @@ class Panel:
 
 
 # As in deploy/prometheus/rules.yaml: probes and open pages ask far more often than clients.
-EMBEDDING = 'route=~"/v1/embeddings|/v2/embed|/v1/multimodalembeddings|/embed|dynamo"'
+EMBEDDING = (
+    'route=~"/v1/embeddings|/v2/embed|/v1/multimodalembeddings|/embed|/embed_all|/pooling|'
+    '(/v[12])?/rerank|/v1/ranking|/v1/retrieval/.+|(/v1)?/score|dynamo"'
+)
 
 
 def rate(metric: str, by: str, *, where: str = "") -> Query:
@@ -67,6 +70,14 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel("Errors", "reqps", (rate("tessera_errors_total", "code"),)),
         Panel("Inputs", "ops", (rate("tessera_inputs_total", "kind"),)),
         Panel("Tokens", "ops", (rate("tessera_tokens_total", "kind"),)),
+        Panel(
+            "Pairs and output rows",
+            "ops",
+            (
+                Query("sum(rate(tessera_pairs_total[$__rate_interval]))", "pairs"),
+                Query("sum(rate(tessera_output_rows_total[$__rate_interval]))", "rows"),
+            ),
+        ),
         Panel(
             "Requests in flight",
             "short",

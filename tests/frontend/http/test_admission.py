@@ -12,11 +12,18 @@ class Workers:
     """What the workers say that they take."""
 
     def __init__(
-        self, tokens: int = 10_000, units: int = 100, requests: int = 1000, response_bytes: int = 1 << 30
+        self,
+        tokens: int = 10_000,
+        units: int = 100,
+        requests: int = 1000,
+        response_bytes: int = 1 << 30,
+        pairs: bool = False,
     ) -> None:
         self.tokens, self.units = tokens, units
         capacity = Capacity(lambda: self.tokens, lambda: self.units, unknown=5000)
-        self.admission = Admission(capacity, max_requests=requests, max_response_bytes=response_bytes)
+        self.admission = Admission(
+            capacity, max_requests=requests, max_response_bytes=response_bytes, pairs=pairs
+        )
 
     def fill(
         self, client: str = "", tokens: int = 100, units: int = 0, response_bytes: int = 0
@@ -127,6 +134,20 @@ def test_a_small_body_is_not_taken_for_a_large_request() -> None:
     first.close()
     waiting = [workers.admission.enter("", 2400) for _ in range(100)]
     assert workers.admission.tokens == 100 * 600
+    close(waiting)
+
+
+def test_a_small_body_of_pairs_is_taken_for_what_those_before_it_cost() -> None:
+    """A query of 300 tokens with each of 30 short documents, in 3 KB."""
+    workers = Workers(tokens=100_000, pairs=True)
+    ticket = workers.admission.enter("", 3000)
+    assert workers.admission.tokens == 64
+    ticket.charge(10_000, 0, 0)
+    ticket.close()
+    waiting = [workers.admission.enter("", 2400) for _ in range(10)]
+    assert workers.admission.tokens == 10 * 10_000
+    with pytest.raises(Overloaded):
+        workers.admission.enter("", 2400)
     close(waiting)
 
 

@@ -112,6 +112,12 @@ class FrontendMetrics:
         self.format_seconds = self._step("tessera_format_seconds", "Time to write an answer")
         self.inputs = Counter("tessera_inputs", "Inputs accepted", ["kind"], registry=registry)
         self.tokens = Counter("tessera_tokens", "Tokens embedded", ["kind"], registry=registry)
+        self.pairs = Counter(
+            "tessera_pairs", "Documents that were scored, each with its query", registry=registry
+        )
+        self.output_rows = Counter(
+            "tessera_output_rows", "Rows of the models that workers sent here", registry=registry
+        )
         self.retries = Counter("tessera_retries", "Items sent to a second worker", registry=registry)
         self.refused = Counter(
             "tessera_refused", "Requests refused before their bodies were read", ["why"], registry=registry

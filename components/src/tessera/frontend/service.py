@@ -121,6 +121,7 @@ class Service:
             capacity,
             max_requests=settings.limits.max_in_flight,
             max_response_bytes=settings.limits.max_response_bytes,
+            pairs=model.output.kind is OutputKind.SCORE,
             group=group,
         )
         metrics.set_info(settings.served_model_names[0])

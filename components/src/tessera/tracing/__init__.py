@@ -264,5 +264,6 @@ def _call(address: str, message: wire.EmbedRequest | wire.EncodeRequest) -> dict
             "tessera.items": len(message.items),
             "tessera.tokens": sum(item.token_count for item in message.items),
             "tessera.images": sum(len(item.images) for item in message.items),
+            "tessera.queries": len(message.queries),
         }
     return attributes | {"tessera.units": message.image.units, "tessera.input": message.image.param}

@@ -186,6 +186,8 @@ def _add(part: Part, message: Work, outcome: wire.Reply | BaseException) -> None
         sums["units"] = sums.get("units", 0) + message.image.units
     if isinstance(outcome, wire.EmbedReply):
         sums["cached_tokens"] = sums.get("cached_tokens", 0) + sum(outcome.cached_tokens)
+        if (rows := sum(outcome.counts)) != len(outcome.counts):
+            sums["output_rows"] = sums.get("output_rows", 0) + rows
         if outcome.failures:
             sums["failed_inputs"] = sums.get("failed_inputs", 0) + len(outcome.failures)
             for failure in outcome.failures.values():

@@ -321,7 +321,7 @@ class Endpoint:
         request_id = identify(http, request)
         documents = len(request.documents)
         images = sum(len(entry.images) for entry in (*request.queries, *request.documents))
-        note(inputs=documents, images=images)
+        note(inputs=len(request.queries) + documents, pairs=documents, images=images)
         work = self.pipeline.score(
             request,
             request_id=request_id,
@@ -406,11 +406,15 @@ class Endpoint:
         units: int,
         bounds: npt.NDArray[np.int64],
     ) -> None:
-        self._take(http, tokens, units, self._check_size(translated, int(bounds[-1]), bounds))
+        rows = int(bounds[-1])
+        if rows != len(translated.request.inputs):
+            note(output_rows=rows)
+        self._take(http, tokens, units, self._check_size(translated, rows, bounds))
 
     def _charge_scores(self, http: Request, documents: int, tokens: int, units: int, rows: int) -> None:
         width = self.pipeline.output.width
         nbytes = max(4 * width * rows, _SCORE_BYTES * documents)
+        note(output_rows=rows)
         self._check_bytes(
             nbytes, f"{rows} rows of {width} values, and {documents} scores,", "send fewer documents"
         )

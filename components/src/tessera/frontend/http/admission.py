@@ -147,17 +147,21 @@ _BYTES_PER_TOKEN: Final = 4
 class _Costs:
     """What requests cost in tokens: a moving average for bodies of about one length, or of no known one.
 
-    A single one would take a short text for an image, and an image for a text, whenever both are sent.
+    A single one would take a short text for an image, and an image for a text, whenever both are sent. Where
+    ``pairs`` are scored a body has many more tokens than its length says: its query is in each of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, pairs: bool) -> None:
+        self._pairs = pairs
         self._means: dict[int, float] = {}
         self._counts: dict[int, int] = {}
 
     def guess(self, body_bytes: int | None) -> int:
         kind = _kind(body_bytes)
         guess = int(self._means.get(kind, _FIRST_GUESS))
-        return guess if body_bytes is None else min(guess, body_bytes // _BYTES_PER_TOKEN)
+        if body_bytes is None or self._pairs:
+            return guess
+        return min(guess, body_bytes // _BYTES_PER_TOKEN)
 
     def learn(self, body_bytes: int | None, tokens: int) -> None:
         kind = _kind(body_bytes)
@@ -277,7 +281,7 @@ class Admission:
 
     All but the number is shared fairly between clients. What the frontends of a ``group`` have in flight
     counts together; two of them that admit at the same instant do not see each other. ``max_response_bytes``
-    is the limit of one answer.
+    is the limit of one answer. ``pairs`` says that the model scores pairs.
     """
 
     def __init__(
@@ -286,6 +290,7 @@ class Admission:
         *,
         max_requests: int,
         max_response_bytes: int,
+        pairs: bool = False,
         group: FrontendGroup | None = None,
     ) -> None:
         self._group = group = group or FrontendGroup()
@@ -296,7 +301,7 @@ class Admission:
         self._response_bytes = _GroupBudget(
             lambda: RESPONSES_IN_FLIGHT * max_response_bytes, group, clients, RESPONSE_BYTES, HELD_BYTES
         )
-        self._costs = _Costs()
+        self._costs = _Costs(pairs=pairs)
 
     @property
     def requests(self) -> int:
@@ -333,7 +338,7 @@ class Admission:
         """Admit a request; raises ``Overloaded`` when the service is full.
 
         Until ``Ticket.charge`` it counts as what the last requests with bodies of about ``body_bytes`` cost,
-        or as what such a body could hold at most.
+        or, but for pairs, as what such a body could hold at most.
         """
         if self._is_full():
             raise Overloaded(f"{self.requests} requests are being answered already", retry_after=1.0)

@@ -207,7 +207,11 @@ class Pipeline:
             units = sum(vision.plan.units for _, visions in good.values() for vision in visions)
             charge(tokens, units, bounds)
             items = [_item(request.inputs[index], *made) for index, made in good.items()]
-            attributes = {"tessera.items": len(items), "tessera.tokens": tokens}
+            attributes = {
+                "tessera.items": len(items),
+                "tessera.tokens": tokens,
+                "tessera.output_rows": count,
+            }
             with self._metrics.dispatch_seconds.time(), tracing.span("dispatch", attributes):
                 answer = await self._embedder.embed(
                     items, request_id=request_id, priority=request.priority, client=client, deadline=deadline
@@ -230,7 +234,7 @@ class Pipeline:
             image_tokens=sum(prompt.image_tokens for prompt, _ in done),
             cached_tokens=cached,
         )
-        self._count(request.inputs, usage)
+        self._count(request.inputs, usage, count)
         for error in errors.values():
             self._metrics.input_errors.labels(error.code).inc()
         return Result(
@@ -271,7 +275,8 @@ class Pipeline:
         tokens = sum(len(prompt.tokens) for prompt in prompts)
         # An image counts once, in however many pairs it is.
         units = sum(vision.plan.units for found in images for vision in found)
-        charge(tokens, units, self._score_rows(prompts, queries))
+        rows = self._score_rows(prompts, queries)
+        charge(tokens, units, rows)
 
         async def embed(items: Sequence[wire.Item], compared: Sequence[bytes] = ()) -> Answer:
             answer = await self._embedder.embed(
@@ -286,7 +291,12 @@ class Pipeline:
                 raise answer.errors[min(answer.errors)]
             return answer
 
-        attributes = {"tessera.items": len(prompts), "tessera.tokens": tokens}
+        attributes = {
+            "tessera.pairs": len(request.documents),
+            "tessera.items": len(prompts),
+            "tessera.tokens": tokens,
+            "tessera.output_rows": rows,
+        }
         with self._metrics.dispatch_seconds.time(), tracing.span("dispatch", attributes):
             if kind is OutputKind.SCORE:
                 values, answers = await _logits(embed, request, prompts, images)
@@ -299,7 +309,8 @@ class Pipeline:
             image_tokens=sum(prompt.image_tokens for prompt in prompts),
             cached_tokens=sum(sum(answer.cached_tokens) for answer in answers),
         )
-        self._count(inputs, usage)
+        self._count(inputs, usage, rows)
+        self._metrics.pairs.inc(len(request.documents))
         return Scores(
             request_id=request_id,
             values=values,
@@ -334,7 +345,8 @@ class Pipeline:
                     f"{entry.param}: a request may hold {limit} images, and here are more", param=entry.param
                 )
 
-    def _count(self, inputs: Sequence[Input], usage: Usage) -> None:
+    def _count(self, inputs: Sequence[Input], usage: Usage, rows: int) -> None:
+        self._metrics.output_rows.inc(rows)
         with_images = sum(1 for entry in inputs if entry.images)
         self._inputs["text"].inc(len(inputs) - with_images)
         self._tokens["text"].inc(usage.text_tokens)
