@@ -1,4 +1,4 @@
-"""One aggregated service for all clients: closed with API keys, one directory open for media."""
+"""Services for all clients: one closed by API keys, with a directory open for media, and a reranker."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
 from tests.e2e.disaggregated import OTHER_NAME
 from tests.e2e.service import MODEL, Service, launch
 
@@ -54,6 +56,20 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "agg.sh", checkpoint, folder / "log", workers=1, arguments=arguments, environment=environment
     ) as running:
         yield ClosedService(running, media)
+
+
+@pytest.fixture(scope="session")
+def reranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClosedService]:
+    """A service of a reranker of texts and images; the last of its names is one that NVIDIA would change."""
+    folder = tmp_path_factory.mktemp("reranker")
+    write_checkpoint(folder / MODEL, RERANK_TINY, seed=0)
+    environment = {
+        "SERVED_MODEL_NAME": f"{MODEL}, {OTHER_NAME}, org/some_model",
+        "TESSERA_API_KEYS": f"{KEY} clients",
+        "FRONTEND_PAGE": "off",
+    }
+    with launch("agg.sh", folder / MODEL, folder / "log", workers=1, environment=environment) as running:
+        yield ClosedService(running, folder)
 
 
 @pytest.fixture

@@ -98,6 +98,21 @@ def bodies(image_url: str) -> list[tuple[str, dict[str, Any]]]:
         ("/v2/embed", {"inputs": [{"content": content}], "truncate": "END", "max_tokens": 500}),
         ("/v1/multimodalembeddings", {"inputs": [{"content": content}], "input_type": "query"}),
         ("/embed", {"inputs": ["a", [1, 2, 3]], "truncate": True, "prompt_name": "query"}),
+        (
+            "/v1/rerank",
+            {
+                "query": {"image": image_url},
+                "documents": ["a", {"text": "b", "image": image_url}, {"content": content}],
+                "top_n": 2,
+                "return_documents": True,
+                "rank_fields": None,
+            },
+        ),
+        ("/v2/rerank", {"query": "a", "documents": [{"x": "b", "y": "c"}], "rank_fields": ["y", "x"]}),
+        ("/v1/rerank", {"query": "a", "documents": ["b"], "top_k": None, "truncation": True}),
+        ("/rerank", {"query": "a", "texts": ["b", "c"], "truncate": True, "return_text": True}),
+        ("/score", {"queries": ["a", "b"], "items": ["c", "d"], "max_tokens_per_doc": 3}),
+        ("/v1/ranking", {"query": {"text": "a"}, "passages": [{"text": "b", "image": image_url}]}),
         ("/tokenize", {"prompt": "a b c", "truncate_prompt_tokens": 2}),
     ]
 

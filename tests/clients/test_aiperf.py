@@ -1,8 +1,7 @@
 """aiperf against a running service.
 
 It asks for an older huggingface_hub than this repository's own tests do, so it lives in an environment of
-its own, which ``scripts/aiperf`` makes. ``AIPERF`` names another executable. Where neither can be had, these
-tests are skipped and say why; ``TESSERA_AIPERF_SECONDS`` bounds how long the installation may take.
+its own, which ``scripts/clients`` makes. ``AIPERF`` names another executable.
 """
 
 from __future__ import annotations
@@ -15,32 +14,15 @@ from pathlib import Path
 import pytest
 
 from tests.clients.conftest import ClosedService
-from tests.e2e.service import MODEL, ROOT
+from tests.clients.environment import clients_environment
+from tests.e2e.service import MODEL
 
 pytestmark = [pytest.mark.service, pytest.mark.installs, pytest.mark.timeout(600)]
-
-INSTALL_SECONDS = float(os.environ.get("TESSERA_AIPERF_SECONDS", "240"))
 
 
 @pytest.fixture(scope="module")
 def aiperf() -> str:
-    if named := os.environ.get("AIPERF"):
-        return named
-    try:
-        ran = subprocess.run(
-            [str(ROOT / "scripts" / "aiperf")],
-            capture_output=True,
-            text=True,
-            timeout=INSTALL_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        pytest.skip(
-            f"aiperf was not installed within {INSTALL_SECONDS:.0f} s; scripts/aiperf goes on from there"
-        )
-    if ran.returncode != 0:
-        pytest.skip(f"aiperf cannot be installed here: {ran.stderr[-300:]}")
-    return ran.stdout.strip()
+    return os.environ.get("AIPERF") or str(clients_environment("aiperf") / "bin" / "aiperf")
 
 
 IMAGES = ("--image-width-mean", "64", "--image-height-mean", "48", "--image-format", "png")

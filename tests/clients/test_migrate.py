@@ -79,7 +79,10 @@ def rows(section: str) -> Iterator[Row]:
         yield Row(method or "POST", own or path[0], body or "", relation or status, other or "")
 
 
-ROWS = [row for section in SECTIONS.values() for row in rows(section)]
+RERANKERS = "Rerankers"
+"""The section about another kind of model: a service of its own."""
+ROWS = [row for name, section in SECTIONS.items() if name != RERANKERS for row in rows(section)]
+RERANKER_ROWS = list(rows(SECTIONS[RERANKERS]))
 
 
 def blocks(section: str) -> list[str]:
@@ -97,10 +100,12 @@ REQUESTS = [
     for block in blocks(section)
     if "import" in block or "curl" in block
 ]
+RERANKER_REQUESTS = [block for name, block in REQUESTS if name == RERANKERS]
+REQUESTS = [(name, block) for name, block in REQUESTS if name != RERANKERS]
 
 
 def test_every_section_has_a_command_a_request_and_differences() -> None:
-    assert SECTIONS.keys() == {"What holds here, whoever asks", *WANTED}
+    assert SECTIONS.keys() == {"What holds here, whoever asks", *WANTED, RERANKERS}
     for name in WANTED:
         commands = [block for block in blocks(SECTIONS[name]) if "+tessera serve " in block]
         assert len(commands) == 1, name
@@ -109,7 +114,7 @@ def test_every_section_has_a_command_a_request_and_differences() -> None:
     assert len(ROWS) > 80
 
 
-@pytest.mark.parametrize("name", WANTED)
+@pytest.mark.parametrize("name", [*WANTED, RERANKERS])
 def test_the_command_is_one_that_can_be_typed(name: str) -> None:
     (command,) = [block for block in blocks(SECTIONS[name]) if "+tessera serve " in block]
     asked = read(version(command, "+").split()[2:])
@@ -137,7 +142,9 @@ class Asked:
 
     def own(self, text: str) -> str:
         """The page's addresses, names, keys and widths as this service has them."""
-        text = re.sub(r"(?:nvidia/llama-nemotron-embed-vl-1b-v2|Qwen/Qwen3-VL-Embedding-2B)\b", MODEL, text)
+        text = re.sub(
+            r"(?:nvidia/llama-nemotron-(?:embed-vl|rerank)-1b-v2|Qwen/Qwen3-VL-Embedding-2B)\b", MODEL, text
+        )
         text = text.replace("http://127.0.0.1:8000", self.service.url).replace(
             '"dimensions": 512', '"dimensions": 64'
         )
@@ -158,6 +165,14 @@ class Asked:
         answer = self.answer("POST", path, body)
         assert answer.status_code == 200, answer.text
         return vectors_of(answer.json())
+
+
+def scores_of(answer: Any) -> list[tuple[int, float]]:
+    """The index and the score of each document, in the order of an answer of any client's shape."""
+    if isinstance(answer, dict):
+        answer = answer.get("results") or answer.get("rankings") or answer["data"]
+    names = ("relevance_score", "logit", "score")
+    return [(row["index"], next(row[name] for name in names if name in row)) for row in answer]
 
 
 def vectors_of(answer: Any) -> Floats:
@@ -189,6 +204,66 @@ def test_a_row_says_what_happens(row: Row, asked: Asked) -> None:
     assert np.allclose(one, other, atol=1e-4 * float(np.linalg.norm(one))) == (row.relation == "=")
 
 
+@pytest.fixture
+def reranked(reranker: ClosedService, photos: dict[str, bytes]) -> Iterator[Asked]:
+    with reranker.http() as http:
+        yield Asked(reranker, http, photos["flower"])
+
+
+@pytest.mark.service
+@pytest.mark.xdist_group("clients")
+@pytest.mark.parametrize("row", RERANKER_ROWS, ids=str)
+def test_a_row_about_rerankers_says_what_happens(row: Row, reranked: Asked) -> None:
+    answer = reranked.answer(row.method, row.path, row.body)
+    if row.relation.isdigit():
+        assert answer.status_code == int(row.relation), answer.text
+        return
+    one, other = (scores_of(each.json()) for each in (answer, reranked.answer("POST", row.path, row.other)))
+    assert row.relation == "="
+    assert [index for index, _ in one] == [index for index, _ in other]
+    assert [score for _, score in one] == pytest.approx([score for _, score in other], abs=1e-4)
+
+
+@pytest.mark.service
+@pytest.mark.xdist_group("clients")
+@pytest.mark.parametrize(
+    "block", RERANKER_REQUESTS, ids=[block.splitlines()[0][:40] for block in RERANKER_REQUESTS]
+)
+def test_a_request_gives_the_rerankers_scores(
+    block: str, reranked: Asked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after = reranked.own(version(block, "+"))
+    if "import" in block:
+        compile(version(block, "-"), "before", "exec")
+        found = run(after, monkeypatch)["scores"]
+    else:
+        found = scores_of(json.loads(subprocess.check_output(after, shell=True, executable="/bin/bash")))
+    raw = {"text_1": "a red flower", "text_2": ["a meadow", "a red rose"], "use_activation": False}
+    logits = dict(scores_of(reranked.http.post("/score", json=raw).json()))
+    # As each of them is asked for: NIM knows no other, Infinity's request says so.
+    probable = not ("/v1/ranking" in block or "raw_scores" in block)
+    wanted = [1 / (1 + np.exp(-logit)) if probable else logit for logit in logits.values()]
+    assert dict(found) == pytest.approx(dict(enumerate(wanted)), abs=1e-4)
+    if "/score" not in block:
+        assert list(found) == sorted(found, key=lambda row: -row[1])
+
+
+def run(source: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The names that a program of the page leaves."""
+    names: dict[str, Any] = {}
+    with requests.Session() as session:
+        # voyageai keeps its connection in the thread and closes it only when it is old.
+        monkeypatch.setattr(_thread_context, "session", session, raising=False)
+        monkeypatch.setattr(_thread_context, "session_create_time", time.time(), raising=False)
+        exec(compile(source, "after", "exec"), names)
+    client = names["client"]
+    if isinstance(client, OpenAI):
+        client.close()
+    elif isinstance(client, ClientV2):
+        client._client_wrapper.httpx_client.httpx_client.close()
+    return names
+
+
 @pytest.mark.service
 @pytest.mark.xdist_group("clients")
 @pytest.mark.parametrize(("name", "block"), REQUESTS, ids=[name for name, _ in REQUESTS])
@@ -206,17 +281,7 @@ def test_a_request_gives_the_models_vectors(
     after = asked.own(version(block, "+"))
     if "import" in block:
         compile(version(block, "-"), "before", "exec")
-        with requests.Session() as session:
-            # voyageai keeps its connection in the thread and closes it only when it is old.
-            monkeypatch.setattr(_thread_context, "session", session, raising=False)
-            monkeypatch.setattr(_thread_context, "session_create_time", time.time(), raising=False)
-            names: dict[str, Any] = {}
-            exec(compile(after, name, "exec"), names)
-        client = names["client"]
-        if isinstance(client, OpenAI):
-            client.close()
-        elif isinstance(client, ClientV2):
-            client._client_wrapper.httpx_client.httpx_client.close()
+        names = run(after, monkeypatch)
         found = np.array(names["vectors"], np.float32)
     else:
         found = vectors_of(json.loads(subprocess.check_output(after, shell=True, executable="/bin/bash")))

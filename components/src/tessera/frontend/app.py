@@ -16,7 +16,20 @@ from starlette.types import ASGIApp
 from tessera import __version__, tracing
 from tessera.errors import RequestCancelled, TesseraError
 from tessera.frontend import page
-from tessera.frontend.api import cohere, docs, health, openai, pooling, status, tei, tokenize, voyage
+from tessera.frontend.api import (
+    cohere,
+    docs,
+    health,
+    nim,
+    openai,
+    pooling,
+    rerank,
+    score,
+    status,
+    tei,
+    tokenize,
+    voyage,
+)
 from tessera.frontend.api.schema import OUTPUTS
 from tessera.frontend.api.values import clip
 from tessera.frontend.http.errors import (
@@ -42,6 +55,9 @@ APIS: Final[tuple[ClientApi, ...]] = (
     cohere.API,
     voyage.API,
     tei.API,
+    rerank.API,
+    score.API,
+    nim.API,
     pooling.API,
     tokenize.API,
     health.API,
@@ -50,7 +66,7 @@ APIS: Final[tuple[ClientApi, ...]] = (
 )
 """In the order in which ``/docs`` lists them."""
 
-_DESCRIPTION: Final = "Text and images in, vectors out; every common client's requests."
+_DESCRIPTION: Final = "Text and images in, vectors or scores out; every common client's requests."
 
 
 def _takes_the_request(route: BaseRoute) -> TypeGuard[APIRoute]:
@@ -78,7 +94,7 @@ def make_app(service: Service) -> FastAPI:
 
     kind = service.model.output.kind.value
     service.routes.extend(
-        route.path
+        route.path_format
         for _, router in routers
         for route in router.routes
         if isinstance(route, APIRoute) and kind in (route.openapi_extra or {}).get(OUTPUTS, ())

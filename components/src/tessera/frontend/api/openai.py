@@ -78,6 +78,7 @@ from tessera.frontend.api.schema import (
     WIDTH,
     Schema,
     answers,
+    inert_schemas,
     list_of,
     nullable,
     object_of,
@@ -92,12 +93,13 @@ from tessera.frontend.api.values import (
     choice,
     expected,
     integer,
+    one_of,
     optional_boolean,
     optional_string,
     positive,
+    reject_inert,
     request_body,
     string,
-    summarize,
 )
 from tessera.frontend.http.errors import error_object
 from tessera.frontend.request import (
@@ -131,10 +133,11 @@ INERT: Final[dict[str, tuple[Json, ...]]] = {
 """Fields of other servers, and the values besides null that change nothing. Templates and preprocessing are
 the model's own, and nothing is ever padded."""
 
-INERT_IN_CONVERSATIONS: Final = dict.fromkeys(
+_INERT_IN_CONVERSATIONS: Final = INERT | dict.fromkeys(
     ("add_special_tokens", "add_generation_prompt", "continue_final_message"), (False, True)
 )
-"""They say how a chat template ends, and a conversation's prompt ends as the model was trained to have it."""
+"""Likewise where the body has ``messages``: these three say how a chat template ends, and a conversation's
+prompt ends as the model was trained to have it."""
 
 INPUT_TYPES: Final = {
     "query": Role.QUERY,
@@ -185,13 +188,12 @@ def _options(
     body: JsonObject, models: Collection[str]
 ) -> tuple[partial[EmbeddingsRequest], Role | None, _Modality]:
     """The request but for its inputs, the role that the body or the model's name asks for, the modality."""
-    _reject_inert(body)
-    truncate, max_tokens = _truncation(body)
-    normalize, path = _one_of(body, _NORMALIZE)
-    dtype, dtype_path = _one_of(body, _DTYPE)
-    dimensions, dimensions_path = _one_of(body, _DIMENSIONS)
+    reject_inert(body, _INERT_IN_CONVERSATIONS if "messages" in body else INERT)
+    truncate, max_tokens = truncation(body)
+    normalize, path = one_of(body, _NORMALIZE)
+    dtype, dtype_path = one_of(body, _DTYPE)
+    dimensions, dimensions_path = one_of(body, _DIMENSIONS)
     encoding = body.get("encoding_format")
-    priority = body.get("priority")
     model, role, modality = optional_string(body, "model"), _role(body), _modality(body.get("modality"))
     if model is not None:
         model, named = split_model(model, models)
@@ -214,26 +216,10 @@ def _options(
         max_tokens=max_tokens,
         allow_partial=allow_partial,
         user=optional_string(body, "user"),
-        priority=0
-        if priority is None
-        else integer(priority, "priority", low=-_INT64 - 1, high=_INT64, what="a 64-bit integer"),
-        request_id=_request_id(body),
+        priority=priority_of(body),
+        request_id=request_id_of(body),
     )
     return request, role, modality
-
-
-def _reject_inert(body: JsonObject) -> None:
-    for name in INERT.keys() & body.keys():
-        value, harmless = body[name], INERT[name]
-        if "messages" in body:
-            harmless = INERT_IN_CONVERSATIONS.get(name, harmless)
-        # Comparing types as well: to ``==``, False is 0 and True is 1.
-        if value is None or any(value == good and type(value) is type(good) for good in harmless):
-            continue
-        allowed = ", ".join(summarize(good) for good in (None, *harmless))
-        raise InvalidInput(
-            f"{name}: not supported; accepted only as {allowed}, found {summarize(value)}", param=name
-        )
 
 
 def _big_endian(value: Json) -> bool:
@@ -243,22 +229,6 @@ def _big_endian(value: Json) -> bool:
     if not isinstance(value, str) or value not in _ENDIANNESS:
         raise expected("endianness", f"one of {', '.join(_ENDIANNESS)}", value)
     return _ENDIANNESS[value]
-
-
-def _one_of(body: JsonObject, names: tuple[str, ...]) -> tuple[Json, str]:
-    """The value that the body gives under any of the names, and the name; null counts as absent."""
-    if body.keys().isdisjoint(names):
-        return None, names[0]
-    given = [(name, body[name]) for name in names if body.get(name) is not None]
-    if not given:
-        return None, names[0]
-    name, value = given[0]
-    for other, contradiction in given[1:]:
-        if contradiction != value:
-            raise InvalidInput(
-                f"{other}: {summarize(contradiction)} contradicts {name}: {summarize(value)}", param=other
-            )
-    return value, name
 
 
 def _role(body: JsonObject) -> Role | None:
@@ -290,12 +260,13 @@ def _modality(value: Json) -> _Modality:
     return choice(value, "modality", Modality)
 
 
-def _truncation(body: JsonObject) -> tuple[Truncate, int | None]:
+def truncation(body: JsonObject, unasked: Truncate = Truncate.NONE) -> tuple[Truncate, int | None]:
     """NIM's ``truncate``, Voyage's ``truncation``, vLLM's ``truncate_prompt_tokens`` and ``truncation_side``.
 
-    ``truncate_prompt_tokens`` alone drops the end; -1 stands for the model's own limit.
+    ``truncate_prompt_tokens`` alone drops the end; -1 stands for the model's own limit. Where neither it nor
+    the first two are given, the answer is ``unasked``, on the side that is given.
     """
-    truncate, path = _one_of(body, _TRUNCATE)
+    truncate, path = one_of(body, _TRUNCATE)
     tokens, side = body.get("truncate_prompt_tokens"), body.get("truncation_side")
     chosen: Truncate | None = None
     if isinstance(truncate, bool):
@@ -312,7 +283,7 @@ def _truncation(body: JsonObject) -> tuple[Truncate, int | None]:
     if chosen is not None and sided is not None and chosen is not sided:
         raise InvalidInput(f"truncation_side: contradicts truncate: {chosen.value}", param="truncation_side")
     if tokens is None:
-        return chosen or Truncate.NONE, None
+        return chosen or (unasked if unasked is Truncate.NONE else sided or unasked), None
     limit = integer(tokens, "truncate_prompt_tokens", low=-1, high=INT32, what="-1 or a positive integer")
     if limit == 0:
         raise expected("truncate_prompt_tokens", "-1 or a positive integer", tokens)
@@ -323,8 +294,15 @@ def _truncation(body: JsonObject) -> tuple[Truncate, int | None]:
     return chosen or sided or Truncate.END, None if limit == -1 else limit
 
 
-def _request_id(body: JsonObject) -> str | None:
-    value, name = _one_of(body, _REQUEST_ID)
+def priority_of(body: JsonObject) -> int:
+    value = body.get("priority")
+    if value is None:
+        return 0
+    return integer(value, "priority", low=-_INT64 - 1, high=_INT64, what="a 64-bit integer")
+
+
+def request_id_of(body: JsonObject) -> str | None:
+    value, name = one_of(body, _REQUEST_ID)
     if value is None:
         return None
     # It is echoed in a response header and in logs, where a line break would forge another line.
@@ -503,10 +481,6 @@ _PROPERTIES: Final[dict[str, Schema]] = {
     "request_id": {"type": "string", "pattern": "^[!-~]{1,128}$"},
     "rid": {"type": "string", "pattern": "^[!-~]{1,128}$"},
 }
-_INERT: Final[dict[str, Schema]] = {
-    name: {"enum": [*values, None], "description": "Accepted for compatibility; has no effect."}
-    for name, values in INERT.items()
-}
 
 
 EMBEDDINGS_SCHEMA: Final[Schema] = {
@@ -514,7 +488,7 @@ EMBEDDINGS_SCHEMA: Final[Schema] = {
     "title": "EmbeddingsRequest",
     "properties": {
         **{name: nullable(schema) for name, schema in _PROPERTIES.items()},
-        **_INERT,
+        **inert_schemas(INERT),
     },
     "additionalProperties": False,
 }

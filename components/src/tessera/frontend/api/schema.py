@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Final
 
@@ -115,6 +116,14 @@ ITEM: Final[Schema] = {
 }
 DTYPES: Final = values_of(EmbedDtype, "float")
 WIDTH: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
+
+
+def inert_schemas(inert: Mapping[str, tuple[object, ...]]) -> dict[str, Schema]:
+    """Fields of other servers, with the values besides null that change nothing."""
+    return {
+        name: {"enum": [*values, None], "description": "Accepted for compatibility; has no effect."}
+        for name, values in inert.items()
+    }
 
 
 def nullable(schema: Schema) -> Schema:

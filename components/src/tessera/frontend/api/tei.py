@@ -1,4 +1,4 @@
-"""Text-Embeddings-Inference's ``/embed`` and ``/embed_all``: text in, a list of vectors or matrices out."""
+"""Text-Embeddings-Inference: ``/embed`` and ``/embed_all``, vectors and matrices, and its ``/rerank``."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tessera.errors import EmptyInput, PayloadTooLarge
+from tessera.errors import EmptyInput, InvalidInput, PayloadTooLarge
 from tessera.frontend.api.content import InputBuilder, named_role, read_tokens
-from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Served, Translated
+from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Served, Translated, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody, finish, json_matrix, matrices
 from tessera.frontend.api.openai import MATRIX, finished
 from tessera.frontend.api.schema import (
@@ -22,6 +22,7 @@ from tessera.frontend.api.schema import (
     NUMBERS,
     STRING,
     TOKENS,
+    WHOLE,
     WIDTH,
     Schema,
     body_of,
@@ -29,6 +30,7 @@ from tessera.frontend.api.schema import (
     object_of,
     operation,
 )
+from tessera.frontend.api.scores import SCORE, document_builder, query_builder, ranked
 from tessera.frontend.api.values import (
     Json,
     JsonObject,
@@ -36,13 +38,14 @@ from tessera.frontend.api.values import (
     expected,
     optional_boolean,
     optional_positive,
+    optional_string,
     request_body,
     string,
 )
 from tessera.frontend.http.errors import Failure
-from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits
+from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.pipeline import Result, check_width
+from tessera.frontend.serving.pipeline import Result, Scores, check_width
 from tessera.models.base import Piece, Role, Truncate
 
 PROMPTS: Final = {"query": Role.QUERY, "passage": Role.PASSAGE, "document": Role.PASSAGE}
@@ -56,6 +59,10 @@ TOKENIZE_FIELDS: Final = ("inputs", "add_special_tokens", "prompt_name", "instru
 FIELDS: Final = (
     *("inputs", "truncate", "truncation_direction", "prompt_name", "instruction"),
     *("normalize", "dimensions"),
+)
+RERANK_FIELDS: Final = (
+    *("query", "texts", "instruction", "model", "truncate", "truncation_direction"),
+    *("raw_scores", "return_text", "top_n"),
 )
 
 # A row for each token has the model's own width.
@@ -203,6 +210,54 @@ def _translate_all(body: Json, served: Served) -> Translated:
     )
 
 
+def parse_rerank(value: Json, served: Served) -> TranslatedScores:
+    """Texts alone. ``top_n`` is litellm's, and ``model`` is for those that name it everywhere."""
+    body = request_body(value, RERANK_FIELDS)
+    limits = served.limits
+    asked = query_builder(body, limits)
+    query = asked.build((asked.text(string(body.get("query"), "query"), "query"),), "query")
+    texts = _texts(body.get("texts"), limits)
+    builder = document_builder(limits)
+    documents = tuple(
+        builder.build((builder.text(text, param),), param)
+        for param, text in ((f"texts[{index}]", text) for index, text in enumerate(texts))
+    )
+    request = ScoreRequest(
+        queries=(query,),
+        documents=documents,
+        model=optional_string(body, "model"),
+        truncate=_truncate(body.get("truncate"), body.get("truncation_direction")),
+    )
+    write = partial(
+        write_rerank,
+        texts if optional_boolean(body, "return_text", default=False) else (),
+        logits=optional_boolean(body, "raw_scores", default=False),
+        most=optional_positive(body, "top_n"),
+    )
+    return TranslatedScores(request=request, write=write)
+
+
+def _texts(given: Json, limits: RequestLimits) -> list[str]:
+    if given == []:
+        raise EmptyInput("`texts` cannot be empty", param="texts")
+    if not isinstance(given, list):
+        raise expected("texts", "a list of texts", given)
+    if len(given) > limits.documents:
+        raise InvalidInput(
+            f"batch size {len(given)} > maximum allowed batch size {limits.documents}", param="texts"
+        )
+    return [string(text, f"texts[{index}]") for index, text in enumerate(given)]
+
+
+def write_rerank(texts: Sequence[str], scores: Scores, *, logits: bool, most: int | None) -> ResponseBody:
+    """``texts`` are those that come back."""
+    ranks = [
+        {"index": index, "score": score} | ({"text": texts[index]} if texts else {})
+        for index, score in ranked(scores, logits=logits, most=most)
+    ]
+    return ResponseBody.of_json(ranks, {"x-compute-tokens": str(scores.usage.text_tokens)})
+
+
 _ERROR_TYPES: Final = {
     401: "Unauthorized",
     413: "Validation",
@@ -224,6 +279,23 @@ def write_error(failure: Failure) -> tuple[int, JsonObject]:
 
 
 ERROR: Final = object_of(("error", "error_type"), error={"type": "string"}, error_type={"type": "string"})
+
+RERANK_SCHEMA: Final[Schema] = body_of(
+    "TeiRerankRequest",
+    ("query", "texts"),
+    query=STRING,
+    texts={**list_of(STRING), "description": "The documents, in TEI's form."},
+    instruction=INSTRUCTION,
+    model=STRING,
+    truncate=BOOLEAN,
+    truncation_direction={"type": "string", "enum": list(DIRECTIONS)},
+    raw_scores=BOOLEAN,
+    return_text={**BOOLEAN, "description": "Whether texts come back, in TEI's form."},
+    top_n=WIDTH,
+)
+RERANK_ANSWER: Final = list_of(
+    object_of(("index", "score"), index=WHOLE, score=SCORE, text={"type": "string"})
+)
 
 
 def _routes(service: Service) -> APIRouter:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import cache
@@ -101,6 +101,35 @@ def request_body(value: Json, known: Collection[str]) -> JsonObject:
     body = json_object(value)
     reject_unknown(body, known, "")
     return body
+
+
+def reject_inert(body: JsonObject, inert: Mapping[str, tuple[Json, ...]]) -> None:
+    """Raise for a field that has no effect here, unless it is null or a value that would change nothing."""
+    for name in inert.keys() & body.keys():
+        value, harmless = body[name], inert[name]
+        # Comparing types as well: to ``==``, False is 0 and True is 1.
+        if value is None or any(value == good and type(value) is type(good) for good in harmless):
+            continue
+        allowed = ", ".join(summarize(good) for good in (None, *harmless))
+        raise InvalidInput(
+            f"{name}: not supported; accepted only as {allowed}, found {summarize(value)}", param=name
+        )
+
+
+def one_of(body: JsonObject, names: tuple[str, ...]) -> tuple[Json, str]:
+    """The value that the body gives under any of the names, and the name; null counts as absent."""
+    if body.keys().isdisjoint(names):
+        return None, names[0]
+    given = [(name, body[name]) for name in names if body.get(name) is not None]
+    if not given:
+        return None, names[0]
+    name, value = given[0]
+    for other, contradiction in given[1:]:
+        if contradiction != value:
+            raise InvalidInput(
+                f"{other}: {summarize(contradiction)} contradicts {name}: {summarize(value)}", param=other
+            )
+    return value, name
 
 
 def non_empty_list(value: Json, param: str, *, most: int) -> list[Json]:

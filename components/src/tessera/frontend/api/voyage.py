@@ -1,7 +1,8 @@
-"""Voyage's ``/v1/multimodalembeddings``: each input is a list of content parts."""
+"""Voyage's ``/v1/multimodalembeddings``, each input a list of content parts, and its ``/v1/rerank``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -10,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.frontend.api.content import InputBuilder, named_role, read_message
-from tessera.frontend.api.endpoint import VECTORS, Served, Translated
+from tessera.frontend.api.endpoint import VECTORS, Served, Translated, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish, numbers
 from tessera.frontend.api.schema import (
     BOOLEAN,
@@ -26,6 +27,16 @@ from tessera.frontend.api.schema import (
     object_of,
     operation,
 )
+from tessera.frontend.api.scores import (
+    DOCUMENTS_SCHEMA,
+    QUERY_SCHEMA,
+    SCORE,
+    document_list,
+    query_builder,
+    ranked,
+    read_documents,
+    read_item,
+)
 from tessera.frontend.api.values import (
     Json,
     JsonObject,
@@ -38,9 +49,15 @@ from tessera.frontend.api.values import (
     request_body,
 )
 from tessera.frontend.http.errors import Failure
-from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, RequestLimits
+from tessera.frontend.request import (
+    EmbeddingsRequest,
+    EmbedDtype,
+    EncodingFormat,
+    RequestLimits,
+    ScoreRequest,
+)
 from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.pipeline import Result, check_width
+from tessera.frontend.serving.pipeline import Result, Scores, check_width
 from tessera.models.base import Role, Truncate
 
 INPUT_TYPES: Final = {"query": Role.QUERY, "document": Role.PASSAGE}
@@ -49,6 +66,9 @@ FIELDS: Final = (
     *("inputs", "model", "input_type", "truncation", "output_encoding", "output_dimension"),
     *("output_dtype", "encoding_format", "instruction"),
 )
+RERANK_ONLY: Final = ("top_k", "truncation")
+"""What nobody else's requests for a rerank have; Voyage's package always sends both."""
+RERANK_FIELDS: Final = ("query", "documents", "instruction", "model", "return_documents", *RERANK_ONLY)
 
 SCHEMA: Final[Schema] = body_of(
     "VoyageMultimodalRequest",
@@ -134,6 +154,34 @@ def _translate(body: Json, served: Served) -> Translated:
     )
 
 
+def parse_rerank(value: Json, served: Served) -> TranslatedScores:
+    body = request_body(value, RERANK_FIELDS)
+    query = read_item(body.get("query"), "query", query_builder(body, served.limits))
+    given = document_list(body, "documents", served.limits)
+    truncated = optional_boolean(body, "truncation", default=True)
+    request = ScoreRequest(
+        queries=(query,),
+        documents=read_documents(given, "documents", served.limits),
+        model=optional_string(body, "model"),
+        truncate=Truncate.END if truncated else Truncate.NONE,
+    )
+    returned = given if optional_boolean(body, "return_documents", default=False) else ()
+    write = partial(write_rerank, served.model, returned, most=optional_positive(body, "top_k"))
+    return TranslatedScores(request=request, write=write)
+
+
+def write_rerank(model: str, documents: Sequence[Json], scores: Scores, *, most: int | None) -> ResponseBody:
+    """``documents`` are those that come back, as the client sent them."""
+    data: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": score} for index, score in ranked(scores, most=most)
+    ]
+    if documents:
+        for row in data:
+            row["document"] = documents[row["index"]]
+    usage = {"total_tokens": scores.usage.total_tokens}
+    return ResponseBody.of_json({"object": "list", "data": data, "model": model, "usage": usage})
+
+
 def write_error(failure: Failure) -> tuple[int, JsonObject]:
     return failure.status, {"detail": failure.error["message"]}
 
@@ -158,12 +206,38 @@ _ANSWER: Final = object_of(
         total_tokens=WHOLE,
     ),
 )
-_ERROR: Final = object_of(("detail",), detail={"type": "string"})
+ERROR: Final = object_of(("detail",), detail={"type": "string"})
+
+RERANK_SCHEMA: Final[Schema] = body_of(
+    "VoyageRerankRequest",
+    ("query", "documents"),
+    query=QUERY_SCHEMA,
+    documents=DOCUMENTS_SCHEMA,
+    instruction=INSTRUCTION,
+    model=STRING,
+    top_k={**WIDTH, "description": "The most results, in Voyage's form."},
+    truncation={**BOOLEAN, "description": "Whether long documents are cut, in Voyage's form."},
+    return_documents=BOOLEAN,
+)
+RERANK_ANSWER: Final = object_of(
+    ("object", "data", "model", "usage"),
+    object={"const": "list"},
+    data=list_of(
+        object_of(
+            ("index", "relevance_score"),
+            index=WHOLE,
+            relevance_score=SCORE,
+            document={"type": ["string", "object"]},
+        )
+    ),
+    model={"type": "string"},
+    usage=object_of(("total_tokens",), total_tokens=WHOLE),
+)
 
 
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Voyage"])
-    described = operation(body=SCHEMA, answer=_ANSWER, error=_ERROR, kinds=VECTORS)
+    described = operation(body=SCHEMA, answer=_ANSWER, error=ERROR, kinds=VECTORS)
 
     @router.post("/v1/multimodalembeddings", openapi_extra=described, summary="Embed content parts")
     async def embed(request: Request) -> Response:

@@ -1,0 +1,240 @@
+"""``/v1/rerank``, ``/v2/rerank`` and ``/rerank``, which several clients mean different things by.
+
+======================  ===========================  ===================================
+a body with             is                           and is answered
+======================  ===========================  ===================================
+``texts``               TEI's, on ``/rerank``        a bare list
+``top_k``, or           Voyage's, on ``/v1/rerank``  ``data``
+``truncation``          and ``/rerank``
+anything else           Cohere's, Jina's, vLLM's     ``results``, with what each of them
+                        or Infinity's                reads around them
+======================  ===========================  ===================================
+
+Nobody can tell the last four apart. Documents come back where ``return_documents`` is true, which is what
+Cohere, Voyage and Infinity do; Jina would send them unless it is false, and vLLM always. A document that is
+too long loses its end, which is what all but vLLM do. Errors have all their shapes at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from tessera.frontend.api import tei, voyage
+from tessera.frontend.api.endpoint import ALL_KINDS, Served, TranslatedScores
+from tessera.frontend.api.formats import ResponseBody
+from tessera.frontend.api.openai import USAGE, usage_object
+from tessera.frontend.api.schema import (
+    BOOLEAN,
+    STRING,
+    WHOLE,
+    Schema,
+    body_of,
+    inert_schemas,
+    list_of,
+    object_of,
+    operation,
+)
+from tessera.frontend.api.scores import (
+    COUNT,
+    DOCUMENTS_SCHEMA,
+    ERROR,
+    OPTION_SCHEMAS,
+    OPTIONS,
+    QUERY_SCHEMA,
+    SCORE,
+    SCORE_INERT,
+    document_list,
+    head,
+    query_builder,
+    ranked,
+    read_documents,
+    read_item,
+    read_options,
+    wants_logits,
+    write_error,
+)
+from tessera.frontend.api.values import (
+    INT32,
+    Json,
+    JsonObject,
+    integer,
+    json_object,
+    non_empty_list,
+    optional_boolean,
+    request_body,
+    string,
+)
+from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.serving.pipeline import Scores
+from tessera.models.base import Truncate
+
+INERT: Final[dict[str, tuple[Json, ...]]] = {
+    **SCORE_INERT,
+    # A long document is cut, and not into pieces of which the best counts.
+    "max_chunks_per_doc": (1,),
+    "relevant_spans": ({"mode": "disabled"},),
+}
+FIELDS: Final = frozenset(
+    ("query", "documents", "top_n", "return_documents", "rank_fields", *OPTIONS, *INERT)
+)
+V1: Final = "/v1/rerank"
+V2: Final = "/v2/rerank"
+BARE: Final = "/rerank"
+# What Cohere bills as one search.
+_DOCUMENTS_A_UNIT: Final = 100
+
+
+def parse_rerank(value: Json, served: Served, path: str) -> TranslatedScores:
+    """The body that Cohere, Jina, vLLM and Infinity share."""
+    body = request_body(value, FIELDS)
+    made = read_options(body, unasked=Truncate.END, inert=INERT)
+    query = read_item(body.get("query"), "query", query_builder(body, served.limits))
+    given = document_list(body, "documents", served.limits)
+    request = made(
+        queries=(query,), documents=read_documents(given, "documents", served.limits, _rank_fields(body))
+    )
+    returned = given if optional_boolean(body, "return_documents", default=False) else ()
+    write = partial(write_rerank, path, served.model, returned, logits=wants_logits(body), most=_top_n(body))
+    return TranslatedScores(request=request, write=write)
+
+
+def write_rerank(
+    path: str, model: str, documents: Sequence[Json], scores: Scores, *, logits: bool, most: int | None
+) -> ResponseBody:
+    """``documents`` are those that come back, as the client sent them; a text as ``{"text"}``."""
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": score}
+        for index, score in ranked(scores, logits=logits, most=most)
+    ]
+    if documents:
+        for result in results:
+            document = documents[result["index"]]
+            result["document"] = {"text": document} if isinstance(document, str) else document
+    usage = scores.usage
+    body = {
+        **head("rerank", "rerank", scores, model),
+        "results": results,
+        "usage": usage_object(usage),
+        "meta": {
+            "api_version": {"version": "2" if path == V2 else "1"},
+            "billed_units": {"search_units": -(-len(scores.values) // _DOCUMENTS_A_UNIT)},
+            "tokens": {"input_tokens": usage.total_tokens, "output_tokens": 0},
+        },
+    }
+    if path == V1:
+        # For litellm's requests to Voyage, which say ``top_k`` only where they are given one.
+        body["data"] = results
+    return ResponseBody.of_json(body)
+
+
+def _rank_fields(body: JsonObject) -> tuple[str, ...]:
+    value = body.get("rank_fields")
+    if value is None:
+        return ()
+    names = non_empty_list(value, "rank_fields", most=64)
+    return tuple(string(name, f"rank_fields[{index}]") for index, name in enumerate(names))
+
+
+def _top_n(body: JsonObject) -> int | None:
+    """vLLM's 0 is all."""
+    value = body.get("top_n")
+    if value is None:
+        return None
+    return integer(value, "top_n", low=0, high=INT32, what="a number of documents") or None
+
+
+def _translate(http: Request, value: Json, served: Served) -> TranslatedScores:
+    body, path = json_object(value), http.scope["path"]
+    # Errors from here on have the shape that goes with the form.
+    if path == BARE and "texts" in body:
+        http.state.error_shape = tei.write_error
+        return tei.parse_rerank(body, served)
+    if path != V2 and not body.keys().isdisjoint(voyage.RERANK_ONLY):
+        http.state.error_shape = voyage.write_error
+        return voyage.parse_rerank(body, served)
+    return parse_rerank(body, served, path)
+
+
+_OWN: Final[Schema] = body_of(
+    "RerankRequest",
+    ("query", "documents"),
+    query=QUERY_SCHEMA,
+    documents=DOCUMENTS_SCHEMA,
+    top_n=COUNT,
+    return_documents={**BOOLEAN, "description": "Whether each result has its document; false unless given."},
+    rank_fields={**list_of(STRING), "description": "The keys of documents that are objects to rank by."},
+    **(OPTION_SCHEMAS | inert_schemas(INERT)),
+)
+assert _OWN["properties"].keys() == FIELDS, "the schema and the parser know different fields"
+
+
+def _described(path: str) -> dict[str, Any]:
+    """The fields of every form that comes by a path, of which each takes its own."""
+    schemas = [_OWN]
+    answers = [_answer(path)]
+    errors = [ERROR]
+    if path != V2:
+        schemas.append(voyage.RERANK_SCHEMA)
+        answers.append(voyage.RERANK_ANSWER)
+        errors.append(voyage.ERROR)
+    if path == BARE:
+        schemas.append(tei.RERANK_SCHEMA)
+        answers.append(tei.RERANK_ANSWER)
+        errors.append(tei.ERROR)
+    properties = {name: found for schema in reversed(schemas) for name, found in schema["properties"].items()}
+    required = [name for name in _OWN["required"] if all(name in each["required"] for each in schemas)]
+    body = {**_OWN, "properties": properties, "required": required}
+    return operation(body=body, answer={"anyOf": answers}, error={"anyOf": errors}, kinds=ALL_KINDS)
+
+
+def _answer(path: str) -> Schema:
+    results = list_of(
+        object_of(
+            ("index", "relevance_score"),
+            index=WHOLE,
+            relevance_score=SCORE,
+            document={"type": "object"},
+        )
+    )
+    return object_of(
+        ("id", "object", "created", "model", "results", "usage", "meta"),
+        id={"type": "string"},
+        object={"const": "rerank"},
+        created=WHOLE,
+        model={"type": "string"},
+        results=results,
+        usage=USAGE,
+        meta=object_of(
+            ("api_version", "billed_units", "tokens"),
+            api_version=object_of(("version",), version={"type": "string"}),
+            billed_units=object_of(("search_units",), search_units=WHOLE),
+            tokens=object_of(("input_tokens", "output_tokens"), input_tokens=WHOLE, output_tokens=WHOLE),
+        ),
+        **({"data": results} if path == V1 else {}),
+    )
+
+
+def _routes(service: Service) -> APIRouter:
+    router = APIRouter(tags=["Rerank"])
+
+    async def rerank(request: Request) -> Response:
+        return await service.endpoint.score(request, partial(_translate, request))
+
+    for path in (V1, V2, BARE):
+        router.add_api_route(
+            path,
+            rerank,
+            methods=["POST"],
+            openapi_extra=_described(path),
+            summary="Order documents by their relevance to a query",
+        )
+    return router
+
+
+API: Final = ClientApi(routes=_routes, error=write_error)
