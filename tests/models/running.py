@@ -131,6 +131,11 @@ def vectors(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:
     return TextOutput.of(computed.cpu().numpy(), batch, model.output).rows
 
 
+def error(found: np.ndarray, expected: np.ndarray) -> float:
+    """The largest difference of two sets of logits, as a share of how far these deviate."""
+    return float(np.abs(found - expected).max() / expected.std())
+
+
 def cosines(found: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """The cosine of each row with its fellow, in float64."""
     found, expected = found.astype(np.float64), expected.astype(np.float64)

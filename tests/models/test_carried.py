@@ -6,10 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.models.running import cosines
+from tests.models.running import cosines, error
 from tests.references.carry import ALL
 
 
 @pytest.mark.parametrize("name", [name for name, each in ALL.items() if not each.full_size])
 def test_carried_vectors(name: str, tmp_path: Path) -> None:
-    assert cosines(ALL[name].compute(tmp_path), ALL[name].vectors()).min() >= 0.99999
+    computed, carried = ALL[name].compute(tmp_path), ALL[name].vectors()
+    assert computed.shape == carried.shape
+    if carried.shape[1] == 1:
+        assert error(computed, carried) <= 1e-4
+    else:
+        assert cosines(computed, carried).min() >= 0.99999

@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from tessera.engine.aoti.text import PackedModule, PaddedModule
 from tessera.engine.compiled.export import export_stage
-from tessera.engine.compiled.spec import Profile, Range, axis_ranges
+from tessera.engine.compiled.spec import Profile, Range, Stage, axis_ranges
+from tessera.engine.tensorrt.network import networks_of
 from tessera.errors import ConfigError
 from tessera.models import open_model
 from tessera.models.base import Model
+from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
+from tessera.models.stages import StageFamily
+from tessera.models.tower import TowerModel
 from tessera.tools.random_checkpoint.checkpoint import Spec
 from tessera.tools.random_checkpoint.llama import TINY as LLAMA
-from tessera.tools.random_checkpoint.qwen3 import TINY, VL_TINY
+from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RERANK_TINY
+from tessera.tools.random_checkpoint.llama_rerank import TINY as RERANK
+from tessera.tools.random_checkpoint.qwen3 import COL_TINY, TINY, VL_TINY
+from tests.models.colqwen3 import cases as colqwen3
 from tests.models.conftest import WriteCheckpoint
+from tests.models.llama_nemotron_colembed_vl import cases as colembed
 from tests.models.llama_nemotron_embed import cases as llama
+from tests.models.llama_nemotron_rerank import cases as rerank
+from tests.models.llama_nemotron_rerank_vl import cases as rerank_vl
 from tests.models.qwen3_embedding import cases as embedding
 from tests.models.qwen3_vl_embedding import cases as vl
-from tests.models.running import batch_of, cosines, vectors
+from tests.models.running import batch_of, cosines, error, preprocessed, vectors
 
+SMALL = {"image_size": 64, "base_vocab": 600}
 PROFILE = Profile(
     sequences=Range(1, 4, 16), tokens=Range(1, 256, 2048), rows=Range(1, 64, 512), units=Range(1, 64, 2048)
 )
@@ -37,13 +50,15 @@ class Program(torch.nn.Module):
         return self.module(*given)
 
 
-def compared(model: Model, inputs: list, layout: str) -> np.ndarray:
+def compared(model: Model, inputs: list, layout: str) -> tuple[np.ndarray, np.ndarray]:
+    """What the exported stage computes, and what the module does."""
     stage = model.load_stage("text", layout=layout, dtype="float32", device="cpu")
     program = Program(export_stage(stage, axis_ranges([PROFILE]), device="cpu"))
     vision = model.load_vision(dtype="float32", device="cpu") if model.vision else None
     text = model.load_text(dtype="float32", device="cpu")
     batch = batch_of(model, vision, inputs)
-    width = model.vision.row_width if model.vision else model.output.width
+    assert isinstance(model, TowerModel)
+    width = model.text.row_width
     run = (PackedModule if layout == "packed" else PaddedModule)(program, 16, width)
     found = run(
         torch.from_numpy(batch.input_ids),
@@ -53,18 +68,76 @@ def compared(model: Model, inputs: list, layout: str) -> np.ndarray:
         torch.cat(batch.vision) if batch.vision else torch.empty(0, width),
         torch.from_numpy(batch.vision_index),
     )
-    return cosines(found.numpy(), vectors(model, text, batch))
+    return found.numpy(), vectors(model, text, batch)
 
 
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 @pytest.mark.parametrize(("spec", "cases"), [(TINY, embedding.CASES[:6]), (LLAMA, llama.CASES[:6])])
 def test_text_alone(written: WriteCheckpoint, spec: Spec, cases: list, layout: str) -> None:
-    assert compared(open_model(written(spec)), cases, layout).min() >= 0.999999
+    assert cosines(*compared(open_model(written(spec)), cases, layout)).min() >= 0.999999
+
+
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+@pytest.mark.parametrize(
+    ("spec", "cases"), [(RERANK, rerank.CASES), (replace(RERANK_TINY, **SMALL), rerank_vl.CASES)]
+)
+def test_scores(written: WriteCheckpoint, spec: Spec, cases: list, layout: str) -> None:
+    found, expected = compared(open_model(written(spec)), cases, layout)
+    assert found.shape == (len(cases), 1)
+    assert error(found, expected) <= 1e-4
+
+
+@pytest.mark.parametrize(
+    ("spec", "cases"), [(replace(COLEMBED_TINY, **SMALL), colembed.CASES), (COL_TINY, colqwen3.CASES)]
+)
+def test_vectors_of_tokens(written: WriteCheckpoint, spec: Spec, cases: list) -> None:
+    found, expected = compared(open_model(written(spec)), cases, "packed")
+    assert found.shape == expected.shape
+    assert cosines(found, expected).min() >= 0.999999
+
+
+@torch.inference_mode()
+def test_a_score_from_pixels_in_one_stage(written: WriteCheckpoint) -> None:
+    model = open_model(written(replace(RERANK_TINY, **SMALL)))
+    assert isinstance(model, LlamaNemotronRerankVL)
+    pair = rerank_vl.CASES[5]
+    batch = batch_of(model, model.load_vision(dtype="float32", device="cpu"), [pair])
+    (tiles,) = preprocessed(model, [pair]).values()
+    ids = torch.from_numpy(batch.input_ids)[None]
+    stage = model.load_stage("fused", layout="padded", dtype="float32", device="cpu")
+    scores, norms = stage.module(torch.from_numpy(tiles.values)[None], ids, torch.ones_like(ids))
+    assert norms.tolist() == [1.0]
+    text = model.load_text(dtype="float32", device="cpu")
+    assert np.abs(scores.numpy() - vectors(model, text, batch)).max() <= 1e-4
+
+
+@pytest.mark.parametrize("stage", ["text", "embed", "fused"])
+def test_vectors_of_tokens_have_no_padded_layout(written: WriteCheckpoint, stage: str) -> None:
+    model = open_model(written(replace(COLEMBED_TINY, **SMALL)))
+    assert isinstance(model, StageFamily)
+    with pytest.raises(ConfigError, match="llama_nemotron_colembed_vl has no padded layout"):
+        model.load_stage(stage, layout="padded", dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (replace(RERANK_TINY, **SMALL), "llama_nemotron_rerank_vl gives a score, and TensorRT's stage text"),
+        (replace(COLEMBED_TINY, **SMALL), "llama_nemotron_colembed_vl gives a vector of each token, and"),
+        (RERANK, "family llama_nemotron_rerank describes no networks"),
+    ],
+)
+def test_no_network_of_tensorrt_ends_in_it(written: WriteCheckpoint, spec: Spec, words: str) -> None:
+    model = open_model(written(spec))
+    with pytest.raises(ConfigError, match=words):
+        networks_of(model, Stage.TEXT)
+    if model.vision is not None:
+        assert networks_of(model, Stage.VISION) is model
 
 
 def test_images_with_levels_and_three_axes(written: WriteCheckpoint) -> None:
     inputs = list(vl.CASES.values())
-    assert compared(open_model(written(VL_TINY)), inputs[:8], "packed").min() >= 0.999999
+    assert cosines(*compared(open_model(written(VL_TINY)), inputs[:8], "packed")).min() >= 0.999999
 
 
 @pytest.mark.parametrize(

@@ -13,30 +13,39 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from tessera.tools.random_checkpoint.checkpoint import Spec, write_checkpoint
 from tessera.tools.random_checkpoint.llama import TINY as LLAMA
-from tessera.tools.random_checkpoint.qwen3 import FULL, TINY, VL_FULL, VL_TINY
+from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RERANK_TINY
+from tessera.tools.random_checkpoint.llama_rerank import TINY as RERANK
+from tessera.tools.random_checkpoint.qwen3 import COL_TINY, FULL, TINY, VL_FULL, VL_TINY
+from tests.models.colqwen3 import cases as colqwen3
+from tests.models.llama_nemotron_colembed_vl import cases as colembed
 from tests.models.llama_nemotron_embed import cases as llama
+from tests.models.llama_nemotron_rerank import cases as rerank
+from tests.models.llama_nemotron_rerank_vl import cases as rerank_vl
 from tests.models.qwen3_embedding import cases as embedding
 from tests.models.qwen3_vl_embedding import cases as vl
 
 if TYPE_CHECKING:
-    from tests.models.running import Given
+    from tests.models.running import Given, Pair
 
 FOLDER = Path(__file__).parent / "carried"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """A checkpoint in bfloat16, inputs, and the file of their unit vectors, float32 ``[inputs, width]``."""
+    """A checkpoint in bfloat16, inputs, and the file of what becomes of them, float32 ``[rows, width]``.
+
+    A row is the unit vector of an input or of a token, or the logit of a pair.
+    """
 
     name: str
     spec: Spec
-    inputs: tuple[Given, ...]
+    inputs: tuple[Given | Pair, ...]
     full_size: bool = False
 
     @property
@@ -58,8 +67,11 @@ class Carried:
 
         path = self.checkpoint(folder)
         reference = reference_of(path)
-        return np.stack([reference.answer(each) for each in self.inputs])
+        return np.concatenate([np.atleast_2d(reference.answer(each)) for each in self.inputs])
 
+
+_SMALL: Final = {"image_size": 64, "base_vocab": 600}
+"""Tiles of 16 patches."""
 
 ALL = {
     each.name: each
@@ -90,6 +102,35 @@ ALL = {
             name="qwen3_vl_embedding_wide_heads",
             spec=replace(VL_TINY, hidden=256, vision_hidden=144, vision_heads=2, vision_intermediate=430),
             inputs=tuple(vl.CASES.values()),
+        ),
+        Carried(name="llama_nemotron_rerank", spec=replace(RERANK, hidden=256), inputs=tuple(rerank.CASES)),
+        Carried(
+            name="llama_nemotron_rerank_vl",
+            spec=replace(RERANK_TINY, **_SMALL, hidden=256, head_dim=64),
+            inputs=tuple(rerank_vl.CASES),
+        ),
+        Carried(
+            name="llama_nemotron_colembed_vl",
+            spec=replace(
+                COLEMBED_TINY, **_SMALL, hidden=256, head_dim=128, vision_hidden=192, vision_heads=2
+            ),
+            inputs=tuple(colembed.CASES),
+        ),
+        Carried(
+            name="colqwen3",
+            spec=replace(
+                COL_TINY,
+                hidden=256,
+                heads=4,
+                kv_heads=2,
+                head_dim=128,
+                sections=(24, 20, 20),
+                vision_hidden=128,
+                vision_heads=2,
+                positions=2304,
+                width=64,
+            ),
+            inputs=tuple(colqwen3.CASES),
         ),
         Carried(name="qwen3_embedding_full", spec=FULL, inputs=tuple(embedding.CASES[:6]), full_size=True),
         Carried(

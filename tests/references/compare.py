@@ -1,4 +1,4 @@
-"""Compares the vectors of a checkpoint with those of transformers, both in float32 on the CPU.
+"""Compares the outputs of a checkpoint with those of transformers, both in float32 on the CPU.
 
     python -m tests.references.compare DIR
 
@@ -9,18 +9,28 @@ It takes the memory of two copies in float32.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from tessera.models import open_model
+from tessera.models.base import OutputKind
+from tests.models.colqwen3 import cases as colqwen3
+from tests.models.llama_nemotron_colembed_vl import cases as colembed
 from tests.models.llama_nemotron_embed import cases as llama
+from tests.models.llama_nemotron_rerank import cases as rerank
+from tests.models.llama_nemotron_rerank_vl import cases as rerank_vl
 from tests.models.qwen3_embedding import cases as embedding
 from tests.models.qwen3_vl_embedding import cases as vl
-from tests.models.running import batch_of, cosines, vectors
+from tests.models.running import Given, Pair, batch_of, cosines, vectors
 from tests.references.families import reference_of
 
-_INPUTS = {
+_INPUTS: dict[str, Sequence[Given | Pair]] = {
+    "colqwen3": colqwen3.CASES,
+    "llama_nemotron_colembed_vl": colembed.CASES,
+    "llama_nemotron_rerank": rerank.CASES,
+    "llama_nemotron_rerank_vl": rerank_vl.CASES,
     "llama_nemotron_embed": llama.CASES,
     "qwen3_embedding": embedding.CASES,
     "qwen3_vl_embedding": list(vl.CASES.values()),
@@ -32,12 +42,18 @@ def main(directory: str) -> None:
     inputs = _INPUTS[model.family]
     vision = model.load_vision(dtype="float32", device="cpu") if model.vision else None
     text = model.load_text(dtype="float32", device="cpu")
-    found = np.concatenate([vectors(model, text, batch_of(model, vision, [each])) for each in inputs])
     reference = reference_of(Path(directory))
-    for each, vector in zip(inputs, found, strict=True):
-        shown = " ".join(part if isinstance(part, str) else "(image)" for part in each.parts)
-        cosine = cosines(vector[None], reference.answer(each)[None])[0]
-        print(f"{cosine:.7f}  {each.role.value:8}{shown[:80]}", flush=True)
+    for each in inputs:
+        found = vectors(model, text, batch_of(model, vision, [each]))
+        expected = np.atleast_2d(reference.answer(each))
+        sides = [each] if isinstance(each, Given) else [each.query, each.document]
+        shown = " / ".join(
+            " ".join(part if isinstance(part, str) else "(image)" for part in side.parts) for side in sides
+        )
+        if model.output.kind is OutputKind.SCORE:
+            print(f"{found.item():10.6f} for {expected.item():10.6f}  {shown[:80]}", flush=True)
+        else:
+            print(f"{cosines(found, expected).min():.7f}  {sides[0].role.value:8}{shown[:80]}", flush=True)
 
 
 if __name__ == "__main__":

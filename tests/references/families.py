@@ -1,31 +1,37 @@
-"""Finds the reference for a checkpoint of the families whose inputs are ``tests.models.running.Given``."""
+"""Finds the reference for a checkpoint, by the class that ``config.json`` names."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tests.references.llama_nemotron_embed import LlamaReference
-from tests.references.qwen3 import Qwen3Reference, Qwen3VLReference
+from tests.references.llama_nemotron_vl import ColEmbedReference
+from tests.references.qwen3 import ColQwen3Reference, Qwen3Reference, Qwen3VLReference
+from tests.references.rerank import RerankReference, RerankVLReference
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from tests.models.running import Given
-
 
 class Reference(Protocol):
-    def answer(self, given: Given) -> np.ndarray:
-        """The unit vector of an input."""
+    def answer(self, given: Any) -> np.ndarray:
+        """The unit vector of an input, or one of each token; the logit of a pair."""
         ...
 
 
 def reference_of(path: Path) -> Reference:
     """The reference for the checkpoint at ``path``."""
-    kinds: dict[str, type[LlamaReference | Qwen3Reference | Qwen3VLReference]] = {
-        "llama_bidirec": LlamaReference,
-        "qwen3": Qwen3Reference,
-        "qwen3_vl": Qwen3VLReference,
+    kinds: dict[str, Callable[[Path], Reference]] = {
+        "ColQwen3": ColQwen3Reference,
+        "LlamaBidirectionalForSequenceClassification": RerankReference,
+        "LlamaBidirectionalModel": LlamaReference,
+        "LlamaNemotronColEmbedVLModel": ColEmbedReference,
+        "LlamaNemotronVLForSequenceClassification": RerankVLReference,
+        "OpsColQwen3Model": ColQwen3Reference,
+        "Qwen3ForCausalLM": Qwen3Reference,
+        "Qwen3VLForConditionalGeneration": Qwen3VLReference,
     }
-    return kinds[json.loads((path / "config.json").read_text())["model_type"]](path)
+    return kinds[json.loads((path / "config.json").read_text())["architectures"][0]](path)

@@ -60,7 +60,12 @@ class Qwen3Reference:
 
 
 class Qwen3VLReference:
-    """Qwen3-VL-Embedding at ``path``, in float32; images are encoded files."""
+    """Qwen3-VL-Embedding at ``path``, in float32; images are encoded files.
+
+    ``limits`` are the least and the largest area of an image.
+    """
+
+    limits = (4096, 1_843_200)
 
     def __init__(self, path: str | Path) -> None:
         from transformers import Qwen3VLConfig, Qwen3VLModel
@@ -95,7 +100,7 @@ class Qwen3VLReference:
             page.paste(image, mask=image.split()[3])
             image = page
         image = image.convert("RGB")
-        image = image.resize(resized(*image.size))
+        image = image.resize(resized(*image.size, *self.limits))
         made = self.processor(images=[image], return_tensors="pt")
         return made["pixel_values"], tuple(made["image_grid_thw"][0].tolist())
 
@@ -189,6 +194,7 @@ class Qwen3VLReference:
 class ColQwen3Reference(Qwen3VLReference):
     """ColQwen3 at ``path``, in float32: the same body, and a linear layer of torch behind it."""
 
+    limits = (65_536, 1_310_720)
     projection: nn.Linear
 
     def body(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -238,11 +244,11 @@ def full_stop(instruction: str | None) -> str | None:
 DEFAULT_INSTRUCTION = "Represent the user's input."
 
 
-def resized(width: int, height: int) -> tuple[int, int]:
+def resized(width: int, height: int, least: int = 4096, most: int = 1_843_200) -> tuple[int, int]:
     """The processor's rule with the published limits; it has none against sides below half a patch."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
 
-    high, wide = smart_resize(height, width, 32, 4096, 1_843_200)
+    high, wide = smart_resize(height, width, 32, least, most)
     return wide, high
 
 

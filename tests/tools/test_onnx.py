@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from tessera.engine.compiled.spec import Profile, Range, axis_ranges
+from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
+from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec, RerankSpec
 from tessera.tools.triton_export.onnx_file import OPSET, write_onnx
 from tests.models.llama_nemotron_vl.packing import encode
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
@@ -169,3 +170,27 @@ def test_large_weights_lie_beside_the_model(
     (found,) = session.run(None, {"input_ids": ids, "vision_rows": rows, "vision_map": np.full_like(ids, -1)})
     weight = dict(stage.module.named_parameters())["embed_tokens.weight"]
     np.testing.assert_array_equal(found[0], weight[[3, 4]].numpy())
+
+
+@torch.inference_mode()
+def test_scores_whole_and_in_parts(tmp_path: Path) -> None:
+    """A logit has no length: it comes as it is, beside a norm of 1."""
+    write_checkpoint(tmp_path / "model", RerankSpec(image_size=64, base_vocab=600, temperature=0.5))
+    model = LlamaNemotronRerankVL.open(tmp_path / "model")
+    batch = image_batch(model, [7, 0, 5, 0, 1])
+    wanted = expected(model, batch)
+    assert wanted.shape == (5, 1) and wanted.std() >= 1
+    ids, mask, rows, vision_map = batch.padded()
+    width = model.text.layer.hidden
+    (embedded,) = OnnxStage(model, "embed", tmp_path)(
+        ids, rows.reshape(-1, model.config.tokens_per_tile, width), vision_map
+    )
+    (hidden,) = OnnxStage(model, "lm", tmp_path)(embedded, mask)
+    found = [
+        OnnxStage(model, "text", tmp_path)(*batch.padded()),
+        OnnxStage(model, "fused", tmp_path)(*batch.fused(model)),
+        OnnxStage(model, "post", tmp_path)(hidden, mask),
+    ]
+    for scores, norms in found:
+        torch.testing.assert_close(scores, wanted, rtol=1e-4, atol=1e-4)
+        assert norms.tolist() == [1.0] * 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from google.protobuf.json_format import MessageToJson
 from tessera.cli.engine import main
 from tessera.engine.compiled.spec import Profile, axis_ranges
 from tessera.errors import ConfigError
+from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
+from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, CheckpointSpec
 from tessera.tools.triton_export.repository import TritonRepository
 from tests.families.grid import Grid
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
@@ -217,4 +219,11 @@ def test_more_tokens_than_the_model_takes_are_refused(
 def test_images_that_the_router_cannot_join_are_refused_by_name(tmp_path: Path) -> None:
     given: Any = Grid(tmp_path, 0)
     with pytest.raises(ConfigError, match=r"family grid: .* independent units"):
+        TritonRepository(given, given, tmp_path, axis_ranges([Profile()]), dtype="float32")
+
+
+def test_vectors_of_tokens_are_refused_by_name(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", replace(COLEMBED_TINY, image_size=64, base_vocab=600))
+    given: Any = open_model(tmp_path / "model")
+    with pytest.raises(ConfigError, match="llama_nemotron_colembed_vl gives a vector of each token"):
         TritonRepository(given, given, tmp_path, axis_ranges([Profile()]), dtype="float32")

@@ -35,7 +35,6 @@ CONFIGURATIONS: dict[str, ColQwen3Spec] = {
     "tomoro, no bias": replace(COL_TINY, bias=False, width=64, shards=2),
     "ops": OPS,
 }
-OPTIONS = Options(min_pixels=4096, max_pixels=1_843_200)
 
 Record = Callable[[str, Any], None]
 
@@ -53,7 +52,7 @@ def found_vectors(model: ColQwen3, dtype: str) -> np.ndarray:
 def test_vectors(name: str, written: WriteCheckpoint, record_property: Record) -> None:
     spec = CONFIGURATIONS[name]
     path = written(spec, dtype="bfloat16")
-    model = ColQwen3.open(path, OPTIONS)
+    model = ColQwen3.open(path, Options())
     assert model.output == Output(kind=OutputKind.TOKENS, width=spec.width)
     wanted = reference_vectors(ColQwen3Reference(path))
     for dtype, bar in BARS.items():
@@ -96,7 +95,7 @@ def test_a_mistake_fails_both_bars(
 
 @pytest.fixture(scope="module")
 def found(written: WriteCheckpoint) -> np.ndarray:
-    return found_vectors(ColQwen3.open(written(COL_TINY, dtype="bfloat16"), OPTIONS), "float32")
+    return found_vectors(ColQwen3.open(written(COL_TINY, dtype="bfloat16"), Options()), "float32")
 
 
 def test_what_it_is(written: WriteCheckpoint) -> None:

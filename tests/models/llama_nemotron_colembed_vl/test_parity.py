@@ -14,10 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.errors import ConfigError
 from tessera.models import family_of, open_model
 from tessera.models.base import Output, OutputKind
-from tessera.models.graph import NetworkRequest
 from tessera.models.llama_nemotron_colembed_vl.model import LlamaNemotronColEmbedVL
 from tessera.models.llama_nemotron_vl.config_reader import read_config
 from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_FULL, COLEMBED_TINY, all_shapes
@@ -105,13 +103,6 @@ def test_the_class_of_the_embedding_model(path: Path, tmp_path: Path) -> None:
     config["pooling"] = "avg"
     (copy / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaNemotronVLModel"]}))
     assert open_model(copy).family == "llama_nemotron_vl"
-
-
-def test_no_network_for_tensorrt_ends_in_vectors_of_tokens(path: Path) -> None:
-    model = LlamaNemotronColEmbedVL.open(path)
-    request = NetworkRequest(stage="text", dtype="float32", packed=True, max_length=64)
-    with pytest.raises(ConfigError, match="llama_nemotron_colembed_vl gives no single vector"):
-        model.describe_network(None, request)  # type: ignore[arg-type]
 
 
 def test_the_published_size(tmp_path: Path) -> None:

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.errors import ConfigError, InvalidInput
+from tessera.errors import InvalidInput
 from tessera.models import open_model
 from tessera.models.base import Content, Output, OutputKind, PairLimits, PairModel, Prompt, Truncate
-from tessera.models.graph import NetworkRequest
 from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
 from tessera.models.llama_nemotron_vl.config_reader import read_config
 from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_FULL, RERANK_TINY, all_shapes
@@ -144,13 +143,6 @@ def test_what_is_too_long_loses_text_of_the_document(path: Path) -> None:
     assert cut.tokens.tolist() == whole.tokens[: len(cut.tokens)].tolist()
     refused = pair(len(bare.tokens) - 2, image, words)
     assert isinstance(refused, InvalidInput) and "images are not truncated" in refused.message
-
-
-def test_no_network_for_tensorrt_ends_in_a_score(path: Path) -> None:
-    model = LlamaNemotronRerankVL.open(path)
-    request = NetworkRequest(stage="text", dtype="float32", packed=False, max_length=64)
-    with pytest.raises(ConfigError, match="llama_nemotron_rerank_vl gives no single vector"):
-        model.describe_network(None, request)  # type: ignore[arg-type]
 
 
 def test_the_published_size(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ class PaddedModule:
     ) -> torch.Tensor:
         rows, vision_map = mapped(input_ids, vision_rows, vision_index, self._row_width)
         starts = cu_seqlens.tolist()
-        pooled = torch.empty(len(lengths), self._row_width, dtype=torch.float32)
+        found, order = [], []
         for numbers in self._calls(lengths):
             shape = (len(numbers), max(lengths[number] for number in numbers))
             ids, mask = torch.zeros(shape, dtype=torch.int32), torch.zeros(shape, dtype=torch.int32)
@@ -139,8 +139,9 @@ class PaddedModule:
                 places[row, : lengths[number]] = vision_map[tokens]
                 mask[row, : lengths[number]] = 1
             vectors, norms = self._program(ids, mask, rows, places)
-            pooled[numbers] = vectors * norms[:, None]
-        return pooled
+            found.append(vectors * norms[:, None])
+            order += numbers
+        return torch.cat(found)[torch.tensor(order).argsort()]
 
     def _calls(self, lengths: Sequence[int]) -> Iterator[list[int]]:
         buckets: dict[int, list[int]] = {}

@@ -124,7 +124,7 @@ class TensorRTFlavour:
     def build(
         self, model: Model, spec: BuildSpec, directory: Path, *, timing_cache: Path | None, progress: Progress
     ) -> Built:
-        networks_of(model)
+        networks_of(model, spec.stage)
         trt = load_tensorrt(self.name)
         capabilities = self._capabilities(trt, spec)
         logger, messages = logging_of(trt)
@@ -204,7 +204,7 @@ def fill_network(
     trt: Any, network: Any, model: Model, spec: BuildSpec
 ) -> tuple[TensorRTGraph, dict[str, str]]:
     """Fill ``network`` with the stage; raises ``ConfigError`` for a family that has no networks."""
-    described = networks_of(model)
+    described = networks_of(model, spec.stage)
     samples, note = read_samples(model, spec)
     graph = TensorRTGraph(trt, network, decomposable=spec.decomposable)
     longest = max(profile.tokens.max for profile in spec.profiles)

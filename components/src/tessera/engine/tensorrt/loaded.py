@@ -194,7 +194,7 @@ def open_engine(model: Model, settings: EngineSettings, placement: Placement, st
 
 def _manifest(model: Model, settings: EngineSettings, stage: Stage) -> tuple[Path, Manifest]:
     """Check what can be checked without TensorRT and a GPU."""
-    networks_of(model)
+    networks_of(model, stage)
     if settings.path is None:
         raise ConfigError(
             f"engine {settings.engine!r} needs path: the --out of tessera engine build --stage {stage}"

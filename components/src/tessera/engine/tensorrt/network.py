@@ -13,9 +13,10 @@ import torch
 
 from tessera.dtypes import DTYPES, dtype_of
 from tessera.engine.compiled.manifest import Binding
+from tessera.engine.compiled.spec import Stage
 from tessera.engine.tensorrt.module import to_name, to_tensorrt
 from tessera.errors import ConfigError, EngineBuildFailed
-from tessera.models.base import Model
+from tessera.models.base import Model, OutputKind
 from tessera.models.graph import Axis, DescribesNetworks, Node
 
 if TYPE_CHECKING:
@@ -23,13 +24,24 @@ if TYPE_CHECKING:
 
 FLOAT8_MAX = 448.0
 
+_OUTPUTS = {OutputKind.SCORE: "score", OutputKind.TOKENS: "vector of each token"}
 
-def networks_of(model: Model) -> DescribesNetworks:
-    """The model as one that describes its networks; raises ``ConfigError`` naming a family that does not."""
+
+def networks_of(model: Model, stage: Stage) -> DescribesNetworks:
+    """The model as one that describes its networks.
+
+    Raises ``ConfigError`` naming a family that does not, or whose text stage gives no single vector.
+    """
     if not isinstance(model, DescribesNetworks):
         raise ConfigError(
             f"family {model.family} describes no networks for TensorRT, which needs describe_network, see"
             " tessera.models.graph; use engine: torch or aoti"
+        )
+    vectors = model.output.kind is OutputKind.VECTOR
+    if stage in (Stage.TEXT, Stage.FUSED, Stage.POST) and not vectors:
+        raise ConfigError(
+            f"family {model.family} gives a {_OUTPUTS[model.output.kind]}, and TensorRT's stage {stage} one"
+            " vector for each input; use engine: torch or aoti"
         )
     return model
 

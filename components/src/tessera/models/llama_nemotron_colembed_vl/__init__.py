@@ -1,4 +1,4 @@
-"""Llama Nemotron ColEmbed VL: a query or a page through the towers of Embed VL, a vector of each token."""
+"""Llama Nemotron ColEmbed VL: a query or a page, through towers like Embed VL's, to vectors of tokens."""
 
 from __future__ import annotations
 

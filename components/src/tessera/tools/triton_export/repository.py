@@ -10,7 +10,7 @@ from pathlib import Path
 from tessera.engine.compiled.build import Progress
 from tessera.engine.compiled.spec import AxisRanges
 from tessera.errors import ConfigError
-from tessera.models.base import Model
+from tessera.models.base import Model, OutputKind
 from tessera.models.stages import StageFamily, StageModule, StageTensor
 from tessera.tools.triton_export.onnx_file import require_exporter, write_onnx
 
@@ -85,8 +85,12 @@ class TritonRepository:
         """``ranges`` are the largest sizes.
 
         Raises ``ConfigError`` if the router cannot handle ``dtype``, or naming a family whose images are not
-        made of independent units, since it joins those of all rows.
+        made of independent units, since it joins those of all rows, or one with a vector of each token.
         """
+        if model.output.kind is OutputKind.TOKENS:
+            raise ConfigError(
+                f"family {model.family} gives a vector of each token, a Triton repository one for each input"
+            )
         if model.vision is None or not model.vision.independent_units:
             raise ConfigError(
                 f"family {model.family}: a Triton repository takes images of independent units alone"

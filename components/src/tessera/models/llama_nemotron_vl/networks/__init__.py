@@ -22,11 +22,6 @@ def describe_network(
     stages = {"vision", "text", "fused", "embed", "lm", "post"}
     if request.stage not in stages:
         raise ConfigError(f"{family} has no stage {request.stage!r}, only {sorted(stages)}")
-    if request.stage in ("text", "fused", "post") and (config.text.head or config.text.pooling == "none"):
-        raise ConfigError(
-            f"family {family} gives no single vector, and networks for TensorRT end in one: use engine torch"
-            " or aoti for its text stage"
-        )
     products = "bfloat16" if request.dtype == "float8" else request.dtype
     vision = text = None
     if request.stage in ("vision", "fused"):
