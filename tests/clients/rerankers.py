@@ -65,6 +65,20 @@ def llama_index_nvidia(asked: Asked) -> Scores:
     return _nodes(asked, client)
 
 
+def llama_index_jina(asked: Asked) -> Scores:
+    from llama_index.postprocessor.jinaai_rerank import JinaRerank
+
+    client = JinaRerank(top_n=3, model=asked.model, base_url=f"{asked.url}/v1", api_key=asked.key)
+    return _nodes(asked, client)
+
+
+def llama_index_tei(asked: Asked) -> Scores:
+    from llama_index.postprocessor.tei_rerank import TextEmbeddingInference
+
+    client = TextEmbeddingInference(top_n=3, base_url=asked.url, auth_token=f"Bearer {asked.key}")
+    return _nodes(asked, client)
+
+
 def _nodes(asked: Asked, client: Any) -> Scores:
     from llama_index.core.schema import NodeWithScore, TextNode
 
@@ -134,7 +148,9 @@ CLIENTS: dict[str, Callable[[Asked], Scores]] = {
     "langchain-cohere": langchain_cohere,
     "langchain-nvidia": langchain_nvidia,
     "llama-index-cohere": llama_index_cohere,
+    "llama-index-jina": llama_index_jina,
     "llama-index-nvidia": llama_index_nvidia,
+    "llama-index-tei": llama_index_tei,
     "haystack-cohere": haystack_cohere,
     "haystack-nvidia": haystack_nvidia,
     "haystack-tei": haystack_tei,

@@ -23,6 +23,7 @@ from tests.families.token_rows import make_checkpoint, reference
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("token-vectors")]
 
 SEED = 5
+QUERY = "two of them"
 TEXTS = ["a yellow heart", "two cats", "the sum of the first ten primes"]
 PAGE = (Path(__file__).parents[2] / "docs" / "api.md").read_text()
 
@@ -138,3 +139,32 @@ def test_the_examples_of_stores_rank_as_max_sim(service: Service) -> None:
     np.testing.assert_allclose([point.score for point in names["best"]], sorted(expected)[::-1], atol=1e-4)
     exec(compile(example("lancedb"), "docs/api.md", "exec"), names)
     assert [row["text"] for row in names["nearest"]] == [names["pages"][index] for index in order]
+
+
+def test_documents_are_ranked_by_max_sim(http: httpx.Client) -> None:
+    query, *rows = (reference(SEED, text) for text in (QUERY, *TEXTS))
+    wanted = max_sims(query, rows)
+    order = sorted(range(len(TEXTS)), key=lambda index: -wanted[index])
+    results = http.post("/v1/rerank", json={"query": QUERY, "documents": TEXTS}).json()["results"]
+    ranks = http.post("/rerank", json={"query": QUERY, "texts": TEXTS}).json()
+    assert [row["index"] for row in results] == [row["index"] for row in ranks] == order
+    scores = http.post("/score", json={"text_1": QUERY, "text_2": TEXTS}).json()["data"]
+    for found in (
+        [row["score"] for row in scores],
+        [score for _, score in sorted((row["index"], row["score"]) for row in ranks)],
+        [score for _, score in sorted((row["index"], row["relevance_score"]) for row in results)],
+    ):
+        assert found == pytest.approx(wanted, abs=1e-4)
+    refused = http.post("/v1/ranking", json={"query": {"text": "a"}, "passages": [{"text": "b"}]})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unsupported_route")
+
+
+def test_documents_that_come_back_count_as_the_answers_bytes(http: httpx.Client) -> None:
+    document = {"text": TEXTS[0], "source": "x" * 700_000}
+    body = {"query": QUERY, "documents": [document]}
+    asked = body | {"return_documents": True}
+    assert http.post("/v1/rerank", json=body).status_code == 200
+    assert http.post("/v2/rerank", json=asked).json()["results"][0]["document"] == document
+    # There they stand twice.
+    twice = http.post("/v1/rerank", json=asked)
+    assert (twice.status_code, twice.json()["error"]["code"]) == (413, "response_too_large")

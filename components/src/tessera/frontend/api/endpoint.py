@@ -51,8 +51,8 @@ VECTORS: Final = frozenset((OutputKind.VECTOR,))
 TOKEN_VECTORS: Final = frozenset((OutputKind.TOKENS,))
 # Of rows: writing an answer of more than these takes long enough for other requests to notice, 2 ms.
 _LARGE_BYTES: Final = 1 << 18
-# What a score and its index take in any client's JSON.
-_SCORE_BYTES: Final = 64
+# What a score and its index take in any client's JSON: 64 each, and some answers have them twice.
+_SCORE_BYTES: Final = 128
 
 
 async def read_body(request: Request, *, limit: int, timeout: float) -> bytes:
@@ -226,10 +226,14 @@ class Translated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedScores:
-    """A request for scores in the service's own terms, and how its answer is written for the client."""
+    """A request for scores in the service's own terms, and how its answer is written for the client.
+
+    ``copies`` says how often the request's documents stand in the answer.
+    """
 
     request: ScoreRequest
     write: Callable[[Scores], ResponseBody]
+    copies: int = 0
 
 
 Translate = Callable[[Json, Served], Translated]
@@ -327,7 +331,9 @@ class Endpoint:
             request_id=request_id,
             deadline=deadline,
             client=client(http),
-            charge=partial(self._charge_scores, http, documents),
+            charge=partial(
+                self._charge_scores, http, documents, _SCORE_BYTES * documents + translated.copies * len(raw)
+            ),
         )
         scores = await until_disconnect(http, work)
         note(
@@ -411,12 +417,17 @@ class Endpoint:
             note(output_rows=rows)
         self._take(http, tokens, units, self._check_size(translated, rows, bounds))
 
-    def _charge_scores(self, http: Request, documents: int, tokens: int, units: int, rows: int) -> None:
+    def _charge_scores(
+        self, http: Request, documents: int, written: int, tokens: int, units: int, rows: int
+    ) -> None:
+        """``written`` is what the answer takes at most, in bytes."""
         width = self.pipeline.output.width
-        nbytes = max(4 * width * rows, _SCORE_BYTES * documents)
+        nbytes = max(4 * width * rows, written)
         note(output_rows=rows)
         self._check_bytes(
-            nbytes, f"{rows} rows of {width} values, and {documents} scores,", "send fewer documents"
+            nbytes,
+            f"{rows} rows of {width} values, or the answer with {documents} scores,",
+            "send fewer documents",
         )
         self._take(http, tokens, units, nbytes)
 

@@ -101,7 +101,8 @@ def parse_rerank(value: Json, served: Served, path: str) -> TranslatedScores:
     )
     returned = given if optional_boolean(body, "return_documents", default=False) else ()
     write = partial(write_rerank, path, served.model, returned, logits=wants_logits(body), most=_top_n(body))
-    return TranslatedScores(request=request, write=write)
+    copies = 0 if not returned else 2 if path == V1 else 1
+    return TranslatedScores(request=request, write=write, copies=copies)
 
 
 def write_rerank(

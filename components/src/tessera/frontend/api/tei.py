@@ -228,13 +228,14 @@ def parse_rerank(value: Json, served: Served) -> TranslatedScores:
         model=optional_string(body, "model"),
         truncate=_truncate(body.get("truncate"), body.get("truncation_direction")),
     )
+    returned = texts if optional_boolean(body, "return_text", default=False) else ()
     write = partial(
         write_rerank,
-        texts if optional_boolean(body, "return_text", default=False) else (),
+        returned,
         logits=optional_boolean(body, "raw_scores", default=False),
         most=optional_positive(body, "top_n"),
     )
-    return TranslatedScores(request=request, write=write)
+    return TranslatedScores(request=request, write=write, copies=1 if returned else 0)
 
 
 def _texts(given: Json, limits: RequestLimits) -> list[str]:

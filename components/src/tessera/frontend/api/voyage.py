@@ -167,7 +167,7 @@ def parse_rerank(value: Json, served: Served) -> TranslatedScores:
     )
     returned = given if optional_boolean(body, "return_documents", default=False) else ()
     write = partial(write_rerank, served.model, returned, most=optional_positive(body, "top_k"))
-    return TranslatedScores(request=request, write=write)
+    return TranslatedScores(request=request, write=write, copies=1 if returned else 0)
 
 
 def write_rerank(model: str, documents: Sequence[Json], scores: Scores, *, most: int | None) -> ResponseBody:
