@@ -32,6 +32,7 @@ def test_the_example_of_sizing_is_what_the_command_prints(capsys: pytest.Capture
 def test_the_limits_are_the_defaults() -> None:
     limits = Limits()
     assert f"| `--max-body-mb` | {limits.max_body_bytes >> 20} |" in PAGE
-    assert f"| `--max-inputs`, `--max-images` | {limits.request.inputs}, {limits.request.images} |" in PAGE
+    for name in ("inputs", "images"):
+        assert f"| `--max-{name}` | {getattr(limits.request, name)} | in one request |" in PAGE
     assert f"| `--max-in-flight` | {limits.max_in_flight} | requests, then 429 |" in PAGE
     assert f"| `--request-timeout-seconds` | {limits.timeout_seconds:.0f} | to answer it, then 504 |" in PAGE

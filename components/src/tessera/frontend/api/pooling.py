@@ -20,6 +20,7 @@ import time
 from functools import partial
 from typing import Any, Final
 
+import numpy as np
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
@@ -111,7 +112,7 @@ def write_pooling(request: EmbeddingsRequest, served: Served, result: Result) ->
     """vLLM's answer; in a ``bytes`` body each input's part and its shape stand in the header ``metadata``."""
     rows = result.rows
     if served.output.kind is OutputKind.SCORE and request.normalize:
-        rows = sigmoid(rows)
+        rows = sigmoid(rows).astype(np.float32)
     values = finished(rows, request, served.output)
     head = {
         "id": f"pooling-{result.request_id}",

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from tessera.errors import EngineFailed, InvalidInput
 from tessera.frontend.api.content import InputBuilder, read_object, read_parts
+from tessera.frontend.api.formats import sigmoid
 from tessera.frontend.api.openai import INERT, priority_of, request_id_of, truncation
 from tessera.frontend.api.schema import (
     BOOLEAN,
@@ -171,8 +172,7 @@ def relevance(scores: Scores, *, logits: bool = False) -> npt.NDArray[Floating]:
         raise EngineFailed("the engine produced values that are not finite")
     if scores.kind is not OutputKind.SCORE or logits:
         return values
-    # In float64, which tells logits apart up to 36; float32 does up to 16.
-    return 1.0 / (1.0 + np.exp(-np.clip(values.astype(np.float64), -700.0, None)))
+    return sigmoid(values)
 
 
 def head(kind: str, id_prefix: str, scores: Scores, model: str) -> JsonObject:

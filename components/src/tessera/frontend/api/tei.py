@@ -9,8 +9,9 @@ from typing import Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
+from tessera import __version__
 from tessera.errors import EmptyInput, InvalidInput, PayloadTooLarge
 from tessera.frontend.api.content import InputBuilder, named_role, read_tokens
 from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Served, Translated, TranslatedScores
@@ -25,6 +26,7 @@ from tessera.frontend.api.schema import (
     WHOLE,
     WIDTH,
     Schema,
+    answers,
     body_of,
     list_of,
     object_of,
@@ -46,7 +48,7 @@ from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Result, Scores, check_width
-from tessera.models.base import Piece, Role, Truncate
+from tessera.models.base import OutputKind, Piece, Role, Truncate
 
 PROMPTS: Final = {"query": Role.QUERY, "passage": Role.PASSAGE, "document": Role.PASSAGE}
 DIRECTIONS: Final = {
@@ -313,7 +315,69 @@ def _routes(service: Service) -> APIRouter:
     async def embed_all(request: Request) -> Response:
         return await service.endpoint.embed(request, _translate_all, kinds=TOKEN_VECTORS)
 
+    @router.get("/info", openapi_extra=answers(_INFO, 401), summary="What is served, as TEI says it")
+    async def info() -> Response:
+        """Null for what is not known here."""
+        return JSONResponse(_info(service))
+
     return router
+
+
+_LABEL: Final = "LABEL_0"
+_MODEL_TYPES: Final[dict[OutputKind, JsonObject]] = {
+    OutputKind.VECTOR: {"embedding": {"pooling": None}},
+    OutputKind.TOKENS: {"embedding": {"pooling": "none"}},
+    OutputKind.SCORE: {"reranker": {"id2label": {"0": _LABEL}, "label2id": {_LABEL: 0}}},
+}
+
+
+def _info(service: Service) -> JsonObject:
+    source, limits = service.settings.source, service.settings.limits
+    served = service.endpoint.served
+    dtypes = sorted({worker.dtype for worker in service.workers.embed.ready.values()})
+    return {
+        "model_id": (source and source.repository) or served.model,
+        "model_sha": (source and source.commit) or None,
+        "model_dtype": dtypes[0] if dtypes else None,
+        "served_model_name": served.model,
+        "model_type": _MODEL_TYPES[served.output.kind],
+        "max_concurrent_requests": limits.max_in_flight,
+        "max_input_length": service.endpoint.pipeline.max_tokens,
+        "max_batch_tokens": None,
+        "max_batch_requests": None,
+        "max_client_batch_size": served.limits.inputs,
+        "auto_truncate": False,
+        "tokenization_workers": None,
+        "version": __version__,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+_TEXT: Final[Schema] = {"type": "string"}
+_MAYBE: Final[Schema] = {"type": ["string", "null"]}
+_NONE: Final[Schema] = {"type": "null"}
+_INFO: Final = object_of(
+    (
+        *("model_id", "model_sha", "model_dtype", "served_model_name", "model_type", "auto_truncate"),
+        *("max_concurrent_requests", "max_input_length", "max_client_batch_size", "version"),
+    ),
+    model_id=_TEXT,
+    model_sha=_MAYBE,
+    model_dtype=_MAYBE,
+    served_model_name=_TEXT,
+    model_type={"type": "object"},
+    max_concurrent_requests=WHOLE,
+    max_input_length=WHOLE,
+    max_batch_tokens=_NONE,
+    max_batch_requests=_NONE,
+    max_client_batch_size=WHOLE,
+    auto_truncate=BOOLEAN,
+    tokenization_workers=_NONE,
+    version=_TEXT,
+    sha=_NONE,
+    docker_label=_NONE,
+)
 
 
 API: Final = ClientApi(routes=_routes, error=write_error)
