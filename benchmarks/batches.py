@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -10,10 +11,12 @@ import numpy as np
 import torch
 
 from tessera.engine.batch import PackedInput, TextBatch, VisionBatch, pack, pack_images
+from tessera.errors import TesseraError
 from tessera.image_plan import ImagePlan
 from tessera.models import Model
-from tessera.models.base import Content, Int32Array, Pixels, Role, Truncate
-from tessera.tools.load.bodies import IMAGE_TEXT
+from tessera.models.base import Content, Int32Array, PairLimits, PairModel, Part, Pixels, Role, Truncate
+from tessera.tools.load.bodies import IMAGE_TEXT, Bodies, HttpWorkload
+from tessera.tools.load.words import CheckpointWords
 
 Size = tuple[int, int]
 """Width and height of an image, in pixels."""
@@ -106,9 +109,40 @@ def vision_batch(model: Model, sizes: Sequence[Size], *, seed: int) -> VisionBat
 
 
 def image_tokens(model: Model, plan: ImagePlan) -> Int32Array:
-    """An image and a few words, as a prompt."""
+    """An image and a few words, as a prompt; for a reranker the words are the query."""
+    if isinstance(model, PairModel):
+        return scored_tokens(model, IMAGE_TEXT, plan)
     content = Content(parts=(plan, IMAGE_TEXT), role=Role.PASSAGE)
     return model.prompt(content, max_tokens=model.max_tokens, truncate=Truncate.NONE, param="input").tokens
+
+
+def scored_tokens(model: Model, query: str, document: Part) -> Int32Array:
+    """A document as the text engine reads it when it is scored: with the query, or on its own."""
+    content = Content(parts=(document,), role=Role.PASSAGE)
+    if not isinstance(model, PairModel):
+        return model.prompt(
+            content, max_tokens=model.max_tokens, truncate=Truncate.NONE, param="document"
+        ).tokens
+    (made,) = model.pairs(
+        Content(parts=(query,), role=Role.QUERY),
+        [content],
+        limits=PairLimits(tokens=model.max_tokens),
+        query_param="query",
+        params=["document"],
+    )
+    if isinstance(made, TesseraError):
+        raise made
+    return made.tokens
+
+
+def workload_tokens(model: Model, workload: HttpWorkload) -> int:
+    """The tokens of one of the workload's inputs, as the text engine reads it."""
+    if workload.size is not None:
+        return len(image_tokens(model, model.plan(*workload.size, param="image")))
+    if not workload.query:
+        return workload.tokens
+    body = json.loads(next(iter(Bodies(workload, CheckpointWords(model.path), "", seed=0, variety=1))).data)
+    return len(scored_tokens(model, body["queries"], body["documents"][0]))
 
 
 def words(model: Model, length: int, random: np.random.Generator) -> Int32Array:

@@ -6,9 +6,9 @@ import multiprocessing
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.batches import workload_tokens
 from tessera.models import Model, open_model
-from tessera.models.base import Content, Role, Truncate
-from tessera.tools.load.bodies import IMAGE_TEXT, HttpWorkload
+from tessera.tools.load.bodies import HttpWorkload
 
 
 def bounds(
@@ -45,17 +45,12 @@ def _bounds(model_path: Path, workloads: Sequence[HttpWorkload], tokens: int, un
 
 
 def _input_seconds(model: Model, workload: HttpWorkload, token_seconds: float, unit_seconds: float) -> float:
-    text = workload.tokens * token_seconds
     if workload.size is None:
-        return text
+        return workload_tokens(model, workload) * token_seconds
+    text = workload.tokens * token_seconds
     plan = model.plan(*workload.size, param="input")
-    prompt = model.prompt(
-        Content(parts=(plan, IMAGE_TEXT), role=Role.PASSAGE),
-        max_tokens=model.max_tokens,
-        truncate=Truncate.NONE,
-        param="input",
-    )
-    image = len(prompt.tokens) * token_seconds + plan.units * unit_seconds * workload.fresh
+    tokens = workload_tokens(model, workload)
+    image = tokens * token_seconds + plan.units * unit_seconds * workload.fresh
     if workload.always_image:
         text += plan.rows * token_seconds + plan.units * unit_seconds
     return workload.text_share * text + (1 - workload.text_share) * image

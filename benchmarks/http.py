@@ -1,10 +1,11 @@
 """``python -m benchmarks.http``: what a client sees, in a closed loop and, with ``--rate``, an open one.
 
 Starts a service on this machine, or takes the URL of one, and drives each workload from processes of its
-own. Every eighth answer is checked while the load runs: a unit vector for each input, the same as before
-for the same input. A request that fails or gives a wrong answer counts as an error and for nothing else.
-The bound is what the matrix products alone would allow, and beside it stand the engines in process, fed with
-the batches of the workload for as long as it was driven: both are measured just before on the same machine.
+own. Every eighth answer is checked while the load runs: a unit vector or a score for each input, the same as
+before for the same input. A request that fails or gives a wrong answer counts as an error and for nothing
+else. The bound is what the matrix products alone would allow, and beside it stand the engines in process, fed
+with the batches of the workload for as long as it was driven: both are measured just before on the same
+machine.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from benchmarks.checkpoint import add_model, made_checkpoint, usual_units
 from benchmarks.in_process import Sustained, sustained
 from benchmarks.plot import Point, plot
 from benchmarks.service import Deployment, service
-from tessera.models import open_model
-from tessera.tools.load.bodies import WORKLOADS, HttpWorkload
+from tessera.models import Model, open_model
+from tessera.models.base import OutputKind
+from tessera.tools.load.bodies import EMBEDDING, SCORING, WORKLOADS, HttpWorkload
 from tessera.tools.load.clients import Load, Outcome, drive
 from tessera.tools.load.words import CheckpointWords
 from tessera.tools.table import number, table, write_csv
@@ -136,9 +138,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--workloads",
         nargs="*",
-        default=list(WORKLOADS),
+        default=[],
         metavar="NAME[@N,N]",
-        help=f"with concurrencies or rates of their own behind the @; of {', '.join(WORKLOADS)}",
+        help=f"with concurrencies or rates of their own behind the @; of {', '.join(WORKLOADS)}; by default "
+        "all that embed, or those that score for a model that does nothing else",
     )
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 8, 16, 32, 48, 64, 128])
     parser.add_argument("--rate", type=float, nargs="*", help="open loop: requests a second")
@@ -156,7 +159,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.model_path = made_checkpoint(
             options, Path(stack.enter_context(tempfile.TemporaryDirectory()))
         )
-        options.units = options.units or usual_units(open_model(options.model_path))
+        model = open_model(options.model_path)
+        options.units = options.units or usual_units(model)
+        options.workloads = options.workloads or usual_workloads(model)
         chosen = chosen_workloads(options)
         card = stack.enter_context(CardMeter())
         bound: dict[str, float] = {}
@@ -200,6 +205,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("\n" + table(HEADER, rows))
     plot(options.out / "http.png", points, "concurrency" if options.rate is None else "offered requests/s")
     return 0
+
+
+def usual_workloads(model: Model) -> list[str]:
+    """Those that the model's output and what it reads suit."""
+    some = SCORING if model.output.kind is not OutputKind.VECTOR else EMBEDDING
+    return [name for name, workload in some.items() if model.vision is not None or workload.size is None]
 
 
 def chosen_workloads(options: argparse.Namespace) -> list[tuple[HttpWorkload, list[float]]]:

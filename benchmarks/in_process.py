@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.batches import Workload, image_tokens, text_batch, vision_batch
+from benchmarks.batches import Workload, text_batch, vision_batch, workload_tokens
 from tessera.launched import Launched
 from tessera.tools.load.bodies import HttpWorkload
 
@@ -93,19 +93,18 @@ class _Feed:
         self._engines = engines
         model, size = engines.model, workload.size
         at_once = loop * workload.inputs
-        length = workload.tokens
+        length = workload_tokens(model, workload)
         rows = None
         self._images = 0
         if size is not None:
             plan = model.plan(*size, param="image")
-            length = len(image_tokens(model, plan))
             rows = engines.encoded(size)
             if workload.fresh or loop == 1:
                 self._images = max(1, min(at_once, units // plan.units))
                 self._pixels = vision_batch(model, (size,) * self._images, seed=0)
                 self._out = [engines.rows(plan.rows) for _ in range(self._images)]
         self._items = max(1, min(at_once, tokens // length))
-        batch = Workload(name=workload.name, tokens=workload.tokens, size=size, items=self._items)
+        batch = Workload(name=workload.name, tokens=length, size=size, items=self._items)
         self._texts = text_batch(model, batch, rows, seed=1)
 
     def alone(self, seconds: float) -> list[float]:

@@ -13,10 +13,12 @@ from benchmarks import http
 from tessera.frontend.media.loader import decode
 from tessera.models.base import Content, Truncate
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.tools.load import clients
 from tessera.tools.load.bodies import WORKLOADS, Bodies, HttpWorkload
+from tessera.tools.load.clients import Load
 from tessera.tools.load.words import CheckpointWords
 from tessera.tools.table import number, table
-from tests.e2e.disaggregated import Disaggregated
+from tests.e2e.disaggregated import KEY, Disaggregated
 from tests.e2e.service import MODEL
 
 
@@ -65,6 +67,37 @@ def test_encoding_always_gives_texts_a_blank_image_of_their_own(words: Checkpoin
     assert all("messages" in json.loads(body.data) for body in bodies)
     assert len({body.data for body in bodies}) == 100
     assert [body.key for body in bodies] == [body.key for body in plain]
+
+
+def test_bodies_of_passages_and_of_pages(words: CheckpointWords) -> None:
+    workload = HttpWorkload(name="rerank", query=4, tokens=20, inputs=6)
+    bodies = list(islice(Bodies(workload, words, "m", seed=1, variety=10), 20))
+    found = [json.loads(body.data) for body in bodies]
+    assert {body.path for body in bodies} == {"/v1/score"} and {body.inputs for body in bodies} == {6}
+    assert len({body["queries"] for body in found}) == 8
+    assert {words.tokens(body["queries"]) for body in found} == {4}
+    assert {words.tokens(text) for body in found for text in body["documents"]} == {20}
+    for fresh in (True, False):
+        pages = HttpWorkload(name="pages", query=4, size=(48, 32), inputs=3, fresh=fresh)
+        bodies = list(islice(Bodies(pages, words, "m", seed=1), 16))
+        urls = [
+            document["content"][0]["image_url"]["url"]
+            for body in bodies
+            for document in json.loads(body.data)["documents"]
+        ]
+        assert len(urls) == 48 and len(set(urls)) == (48 if fresh else 10)
+
+
+@pytest.mark.service
+@pytest.mark.xdist_group("shared-service")
+def test_scores_are_driven_and_checked(service: Disaggregated) -> None:
+    workload = HttpWorkload(name="rerank", query=4, tokens=12, inputs=5)
+    load = Load(
+        words=CheckpointWords(service.checkpoint), model_name=MODEL, clients=1, warm=0.2, seconds=1.5, key=KEY
+    )
+    outcome = clients.drive(load, (service.url,), workload, 2)
+    assert outcome.failed == "0" and outcome.checked > 0
+    assert outcome.inputs == 5 * len(outcome.latencies)
 
 
 def drive(checkpoint: Path, out: Path, *flags: str) -> list[dict[str, str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
@@ -24,6 +24,8 @@ IMAGE_TEXT = "a page"
 class HttpWorkload:
     """``inputs`` texts of ``tokens`` tokens each in a request, or one image of ``size`` (width, height).
 
+    With ``query``, a text of so many tokens, the inputs are documents that are scored for it: texts, or as
+    many images.
     ``fresh`` images are never the same twice; others come from a fixed set that a cache can hold.
     ``text_share`` of the requests are texts of ``tokens`` tokens without an image; with ``always_image`` they
     carry a blank one that no cache has seen, as if the encoder ran for every request.
@@ -36,33 +38,44 @@ class HttpWorkload:
     fresh: bool = True
     text_share: float = 0.0
     always_image: bool = False
+    query: int = 0
 
 
-WORKLOADS = {
-    workload.name: workload
-    for workload in (
-        HttpWorkload(name="text-1024", tokens=1024),
-        HttpWorkload(name="text-128", tokens=128),
-        HttpWorkload(name="text-32x64", tokens=32, inputs=64),
-        HttpWorkload(name="text-32", tokens=32),
-        HttpWorkload(name="tile", size=(512, 512)),
-        HttpWorkload(name="page", size=(1275, 1650)),
-        HttpWorkload(name="tile-again", size=(512, 512), fresh=False),
-        HttpWorkload(name="mixed", size=(512, 512), tokens=128, text_share=0.7),
-        HttpWorkload(
-            name="mixed-always-encode", size=(512, 512), tokens=128, text_share=0.7, always_image=True
-        ),
-    )
-}
+def _by_name(*workloads: HttpWorkload) -> dict[str, HttpWorkload]:
+    return {workload.name: workload for workload in workloads}
+
+
+EMBEDDING = _by_name(
+    HttpWorkload(name="text-1024", tokens=1024),
+    HttpWorkload(name="text-128", tokens=128),
+    HttpWorkload(name="text-32x64", tokens=32, inputs=64),
+    HttpWorkload(name="text-32", tokens=32),
+    HttpWorkload(name="tile", size=(512, 512)),
+    HttpWorkload(name="page", size=(1275, 1650)),
+    HttpWorkload(name="tile-again", size=(512, 512), fresh=False),
+    HttpWorkload(name="mixed", size=(512, 512), tokens=128, text_share=0.7),
+    HttpWorkload(name="mixed-always-encode", size=(512, 512), tokens=128, text_share=0.7, always_image=True),
+)
+"""For models whose output is a vector."""
+
+SCORING = _by_name(
+    HttpWorkload(name="rerank-128x100", query=16, tokens=128, inputs=100),
+    HttpWorkload(name="rerank-page-x20", query=16, size=(1275, 1650), inputs=20),
+    HttpWorkload(name="rerank-page-x20-again", query=16, size=(1275, 1650), inputs=20, fresh=False),
+)
+"""For models of every output."""
+
+WORKLOADS = EMBEDDING | SCORING
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """JSON bytes; equal ``key`` means equal vectors."""
+    """JSON bytes for a POST to ``path``; equal ``key`` means equal vectors or scores."""
 
     data: bytes
     key: int
     inputs: int
+    path: str = "/v1/embeddings"
 
 
 class Bodies:
@@ -86,7 +99,11 @@ class Bodies:
         self._name = name
         self._random = random.Random(seed)
         self._seed = seed
-        self._texts = self._make_texts(words, variety) if workload.tokens else []
+        self._queries = self._make_queries(words) if workload.query else []
+        self._texts: list[Body] = []
+        if workload.tokens:
+            make = self._make_passages if self._queries else self._make_texts
+            self._texts = make(words, variety)
         self._images = self._make_images(8) if workload.size else []
         self._blank = jpeg(Image.new("RGB", workload.size)) if workload.size else b""
 
@@ -105,6 +122,8 @@ class Bodies:
         return self._body(_marked(self._blank, f"{self._seed}.{count}"), text, key)
 
     def _image(self, count: int) -> Body:
+        if self._queries:
+            return self._pages(count)
         key = count % (len(self._images) * 8)
         picture = self._images[key % len(self._images)]
         mark = f"{self._seed}.{count if self._workload.fresh else key}"
@@ -117,6 +136,34 @@ class Bodies:
         head, tail = self._envelope(messages=[{"role": "user", "content": parts}])
         return Body(head + url + tail, key, 1)
 
+    def _pages(self, count: int) -> Body:
+        """A query with images; where they are not fresh, those of one query are some of the next one's."""
+        key = count % len(self._queries)
+        documents = []
+        for index in range(self._workload.inputs):
+            picture = self._images[(key + index) % len(self._images)]
+            mark = f"{self._seed}.{count}.{index}" if self._workload.fresh else f"{self._seed}.{key + index}"
+            url = "data:image/jpeg;base64," + base64.b64encode(_marked(picture, mark)).decode()
+            documents.append({"content": [{"type": "image_url", "image_url": {"url": url}}]})
+        return self._scored(self._queries[key], documents, -1 - key)
+
+    def _scored(self, query: str, documents: Sequence[object], key: int) -> Body:
+        """In vLLM's form, with logits for an answer."""
+        body = {"model": self._name, "queries": query, "documents": documents, "use_activation": False}
+        return Body(json.dumps(body).encode(), key, len(documents), "/v1/score")
+
+    def _make_queries(self, words: Words) -> list[str]:
+        return [self._text(words, self._workload.query) for _ in range(8)]
+
+    def _make_passages(self, words: Words, variety: int) -> list[Body]:
+        """Each query with some of twice as many passages as go into a request."""
+        count = self._workload.inputs
+        passages = [self._text(words, self._workload.tokens) for _ in range(2 * count)]
+        return [
+            self._scored(self._queries[key % len(self._queries)], self._random.sample(passages, count), key)
+            for key in range(variety)
+        ]
+
     def _envelope(self, **value: object) -> tuple[bytes, bytes]:
         body = json.dumps({"model": self._name, "encoding_format": self._encoding, **value})
         head, _, tail = body.partition("@")
@@ -125,7 +172,7 @@ class Bodies:
     def _make_texts(self, words: Words, variety: int) -> list[Body]:
         found = []
         for key in range(variety):
-            texts = [self._text(words) for _ in range(self._workload.inputs)]
+            texts = [self._text(words, self._workload.tokens) for _ in range(self._workload.inputs)]
             asked: list[object] = list(texts)
             if self._chat:
                 asked = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in texts]
@@ -134,12 +181,12 @@ class Bodies:
             found.append(Body(head + tail, key, len(texts)))
         return found
 
-    def _text(self, words: Words) -> str:
-        """Words until the prompt has the tokens that the workload says, or one where it has more anyway."""
+    def _text(self, words: Words, tokens: int) -> str:
+        """Words until the prompt has so many tokens, or one word where it has more anyway."""
         some: list[str] = []
-        while (missing := self._workload.tokens - words.tokens(" ".join(some))) > 0:
+        while (missing := tokens - words.tokens(" ".join(some))) > 0:
             some += self._random.choices(words.all(), k=missing)
-            while (excess := words.tokens(" ".join(some)) - self._workload.tokens) > 0:
+            while (excess := words.tokens(" ".join(some)) - tokens) > 0:
                 if len(some) == 1:
                     return some[0]
                 del some[max(1, len(some) - excess) :]
