@@ -87,7 +87,8 @@ def test_errors_name_the_command_as_it_was_called(capsys: pytest.CaptureFixture[
 def test_models_of_this_installation(capsys: pytest.CaptureFixture[str]) -> None:
     assert models.main([]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert "llama_nemotron_vl: model_type llama_nemotron_vl" in lines and len(lines) > 3
+    shared = "llama_nemotron_vl: model_type llama_nemotron_vl, architectures LlamaNemotronVLModel"
+    assert shared in lines and len(lines) > 3
     assert models.main(["--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {"family": "qwen3_embedding", "model_type": ["qwen3"]} in found

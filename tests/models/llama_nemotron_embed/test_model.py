@@ -99,7 +99,7 @@ def test_what_is_refused(model: LlamaNemotronEmbed, parts: Any, more: dict[str, 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"architectures": ["LlamaBidirectionalForSequenceClassification"]}, "architectures"),
+        ({"architectures": ["LlamaForCausalLM"]}, "architectures"),
         ({"attention_bias": True}, "attention_bias"),
         ({"pooling": "colbert"}, "pooling must be one of"),
         ({"hidden_size": None}, "hidden_size is missing"),
