@@ -99,6 +99,11 @@ def bodies(image_url: str) -> list[tuple[str, dict[str, Any]]]:
         ("/v1/multimodalembeddings", {"inputs": [{"content": content}], "input_type": "query"}),
         ("/embed", {"inputs": ["a", [1, 2, 3]], "truncate": True, "prompt_name": "query"}),
         (
+            "/pooling",
+            {"input": ["a", content], "task": "embed", "encoding_format": "bytes", "endianness": "big"},
+        ),
+        ("/pooling", {"messages": [{"role": "user", "content": content}], "encoding_format": "bytes_only"}),
+        (
             "/v1/rerank",
             {
                 "query": {"image": image_url},

@@ -275,3 +275,20 @@ def test_a_model_of_vectors_answers_by_cosine(http: httpx.Client, reference: Ref
         answer = http.post(path, json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unsupported_route")
         assert "vector as its output" in answer.json()["detail"]
+
+
+def test_vllms_pooling_scores_whole_prompts(ask: httpx.Client) -> None:
+    prompts = [f"question:{QUERY} \n \n passage:{document}" for document in DOCUMENTS]
+    raw = ask.post("/pooling", json={"input": prompts, "task": "classify", "use_activation": False})
+    wanted = logits(ask)
+    found = [row["data"] for row in raw.json()["data"]]
+    assert found == [[pytest.approx(logit, abs=1e-4)] for logit in wanted]
+    chances = [row["data"][0] for row in ask.post("/pooling", json={"input": prompts}).json()["data"]]
+    assert chances == pytest.approx([1 / (1 + np.exp(-logit)) for logit in wanted], abs=1e-5)
+    refused = ask.post("/pooling", json={"input": prompts, "task": "embed"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "task")
+    card = ask.get("/v1/models").json()["data"][0]
+    assert (card["output"]["kind"], card["task"]) == ("score", "classify")
+    assert {"/v1/rerank", "/v1/ranking", "/score", "/pooling"} <= set(card["routes"])
+    assert not {"/v1/embeddings", "/embed", "/embed_all"} & set(card["routes"])
+    assert "reranker" in ask.get("/info").json()["model_type"]

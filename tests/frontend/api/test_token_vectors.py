@@ -133,6 +133,19 @@ def test_a_matrix_longer_than_a_block_is_whole() -> None:
     assert np.array_equal(np.concatenate([row["embedding"] for row in listed]).astype(np.float32), rows)
 
 
+def test_rows_may_be_cut_and_have_unit_length_again() -> None:
+    cut = ROWS[:, :8]
+    found = np.concatenate([row["embedding"] for row in data(embeddings(dimensions=8))])
+    np.testing.assert_allclose(found, cut / np.linalg.norm(cut, axis=1, keepdims=True), atol=1e-6)
+    assert data(embeddings(dimensions=8, encoding_format="base64"))[2]["shape"] == [5, 8]
+    # As long as they were, where they never had unit length or the request wants that.
+    longer = Output(kind=OutputKind.TOKENS, width=WIDTH, unit_length=False)
+    other = Served(names=("m",), output=longer, limits=RequestLimits())
+    for served, fields in ((other, {}), (TOKENS, {"normalize": False})):
+        found = np.concatenate([row["embedding"] for row in data(embeddings(served, dimensions=8, **fields))])
+        assert np.array_equal(found.astype(np.float32), cut)
+
+
 def test_failed_inputs_have_no_rows() -> None:
     found = result(ROWS[:4], (0, 3, 3, 4), {1: UnsupportedMedia("no image", param="input[1]")})
     for encoding in ("float", "base64"):
