@@ -189,8 +189,8 @@ def _described(path: str) -> dict[str, Any]:
         answers.append(tei.RERANK_ANSWER)
         errors.append(tei.ERROR)
     properties = {name: found for schema in reversed(schemas) for name, found in schema["properties"].items()}
-    required = [name for name in _OWN["required"] if all(name in each["required"] for each in schemas)]
-    body = {**_OWN, "properties": properties, "required": required}
+    needed = [{"required": each["required"]} for each in schemas]
+    body = {**_OWN, "properties": properties, "required": ["query"], "anyOf": needed}
     return operation(body=body, answer={"anyOf": answers}, error={"anyOf": errors}, kinds=ALL_KINDS)
 
 

@@ -54,9 +54,10 @@ PAIRS: Final = (
 _SIDES: Final = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
 FIELDS: Final = frozenset((*_SIDES, *OPTIONS))
 
-SCHEMA: Final[Schema] = body_of(
-    "ScoreRequest", (), **dict.fromkeys(_SIDES, DOCUMENTS_SCHEMA), **OPTION_SCHEMAS
-)
+SCHEMA: Final[Schema] = {
+    **body_of("ScoreRequest", (), **dict.fromkeys(_SIDES, DOCUMENTS_SCHEMA), **OPTION_SCHEMAS),
+    "anyOf": [{"required": list(pair)} for pair in PAIRS],
+}
 
 
 def parse_score(value: Json, served: Served) -> TranslatedScores:
