@@ -77,7 +77,7 @@ async def test_workers_killed_one_after_another_are_not_noticed(
             await asyncio.sleep(1.0)
             await until(lambda p=pid, w=worker: replaced(deployment, w, p), what="it was not started again")
             await whole_again(deployment)
-    assert running.errors == []
+    assert running.errors == [] and running.scores
     running.figures("four workers killed in turn", faults[0])
     await whole(deployment)
 

@@ -1,4 +1,4 @@
-"""Continuous mixed traffic whose every vector is checked against the reference."""
+"""Continuous mixed traffic whose every vector and score is checked against the reference."""
 
 from __future__ import annotations
 
@@ -20,9 +20,12 @@ from tests.e2e.service import MODEL
 from tests.references.llama_nemotron_vl import Reference
 
 SAME = 0.9999
+SAME_SCORE = 1e-3
 # Of a client between two requests. It leaves room for what starts again and for the tests beside these: some
 # twenty requests a second come while a process ends and another takes its place.
 PAUSE = 0.25
+# The share of requests that ask for scores.
+SCORED = 0.3
 
 
 def picture(seed: int, size: int = 64) -> bytes:
@@ -35,14 +38,15 @@ def picture(seed: int, size: int = 64) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """An input and the vector that it has."""
+    """An input and the vector that it has; ``role`` is what it is for."""
 
     value: Any
     vector: np.ndarray
+    role: str
 
 
 def known_inputs(reference: Reference, texts: int = 12, images: int = 20) -> list[Known]:
-    """Texts of different lengths, images, and images with text."""
+    """Texts of different lengths, images, images with text, and queries."""
     found = []
     for seed in range(texts):
         text = f"sentence number {seed} " * (1 + seed % 7)
@@ -51,7 +55,8 @@ def known_inputs(reference: Reference, texts: int = 12, images: int = 20) -> lis
         said = f"picture {seed}" if seed % 2 else None
         data = picture(1000 + seed)
         found.append(Case("", parts(said, data), said, (data,), "passage"))
-    return [Known(case.value, case.expected(reference)) for case in found]
+    found += [Case("", text, text, (), "query") for text in ("what is it?", "a picture of some noise")]
+    return [Known(case.value, case.expected(reference), case.role) for case in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +81,57 @@ class Traffic:
     answered: list[Answered] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     vectors: int = 0
+    scores: int = 0
     stopping: bool = False
 
     async def run(self, client: httpx.AsyncClient, number: int) -> None:
         chance = random.Random(number)
         while not self.stopping:
-            chosen = chance.sample(self.known, chance.choice((1, 1, 2, 4)))
+            first = chance.randrange(len(self.urls))
+            ask = self._score if chance.random() < SCORED else self._embed
             started = time.monotonic()
             try:
-                moved = await self._ask(client, chosen, chance.randrange(len(self.urls)))
+                moved = await ask(client, chance, first)
                 self.answered.append(Answered(started, time.monotonic() - started, moved))
                 await asyncio.sleep(self.pause)
             except Exception as error:
                 self.errors.append(f"{time.monotonic() - started:.1f} s: {error!r}")
                 await asyncio.sleep(0.1)
 
-    async def _ask(self, client: httpx.AsyncClient, chosen: Sequence[Known], first: int) -> int:
+    async def _embed(self, client: httpx.AsyncClient, chance: random.Random, first: int) -> int:
+        inputs = [known for known in self.known if known.role != "query"]
+        chosen = chance.sample(inputs, chance.choice((1, 1, 2, 4)))
         body = {"model": MODEL, "input": [known.value for known in chosen]}
+        rows, moved = await self._ask(client, "/v1/embeddings", body, first)
+        assert len(rows) == len(chosen)
+        for row, known in zip(rows, chosen, strict=True):
+            found = cosine(np.array(row["embedding"], np.float32), known.vector)
+            assert found > SAME, f"another input's vector: cosine {found}"
+            self.vectors += 1
+        return moved
+
+    async def _score(self, client: httpx.AsyncClient, chance: random.Random, first: int) -> int:
+        """A query with images, in the order that they are sent."""
+        query = chance.choice([known for known in self.known if known.role == "query"])
+        chosen = chance.sample([known for known in self.known if known.role == "passage"], 3)
+        documents = [{"content": known.value} for known in chosen]
+        body = {"model": MODEL, "queries": query.value, "documents": documents}
+        rows, moved = await self._ask(client, "/v1/score", body, first)
+        assert len(rows) == len(chosen)
+        for row, known in zip(rows, chosen, strict=True):
+            expected = cosine(query.vector, known.vector)
+            assert abs(row["score"] - expected) < SAME_SCORE, f"another score: {row['score']}, not {expected}"
+            self.scores += 1
+        return moved
+
+    async def _ask(
+        self, client: httpx.AsyncClient, path: str, body: dict[str, Any], first: int
+    ) -> tuple[list[dict[str, Any]], int]:
+        """The answer's rows, and how often the request changed frontends."""
         for moved in range(2 * len(self.urls)):
             url = self.urls[(first + moved) % len(self.urls)]
             try:
-                response = await client.post(f"{url}/v1/embeddings", json=body)
+                response = await client.post(f"{url}{path}", json=body)
                 break
             except (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
                 if len(self.urls) == 1:
@@ -104,13 +139,7 @@ class Traffic:
         else:
             raise RuntimeError("no frontend answers")
         assert response.status_code == 200, f"{response.status_code}: {response.text[:300]}"
-        rows = response.json()["data"]
-        assert len(rows) == len(chosen)
-        for row, known in zip(rows, chosen, strict=True):
-            found = cosine(np.array(row["embedding"], np.float32), known.vector)
-            assert found > SAME, f"another input's vector: cosine {found}"
-            self.vectors += 1
-        return moved
+        return response.json()["data"], moved
 
     def percentile(self, share: float, since: float, until: float) -> float:
         """Seconds, of the requests that ended between two moments."""
@@ -122,7 +151,8 @@ class Traffic:
         before = self.percentile(0.99, 0.0, first)
         slowest = self.percentile(1.0, first, float("inf"))
         print(
-            f"{what}: {len(self.answered)} requests, {self.vectors} vectors, {len(self.errors)} errors; "
+            f"{what}: {len(self.answered)} requests, {self.vectors} vectors, {self.scores} scores, "
+            f"{len(self.errors)} errors; "
             f"p99 before {before * 1e3:.0f} ms, slowest after {slowest * 1e3:.0f} ms"
         )
 
