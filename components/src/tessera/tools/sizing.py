@@ -8,7 +8,7 @@ image is a sequence of its vision rows and its text, and on a miss of the cache 
 planned to be busy for a share of the time, since queues grow without bound as that nears 1.
 
 A unit is what the family's plan of an image counts: a tile of llama_nemotron_vl, a patch of 16 by 16 pixels
-of qwen3_vl_embedding. A family that reads text alone has no rate of units.
+of qwen3_vl_embedding. A family that reads text alone has no rate of units. A pair of a reranker is one input.
 """
 
 from __future__ import annotations
