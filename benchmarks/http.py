@@ -1,7 +1,7 @@
 """``python -m benchmarks.http``: what a client sees, in a closed loop and, with ``--rate``, an open one.
 
 Starts a service on this machine, or takes the URL of one, and drives each workload from processes of its
-own. Every eighth answer is checked while the load runs: a unit vector or a score for each input, the same as
+own. Every eighth answer is checked while the load runs: unit vectors or a score for each input, the same as
 before for the same input. A request that fails or gives a wrong answer counts as an error and for nothing
 else. The bound is what the matrix products alone would allow, and beside it stand the engines in process, fed
 with the batches of the workload for as long as it was driven: both are measured just before on the same

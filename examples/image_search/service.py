@@ -99,6 +99,11 @@ class Service:
     async def served(self) -> Served:
         status = await self._ask("GET", "/status")
         try:
+            if (kind := status["output"]["kind"]) != "vector":
+                raise ServiceFailed(
+                    f"{self._url} serves {status['model']}, which gives {kind}; this compares one vector of "
+                    "each picture"
+                )
             return Served(status["model"], status["fingerprint"], status["checkpoint"])
         except (KeyError, TypeError) as error:
             raise ServiceFailed(f"{self._url} does not answer as Tessera does") from error

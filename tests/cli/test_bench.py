@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
+import orjson
 import pytest
 
 from tessera.cli import bench
-from tessera.tools.load.bodies import Bodies, HttpWorkload
+from tessera.tools.load.bodies import WORKLOADS, Bodies, Body, HttpWorkload
+from tessera.tools.load.clients import Load, Plan, _Load
 from tessera.tools.load.words import CheckpointWords, ServedWords
 from tests.e2e.disaggregated import Disaggregated
 
@@ -67,3 +71,28 @@ def test_nothing_that_answers(capsys: pytest.CaptureFixture[str]) -> None:
 def test_flags_that_make_no_sense(flags: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         bench.main(flags)
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64"])
+def test_vectors_of_tokens_are_checked_row_by_row(tmp_path: Path, encoding: str) -> None:
+    load = Load(
+        words=CheckpointWords(tmp_path), model_name="m", clients=1, warm=0, seconds=1, encoding=encoding
+    )
+    plan = Plan(
+        load=load, urls=("http://x",), workload=WORKLOADS["text-32"], concurrency=1, rate=None, seed=0
+    )
+    checking = _Load(plan, iter(()), 0.0)
+
+    def good(*matrices: np.ndarray) -> bool:
+        rows = [
+            {"embedding": matrix.tolist()}
+            if encoding == "float"
+            else {"embedding": base64.b64encode(matrix.tobytes()).decode(), "shape": matrix.shape}
+            for matrix in matrices
+        ]
+        return checking._good(Body(data=b"", key=1, inputs=2), orjson.dumps({"data": rows}))
+
+    first, second = np.eye(5, dtype="<f4")[:3], np.eye(5, dtype="<f4")[3:]
+    assert good(first, second) and good(first, second)
+    assert not good(first, second[:1]) and not good(first[::-1].copy(), second)
+    assert not good(first, 2 * second) and not good(first)

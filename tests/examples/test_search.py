@@ -22,7 +22,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.inputs import parts
-from tests.e2e.service import ROOT, free_ports
+from tests.e2e.service import MODEL, ROOT, free_ports
+from tests.families.dual_encoder import install
+from tests.families.token_rows import make_checkpoint
+from tests.frontend.alone import frontend
 from tests.test_imaging import png_of_size
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]
@@ -234,6 +237,14 @@ def test_two_folders_may_share_an_index(search: Search, folder: Path, tmp_path: 
     (other / "other.jpg").unlink()
     said = search.run("query", tmp_path / ".", "a temple", "--index", "shared.sqlite")
     assert "pictures/china.jpg" in said
+
+
+def test_a_model_of_token_vectors_is_refused_by_name(search: Search, folder: Path, tmp_path: Path) -> None:
+    path = install(tmp_path / "site", "tests.families.token_rows")
+    checkpoint = make_checkpoint(tmp_path / "model", 1)
+    with frontend(checkpoint, tmp_path, environment={"PYTHONPATH": path}) as client:
+        said = search.run("index", folder, "--url", str(client.base_url), status=1)
+    assert f"serves {MODEL}, which gives tokens" in said
 
 
 def test_mistakes_are_said_in_a_line(search: Search, folder: Path, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def _parse(arguments: Sequence[str] | None, prog: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Loads a running service from processes of its own. Every eighth answer is checked while "
-        "the load runs: a unit vector or a score for each input, the same as before for the same input. "
+        "the load runs: unit vectors or a score for each input, the same as before for the same input. "
         "TESSERA_API_KEY is sent along.",
         formatter_class=HelpFormatter,
     )

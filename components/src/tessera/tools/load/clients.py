@@ -237,7 +237,7 @@ class _Load:
             self.outcome.inputs += body.inputs
 
     def _good(self, body: Body, answer: bytes) -> bool:
-        """One unit vector or one score for each input, and the same for the same input as before."""
+        """Unit vectors or one score for each input, and the same for the same input as before."""
         rows = orjson.loads(answer)["data"]
         if len(rows) != body.inputs:
             return False
@@ -246,18 +246,20 @@ class _Load:
             self.outcome.checked += 1
             known = self.vectors.setdefault(body.key, scores)
             return bool(np.allclose(known, scores, rtol=_SCORES_SAME, atol=_SCORES_SAME))
-        vectors = np.stack([_vector(row["embedding"]) for row in rows])
+        vectors = np.concatenate([_vectors(row) for row in rows])
         if not np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=self.plan.load.tolerance):
             return False
         self.outcome.checked += 1
         before = self.vectors.setdefault(body.key, vectors)
-        return bool(((before * vectors).sum(axis=1) > _SAME).all())
+        return before.shape == vectors.shape and bool(((before * vectors).sum(axis=1) > _SAME).all())
 
 
-def _vector(embedding: str | list[float]) -> np.ndarray:
+def _vectors(row: dict[str, Any]) -> np.ndarray:
+    """``[1, width]``, or a row for each token."""
+    embedding = row["embedding"]
     if isinstance(embedding, str):
-        return np.frombuffer(base64.b64decode(embedding), "<f4")
-    return np.array(embedding, "<f4")
+        return np.frombuffer(base64.b64decode(embedding), "<f4").reshape(row.get("shape", (1, -1)))
+    return np.atleast_2d(np.array(embedding, "<f4"))
 
 
 class _Http:
