@@ -179,6 +179,16 @@ def test_routes_of_vectors_answer_no_other_model(vectors: httpx.Client, token_ro
     assert token_rows.post("/tokenize", json={"input": "ab"}).json()["tokens"] == [97, 98]
 
 
+def test_an_answer_of_scores_is_too_large_from_the_input_that_is_said(vectors: httpx.Client) -> None:
+    """128 vectors of 128 values may come; what goes on finds no worker: 503."""
+    body = {"queries": "a", "documents": ["b"] * 127}
+    assert vectors.post("/score", json=body).status_code == 503
+    refused = vectors.post("/score", json=body | {"documents": ["b"] * 130})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (413, "response_too_large")
+    assert error["param"] == "documents[127]" and "fewer documents" in error["message"]
+
+
 def test_a_model_of_text_alone_takes_no_images(token_rows: httpx.Client) -> None:
     answer = token_rows.post("/tokenize", json={"input": ["a", {"image": UNREACHABLE}]})
     error = answer.json()["error"]

@@ -106,8 +106,11 @@ class Served:
             ),
             request_id="r",
             deadline=Deadline.after(30),
-            charge=lambda *amounts: self.charged.append(amounts),
+            charge=self.charge_scores,
         )
+
+    def charge_scores(self, tokens: int, units: int, bounds: np.ndarray) -> None:
+        self.charged.append((tokens, units, int(bounds[-1])))
 
 
 def photo(photos: dict[str, bytes], name: str = "flower") -> dict[str, object]:
@@ -402,7 +405,7 @@ async def test_images_of_both_sides_are_loaded_and_counted_once(photos: dict[str
         ),
         request_id="r",
         deadline=Deadline.after(30),
-        charge=lambda *amounts: served.charged.append(amounts),
+        charge=served.charge_scores,
     )
     assert sorted(loads) == ["china", "flower"]
     assert [[image.param for image in item.images] for item in served.embedder.items] == [

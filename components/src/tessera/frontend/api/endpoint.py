@@ -333,7 +333,7 @@ class Endpoint:
             deadline=deadline,
             client=client(http),
             charge=partial(
-                self._charge_scores, http, documents, _SCORE_BYTES * documents + translated.copies * len(raw)
+                self._charge_scores, http, request, _SCORE_BYTES * documents + translated.copies * len(raw)
             ),
         )
         scores = await until_disconnect(http, work)
@@ -419,16 +419,26 @@ class Endpoint:
         self._take(http, tokens, units, self._check_size(translated, rows, bounds))
 
     def _charge_scores(
-        self, http: Request, documents: int, written: int, tokens: int, units: int, rows: int
+        self,
+        http: Request,
+        request: ScoreRequest,
+        written: int,
+        tokens: int,
+        units: int,
+        bounds: npt.NDArray[np.int64],
     ) -> None:
         """``written`` is what the answer takes at most, in bytes."""
-        width = self.pipeline.output.width
-        nbytes = max(4 * width * rows, written)
+        width, rows, param = self.pipeline.output.width, int(bounds[-1]), None
         note(output_rows=rows)
+        if 4 * width * rows > self._limits.max_response_bytes:
+            first = int((4 * width * bounds[1:] > self._limits.max_response_bytes).argmax())
+            param = (*request.queries, *request.documents)[first].param
+        nbytes = max(4 * width * rows, written)
         self._check_bytes(
             nbytes,
-            f"{rows} rows of {width} values, or the answer with {documents} scores,",
+            f"{rows} rows of {width} values, or the answer with {len(request.documents)} scores,",
             "send fewer documents",
+            param,
         )
         self._take(http, tokens, units, nbytes)
 

@@ -7,7 +7,7 @@ import functools
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Final, TypeVar
 
 import msgspec
@@ -254,12 +254,13 @@ class Pipeline:
         request_id: str,
         deadline: Deadline,
         client: str = "",
-        charge: Callable[[int, int, int], None] = lambda tokens, units, rows: None,
+        charge: Callable[[int, int, npt.NDArray[np.int64]], None] = lambda tokens, units, bounds: None,
     ) -> Scores:
         """The score of each document, all or none: raises the first input's error.
 
         ``charge`` and ``client`` as in ``run``; the tokens are those of all pairs, or of queries and
-        documents where each is embedded on its own, the rows those that workers send.
+        documents where each is embedded on its own. The bounds are of queries and then documents, and of the
+        rows that workers send: none of a reranker's queries, and none of a token-vector model's documents.
         """
         kind, queries = self._model.output.kind, len(request.queries)
         inputs = (*request.queries, *request.documents)
@@ -275,8 +276,9 @@ class Pipeline:
         tokens = sum(len(prompt.tokens) for prompt in prompts)
         # An image counts once, in however many pairs it is.
         units = sum(vision.plan.units for found in images for vision in found)
-        rows = self._score_rows(prompts, queries)
-        charge(tokens, units, rows)
+        bounds = self._score_bounds(prompts, queries)
+        rows = int(bounds[-1])
+        charge(tokens, units, bounds)
 
         async def embed(items: Sequence[wire.Item], compared: Sequence[bytes] = ()) -> Answer:
             answer = await self._embedder.embed(
@@ -320,12 +322,17 @@ class Pipeline:
             timings=functools.reduce(wire.Timings.merge, [answer.timings for answer in answers]),
         )
 
-    def _score_rows(self, prompts: Sequence[Prompt], queries: int) -> int:
-        """The rows that workers send: those of a token-vector model's documents stay there."""
-        output = self._model.output
-        if output.kind is not OutputKind.TOKENS:
-            return len(prompts)
-        return sum(output.rows(len(prompt.tokens)) for prompt in prompts[:queries])
+    def _score_bounds(self, prompts: Sequence[Prompt], queries: int) -> npt.NDArray[np.int64]:
+        """Which rows that workers send are those of each query and each document."""
+        match self._model.output.kind:
+            case OutputKind.SCORE:
+                counts = [0] * queries + [1] * len(prompts)
+            case OutputKind.VECTOR:
+                counts = [1] * len(prompts)
+            case OutputKind.TOKENS:
+                counts = [len(prompt.tokens) for prompt in prompts[:queries]]
+                counts += [0] * (len(prompts) - queries)
+        return np.fromiter(accumulate(counts, initial=0), np.int64, len(counts) + 1)
 
     def _check(self, request: EmbeddingsRequest) -> None:
         param = request.dimensions_param
