@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +14,8 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 
 from tessera.nn.forms.plain import Residual
 from tessera.nn.sequences import Packed
-from tessera.nn.spec import RopeSpec, TextSpec
-from tessera.nn.text import TextTower
+from tessera.nn.spec import HeadSpec, RopeSpec, TextSpec
+from tessera.nn.text import Head, TextTower, answer
 from tests.nn.copying import copy, noise, randomise
 from tests.nn.test_attention import BOUNDS, CPU, LENGTHS, POSITIONS, spec
 
@@ -123,3 +124,26 @@ def test_rows_of_earlier_layers_are_added_behind_them() -> None:
         ).last_hidden_state[0]
         torch.testing.assert_close(found[part], expected, rtol=1e-4, atol=1e-4)
         start += length
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@torch.no_grad()
+def test_a_head_computes_in_float32_whatever_its_weights_are(bias: bool) -> None:
+    head = Head(HeadSpec(width=3, bias=bias, temperature=0.5), 48)
+    randomise(head)
+    rows = noise(5, 48)
+    half = Head(HeadSpec(width=3, bias=bias, temperature=0.5), 48).to(torch.bfloat16)
+    half.load_state_dict(head.state_dict())
+    exact = rows.double() @ half.weight.double().T + (half.bias.double() if bias else 0)
+    found = answer(rows, half)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found.double(), exact / 0.5, rtol=1e-5, atol=1e-5)
+    assert answer(rows, None) is rows
+
+
+def test_shapes_with_a_head() -> None:
+    plain = TextSpec(vocab_size=50, layers=1, layer=spec(), rope=RopeSpec(theta=1e6), pooling="mean")
+    whole = replace(plain, head=HeadSpec(width=3, bias=True))
+    assert (plain.width, whole.width) == (plain.layer.hidden, 3)
+    added = {"text.head.weight": (3, plain.layer.hidden), "text.head.bias": (3,)}
+    assert whole.shapes("text.") == plain.shapes("text.") | added
