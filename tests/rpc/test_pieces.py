@@ -83,6 +83,8 @@ async def test_a_short_reply_passes_between_the_pieces_of_long_ones(
     def piece(self: Cut) -> bytes:
         began.set()
         written.append(f"piece {len(self._payload) // MIB}")
+        # A server that stops waits for it.
+        assert server.in_flight >= 1
         return cut(self)
 
     async def handle(message: wire.Request) -> wire.Reply:
@@ -105,6 +107,7 @@ async def test_a_short_reply_passes_between_the_pieces_of_long_ones(
 
     await asyncio.gather(*(call(name) for name in sizes))
     assert order == ["short", "long", "longest"]
+    await until(lambda: server.in_flight == 0)
     # The two long ones are encoded first. Ready at the first piece, the short one waits for few more.
     assert written[:3] == ["replies", "replies", "piece 10"]
     assert written.index("replies", 2) < 6 and written[-21:] == ["piece 40"] * 21

@@ -35,6 +35,7 @@ class _Joint:
         self._ready: dict[int, wire.Reply] = {}
         self._running: dict[int, asyncio.Future[wire.Reply]] = {}
         self._woken: asyncio.Future[None] | None = None
+        self._cut = 0
         for position, request in enumerate(calls.requests):
             begun = server.begin(request)
             self._running[position] = begun
@@ -56,14 +57,20 @@ class _Joint:
                 else:
                     cut.append(Cut(number, payload))
                     number += 1
+                    self._sending(1)
                 del payload
             elif cut:
                 first = min(cut, key=lambda one: one.left)
                 yield first.next()
                 if not first.left:
                     cut.remove(first)
+                    self._sending(-1)
             else:
                 return
+
+    def _sending(self, more: int) -> None:
+        self._cut += more
+        self._server.sending(more)
 
     async def _wait(self) -> None:
         """Wait until replies are ready, or none will be."""
@@ -86,6 +93,11 @@ class _Joint:
         """Cancel what is not done. The caller, if it still listens, is told so."""
         for begun in self._running.values():
             begun.cancel()
+
+    def end(self) -> None:
+        """Nothing is sent any more."""
+        self.stop()
+        self._sending(-self._cut)
 
     def _ended(self, position: int, ended: asyncio.Future[wire.Reply]) -> None:
         del self._running[position]
@@ -229,11 +241,15 @@ class Server:
             async for payload in joint.payloads():
                 yield payload
         finally:
-            joint.stop()
+            joint.end()
             gone.remove_done_callback(joint.stop)
             if not gone.cancel() and not gone.cancelled():
                 # An error counts as leaving; asyncio complains of one that is not retrieved.
                 gone.exception()
+
+    def sending(self, more: int) -> None:
+        """So many more long replies are being sent, which count as in flight until then."""
+        self._in_flight += more
 
     def began(self, caller: int, number: int, reply: asyncio.Future[wire.Reply]) -> None:
         self._in_flight += 1
