@@ -76,5 +76,11 @@ async def test_pairs_that_have_not_begun_are_dropped_when_their_client_hangs_up(
         await until(lambda n=name: not worker(reranker, n))  # type: ignore[misc]
     assert worker(reranker, "tessera_batch_entries_sum", stage="text") - ran < 1000
     with reranker.http() as http:
-        metrics = http.get("/metrics").text
-    assert "tessera_admitted_tokens 0.0" in metrics and "tessera_requests_in_flight 0.0" in metrics
+
+        def idle() -> bool:
+            metrics = http.get("/metrics").text
+            return all(
+                f"{name} 0.0" in metrics for name in ("tessera_admitted_tokens", "tessera_requests_in_flight")
+            )
+
+        await until(idle)
