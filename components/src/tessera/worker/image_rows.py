@@ -261,17 +261,27 @@ class RequestImages:
         key = image.same
         if key not in self._shared:
             return await self._rows.get(self._job, image)
-        task, first = self._shared[key], False
+        task = self._shared[key]
         if task is None:
-            first = True
             task = self._shared[key] = asyncio.create_task(self._rows.get(self._job, self._first[key]))
+            return await self._arrived(task, image)
+        with tracing.span("vision rows", {"tessera.input": image.param}) as span:
+            encoded, cached = await self._arrived(task, image)
+            span.set_attribute("tessera.cache", "hit" if cached else "joined")
+            if encoded.span is not None:
+                span.add_link(encoded.span.get_span_context())
+        return encoded, True
+
+    async def _arrived(
+        self, task: asyncio.Task[tuple[EncodedImage, bool]], image: wire.Image | wire.Embeddings
+    ) -> tuple[EncodedImage, bool]:
+        """What the task gave; its error with this item's name for the image."""
         try:
-            encoded, cached = await asyncio.shield(task)
+            return await asyncio.shield(task)
         except TesseraError as error:
-            if error.param == image.param:
+            if error.param in (None, image.param):
                 raise
             raise type(error)(error.message, param=image.param, retry_after=error.retry_after) from error
-        return encoded, cached or not first
 
     def close(self) -> None:
         """End what is under way: nobody waits for it any more."""
