@@ -70,7 +70,9 @@ def test_rows_of_the_clients_own_take_the_same_way(
         expected = reference.vector(text, [photos["flower"]], "passage")
         assert cosine(np.array(row["embedding"], np.float32), expected) >= 0.9999
     assert images == sum(service.worker_metric(w, "tessera_items_total", stage="encode") for w in ENCODE)
-    assert read + 4 == sum(service.worker_metric(w, "tessera_transfers_total", outcome="ok") for w in EMBED)
+    # Once for all inputs that one worker gets.
+    now = sum(service.worker_metric(w, "tessera_transfers_total", outcome="ok") for w in EMBED)
+    assert 1 <= now - read <= len(EMBED)
     assert service.frontend_metric("tessera_lent_bytes") == 0
 
 
