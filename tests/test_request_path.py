@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from benchmarks.request_path.record import PACKAGE, Paths, Stop, record
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.measures]
 
 ARCHITECTURE = Path(__file__).parent.parent / "docs" / "architecture.md"
 MOST_FOR_A_TEXT = 45

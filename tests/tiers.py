@@ -24,6 +24,7 @@ MARKERS = {
     "images": ("all", "makes what an image or a bundle holds"),
     "installs": ("all", "waits for an environment of its own"),
     "measures": ("all", "runs a benchmark, which loads a service of its own for as long as it can"),
+    "large": ("all", "sends hundreds of megabytes through a service of its own"),
     "soak": ("all", "keeps the service under load for minutes"),
     "gpu": ("all", "needs a CUDA device"),
 }

@@ -22,7 +22,7 @@ from tests.e2e.service import MODEL, Service, launch
 from tests.e2e.test_wide_rows import scaled
 from tests.models.running import Given, batch_of, vectors
 
-pytestmark = pytest.mark.service
+pytestmark = [pytest.mark.service, pytest.mark.large]
 
 # As wide as the widest that are published: a page is 16 MB of float32.
 WIDTH = 3072
