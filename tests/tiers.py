@@ -24,6 +24,8 @@ MARKERS = {
     "images": ("all", "makes what an image or a bundle holds"),
     "installs": ("all", "waits for an environment of its own"),
     "measures": ("all", "runs a benchmark, which loads a service of its own for as long as it can"),
+    "fuzzes": ("all", "tries hundreds of requests that nobody wrote"),
+    "operates": ("all", "runs a scheduler's job or a monitoring server around a service of its own"),
     "large": ("all", "sends hundreds of megabytes through a service of its own"),
     "soak": ("all", "keeps the service under load for minutes"),
     "gpu": ("all", "needs a CUDA device"),

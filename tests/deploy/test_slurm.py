@@ -21,7 +21,7 @@ from tests.deploy.processes import running, wait_for
 from tests.e2e.service import MODEL, ROOT
 from tests.proc import command_line
 
-pytestmark = [pytest.mark.service, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.service, pytest.mark.operates, pytest.mark.timeout(900)]
 SCRIPT = ROOT / "deploy/slurm/tessera.sbatch"
 STAND_INS = Path(__file__).parent / "slurm"
 # Addresses for tests of other networks (RFC 2544), which no real host should have.

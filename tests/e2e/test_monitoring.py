@@ -22,6 +22,7 @@ from tests.e2e.test_e_p import image_input, picture
 
 pytestmark = [
     pytest.mark.service,
+    pytest.mark.operates,
     pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus (Debian package) is missing"),
 ]
 
