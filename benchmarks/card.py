@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import threading
@@ -27,13 +28,16 @@ NOTHING = Reading()
 
 
 class CardMeter:
-    """Samples all cards of this host from entering to leaving; where ``nvidia-smi`` is missing, none."""
+    """Samples the cards of this host from entering to leaving, or those of CUDA_VISIBLE_DEVICES where it is
+    set; where ``nvidia-smi`` is missing, none."""
 
     def __enter__(self) -> CardMeter:
         self._samples: list[tuple[float, list[float]]] = []
         self._process: subprocess.Popen[str] | None = None
         if shutil.which("nvidia-smi"):
             command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
+            if named := os.environ.get("CUDA_VISIBLE_DEVICES"):
+                command += ["-i", named]
             self._process = subprocess.Popen(
                 [*command, "-lms", str(_EVERY_MS)],
                 stdout=subprocess.PIPE,

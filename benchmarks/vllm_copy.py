@@ -1,9 +1,9 @@
 """``python -m benchmarks.vllm_copy CHECKPOINT COPY``: a checkpoint as vLLM serves it.
 
-For ``qwen3_vl_embedding`` and ``llama_nemotron_vl``. The weights are linked; what vLLM wants otherwise, in
-configuration, tokenizer and processor, is written, and a chat template makes the prompts of Tessera. Clients
-send texts as ``messages``, too, so that both servers read the same tokens. ``python -m benchmarks.peer
---vllm`` does all of it.
+For ``qwen3_vl_embedding``, ``llama_nemotron_vl`` and ``llama_nemotron_rerank``. The weights are linked; what
+vLLM wants otherwise, in configuration, tokenizer and processor, is written, and a chat template makes the
+prompts of Tessera. Clients send texts as ``messages``, too, so that both servers read the same tokens.
+``python -m benchmarks.peer --vllm`` does all of it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,12 @@ _LLAMA_TEMPLATE: Final = (
     "{%- endfor -%}"
     '{%- for part in message.content -%}{%- if part.type == "text" -%}{{- part.text -}}{%- endif -%}'
     "{%- endfor -%}{%- endif -%}{%- endfor -%}"
+)
+# Of a pair; the tokenizer itself puts the first token before it.
+_PAIR_TEMPLATE: Final = (
+    '{%- for message in messages -%}{%- if message.role == "query" -%}'
+    '{{- "question:" + message.content -}}{%- else -%}'
+    '{{- " \\n \\n passage:" + message.content -}}{%- endif -%}{%- endfor -%}'
 )
 _LLAMA_CODE: Final = "configuration_llama_nemotron_vl"
 _CONTEXT: Final = 10_240
@@ -64,12 +70,14 @@ def copy(source: Path, target: Path) -> None:
 
 def serve_flags(family: str, copy: Path) -> list[str]:
     """Flags of ``vllm serve`` for a copy: the same work as Tessera's, and no answer kept."""
-    images: dict[str, int] = {"image": 1, "video": 0} if family == _QWEN else {"image": 1}
     flags = ["--runner", "pooling", "--dtype", "bfloat16", "--max-model-len", str(_CONTEXT)]
-    flags += ["--no-enable-prefix-caching", "--limit-mm-per-prompt", json.dumps(images)]
-    flags += ["--max-num-batched-tokens", "16384", "--max-num-seqs", "512"]
+    flags += ["--no-enable-prefix-caching", "--max-num-batched-tokens", "16384", "--max-num-seqs", "512"]
     flags += ["--chat-template", str(copy / "chat.jinja"), "--chat-template-content-format", "openai"]
-    return flags if family == _QWEN else [*flags, "--trust-remote-code"]
+    if family == _QWEN:
+        flags += ["--limit-mm-per-prompt", json.dumps({"image": 1, "video": 0})]
+    if family == _LLAMA:
+        flags += ["--limit-mm-per-prompt", json.dumps({"image": 1}), "--trust-remote-code"]
+    return flags
 
 
 def _write(path: Path, values: Mapping[str, object]) -> None:
@@ -96,6 +104,18 @@ def _llama(source: Path, target: Path) -> str:
     tokenizer = _read(source / "tokenizer_config.json")
     _write(target / "tokenizer_config.json", {**tokenizer, "chat_template": _LLAMA_TEMPLATE})
     return _LLAMA_TEMPLATE
+
+
+def _rerank(source: Path, target: Path) -> str:
+    """A plain Llama's configuration, whose class makes vLLM attend in both directions."""
+    config = _read(source / "config.json")
+    for name in ("tessera_checkpoint", "auto_map", "temperature"):
+        config.pop(name, None)
+    _write(target / "config.json", config | {"model_type": "llama"})
+    shutil.copy(source / "tokenizer.json", target / "tokenizer.json")
+    tokenizer = _read(source / "tokenizer_config.json")
+    _write(target / "tokenizer_config.json", {**tokenizer, "chat_template": _PAIR_TEMPLATE})
+    return _PAIR_TEMPLATE
 
 
 def _qwen(source: Path, target: Path) -> str:
@@ -152,7 +172,12 @@ def _qwen(source: Path, target: Path) -> str:
 
 
 _QWEN: Final = "qwen3_vl_embedding"
-_WRITERS: Final[dict[str, Callable[[Path, Path], str]]] = {_QWEN: _qwen, "llama_nemotron_vl": _llama}
+_LLAMA: Final = "llama_nemotron_vl"
+_WRITERS: Final[dict[str, Callable[[Path, Path], str]]] = {
+    _QWEN: _qwen,
+    _LLAMA: _llama,
+    "llama_nemotron_rerank": _rerank,
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -39,8 +39,9 @@ from tessera.tools.load.clients import drive
 from tessera.tools.load.words import CheckpointWords
 from tessera.tools.table import number, table
 
-PARTS: Final = ("engine", "tuned", "default", "vllm")
-"""The engines in process; Tessera as it is told here, and with nothing set; vLLM."""
+PARTS: Final = ("engine", "tuned", "default", "split", "vllm")
+"""The engines in process; Tessera as it is told here, with nothing set, and so as encode and embed workers;
+vLLM."""
 
 USUAL: Final = [
     ("text-32", 1),
@@ -58,6 +59,15 @@ HEADER: Final = (
     "server", "workload", "at once", "inputs/s", "p50 ms", "p99 ms", "errors",
     "frontend cores", "worker cores", "decoder cores", "GPU %", "MHz", "W",
 )  # fmt: skip
+_RATIOS: Final = (
+    ("tuned", "vllm"),
+    ("default", "vllm"),
+    ("engine", "vllm"),
+    ("tuned", "engine"),
+    ("default", "engine"),
+    ("split", "engine"),
+    ("default", "tuned"),
+)
 _ROOT: Final = Path(__file__).parent.parent
 _READY_SECONDS: Final = 300.0
 _STOP_SECONDS: Final = 40.0
@@ -140,10 +150,10 @@ class Results:
         return float(text) if text else None
 
     def summary(self) -> str:
-        """Ratios of inputs a second, with one request at once of the time for it, and cosines."""
+        """Ratios of inputs a second, with one request at once of the time for it, and how answers agree."""
         header = (
             "workload", "at once", *(f"{part}/s" for part in PARTS), *(f"{part} p50 ms" for part in PARTS),
-            "tuned/vLLM", "default/vLLM", "engine/vLLM", "tuned/engine", "default/tuned", "worst cosine",
+            *(f"{one}/{other}" for one, other in _RATIOS), "agreement",
         )  # fmt: skip
         theirs = self.vectors("vllm")
         ours = self.vectors("tuned") or self.vectors("default")
@@ -156,19 +166,24 @@ class Results:
             speeds = rates
             if at_once == "1":
                 speeds = {part: taken and 1e3 / taken for part, taken in times.items()}
-            pairs = (("tuned", "vllm"), ("default", "vllm"), ("engine", "vllm"))
-            pairs += (("tuned", "engine"), ("default", "tuned"))  # type: ignore[assignment]
-            ratios = [_ratio(speeds[one], speeds[other]) for one, other in pairs]
-            cosine = "-"
+            ratios = [_ratio(speeds[one], speeds[other]) for one, other in _RATIOS]
+            agreement = "-"
             if workload in theirs and workload in ours:
-                cosine = f"{(theirs[workload] * ours[workload]).sum(axis=1).min():.6f}"
+                agreement = _agreement(theirs[workload], ours[workload])
             values = (*rates.values(), *times.values(), *ratios)
-            rows.append((workload, at_once, *map(number, values), cosine))
+            rows.append((workload, at_once, *map(number, values), agreement))
         return table(header, rows)
 
 
 def _ratio(one: float | None, other: float | None) -> float | None:
     return one / other if one and other else None
+
+
+def _agreement(theirs: Vectors, ours: Vectors) -> str:
+    """The worst cosine of vectors; of scores the worst difference beside their deviation."""
+    if theirs.ndim > 1:
+        return f"{(theirs * ours).sum(axis=1).min():.6f}"
+    return f"{np.abs(theirs - ours).max():.4f} of {theirs.std():.3f}"
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -263,7 +278,7 @@ def _drive(
 
 
 def _vectors(options: argparse.Namespace, server: Server) -> dict[str, Vectors]:
-    """Two answers for each workload, unit vectors ``[inputs, width]``."""
+    """Two answers for each workload, unit vectors ``[inputs, width]`` or scores ``[inputs]``."""
     words = CheckpointWords(options.model_path)
     found: dict[str, Vectors] = {}
     end = time.monotonic() + _VECTORS_SECONDS
@@ -274,12 +289,15 @@ def _vectors(options: argparse.Namespace, server: Server) -> dict[str, Vectors]:
         rows = []
         for body in islice(bodies, 2):
             request = urllib.request.Request(
-                f"{server.url}/v1/embeddings", body.data, {"Content-Type": "application/json"}
+                f"{server.url}{body.path}", body.data, {"Content-Type": "application/json"}
             )
             with urllib.request.urlopen(request, timeout=max(1.0, end - time.monotonic())) as answer:
-                rows += [row["embedding"] for row in json.load(answer)["data"]]
+                kind = "score" if workload.query else "embedding"
+                rows += [row[kind] for row in json.load(answer)["data"]]
         vectors = np.array(rows, np.float32)
-        found[workload.name] = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        if not workload.query:
+            vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+        found[workload.name] = vectors
     return found
 
 
@@ -299,7 +317,7 @@ def _tessera(options: argparse.Namespace, part: str, clock: Clock) -> Iterator[S
             "DYN_FILE_KV": store,
             "VENV": sys.prefix,
         }
-        command = [str(_ROOT / "launch/agg.sh")]
+        command = [str(_ROOT / "launch" / ("e_p.sh" if part == "split" else "agg.sh"))]
         if part == "tuned":
             config = options.out / "tuned.yaml"
             config.write_text(json.dumps(http.deployment(options).engine))

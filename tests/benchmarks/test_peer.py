@@ -64,16 +64,20 @@ def test_a_server_that_takes_conversations_is_driven_as_vllm_is(
     with service.frontend("--max-in-flight", "100000") as url:
         command = f"{sys.executable} {script} {{port}} {url.rpartition(':')[2]}"
         more = ["--vllm", str(tmp_path), "--vllm-command", command, "--parts", "vllm", "--seconds", "1"]
-        more += ["--workloads", "text-32x64@1", "tile@1", "--model-name", MODEL, "--encoding", "float"]
+        more += ["--workloads", "text-32x64@1", "tile@1", "rerank-128x100@1"]
+        more += ["--model-name", MODEL, "--encoding", "float"]
         assert peer.main(arguments(service.checkpoint, tmp_path, *more)) == 0
     found = rows(tmp_path / "peer.csv")
     assert [(row["server"], row["workload"], row["errors"]) for row in found] == [
         ("vllm", "text-32x64", ""),
         ("vllm", "tile", ""),
+        ("vllm", "rerank-128x100", ""),
     ]
     assert all(float(row["inputs/s"]) > 0 for row in found)
     with np.load(tmp_path / "vectors-vllm.npz") as vectors:
-        assert {name: len(vectors[name]) for name in vectors.files} == {"text-32x64": 16, "tile": 2}
+        shapes = {name: vectors[name].shape for name in vectors.files}
+    width = shapes["tile"][1]
+    assert shapes == {"text-32x64": (16, width), "tile": (2, width), "rerank-128x100": (16,)}
     assert "vllm p50 ms" in capsys.readouterr().out
     assert (tmp_path / "vllm-model" / "chat.jinja").exists()
 

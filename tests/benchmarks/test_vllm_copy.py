@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from benchmarks.vllm_configuration_llama_nemotron_vl import LlamaNemotronVLConfig
 from benchmarks.vllm_copy import main, serve_flags
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from tessera.models import open_model
-from tessera.models.base import Content, Truncate
+from tessera.models.base import Content, PairLimits, Prompt, Truncate
+from tessera.tools.random_checkpoint import llama_rerank
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.llama_nemotron_vl import TINY
 from tessera.tools.random_checkpoint.qwen3 import VL_TINY
@@ -47,6 +48,25 @@ def test_conversations_become_the_same_tokens(
         assert ids == ours.tolist()
     flags = serve_flags(model.family, target)
     assert Path(flags[flags.index("--chat-template") + 1]).read_text() == tokenizer.chat_template
+
+
+def test_pairs_become_the_same_tokens(tmp_path: Path) -> None:
+    source, target = tmp_path / "model", tmp_path / "copy"
+    write_checkpoint(source, llama_rerank.TINY)
+    assert main([str(source), str(target)]) == 0
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(str(target))
+    pair = [{"role": "query", "content": "what is red?"}, {"role": "document", "content": "an apple"}]
+    theirs = tokenizer(tokenizer.apply_chat_template(pair, tokenize=False)).input_ids
+    (ours,) = open_model(source).pairs(
+        Content(parts=("what is red?",)),
+        [Content(parts=("an apple",))],
+        limits=PairLimits(tokens=8192),
+        query_param="query",
+        params=["document"],
+    )
+    assert isinstance(ours, Prompt)
+    assert theirs == ours.tokens.tolist()
+    assert LlamaConfig.from_pretrained(target).num_labels == 1
 
 
 def test_the_configuration_of_a_copy_has_both_towers(tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ import logging
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -92,6 +93,15 @@ def test_what_a_model_needs_is_downloaded_once(hub: LocalHub, tmp_path: Path) ->
     assert not hub.asked
 
 
+def largest(paths: Iterable[Path]) -> int:
+    """The bytes of the largest one, 0 without any; files that come in meanwhile have another name by then."""
+    sizes = [0]
+    for path in paths:
+        with suppress(FileNotFoundError):
+            sizes.append(path.stat().st_size)
+    return max(sizes)
+
+
 @pytest.mark.service
 def test_the_next_process_goes_on_where_a_killed_one_was(hub: LocalHub, tmp_path: Path) -> None:
     # The library writes pieces of 10 MiB.
@@ -101,10 +111,7 @@ def test_the_next_process_goes_on_where_a_killed_one_was(hub: LocalHub, tmp_path
     blobs = tmp_path / "hub" / f"models--{REPOSITORY.replace('/', '--')}" / "blobs"
     deadline = time.monotonic() + 60
 
-    def partial() -> int:
-        return max((path.stat().st_size for path in blobs.glob("*.incomplete")), default=0)
-
-    while partial() < 10 << 20:
+    while largest(blobs.glob("*.incomplete")) < 10 << 20:
         assert time.monotonic() < deadline and first.poll() is None
         time.sleep(0.01)
     second = start(hub, tmp_path)

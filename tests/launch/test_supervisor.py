@@ -134,6 +134,8 @@ def test_what_does_not_end_is_killed_and_what_is_frozen_ends(tmp_path: Path) -> 
     with supervising(tmp_path, commands) as (process, log):
         stubborn, frozen = children(process.pid)
         wait_for(lambda: bool(ignored_by(stubborn) & bit(signal.SIGTERM)))
+        # Until a child runs its program, whoever starts it waits for it.
+        wait_for(lambda: command_line(frozen) == SLEEP)
         freeze(frozen)
         started = time.monotonic()
         process.terminate()
