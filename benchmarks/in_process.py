@@ -92,6 +92,7 @@ class _Feed:
     def __init__(self, engines: Engines, tokens: int, units: int, workload: HttpWorkload, loop: int) -> None:
         self._engines = engines
         model, size = engines.model, workload.size
+        self._inputs = workload.inputs
         at_once = loop * workload.inputs
         length = workload_tokens(model, workload)
         rows = None
@@ -99,7 +100,7 @@ class _Feed:
         if size is not None:
             plan = model.plan(*size, param="image")
             rows = engines.encoded(size)
-            if workload.fresh or loop == 1:
+            if workload.fresh:
                 self._images = max(1, min(at_once, units // plan.units))
                 self._pixels = vision_batch(model, (size,) * self._images, seed=0)
                 self._out = [engines.rows(plan.rows) for _ in range(self._images)]
@@ -113,9 +114,10 @@ class _Feed:
         begin = time.perf_counter()
         while len(times) < 3 or time.perf_counter() - begin < seconds:
             started = time.perf_counter()
-            if self._images:
+            for _ in range(-(-self._inputs // self._images) if self._images else 0):
                 self._vision().result()
-            self._engines.text.launch(self._texts).result()
+            for _ in range(-(-self._inputs // self._items)):
+                self._engines.text.launch(self._texts).result()
             times.append(time.perf_counter() - started)
         return times
 
