@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Callable
 
@@ -12,6 +14,8 @@ import pytest
 from tests.clients.conftest import ClosedService
 from tests.e2e.faults.traffic import picture
 from tests.e2e.inputs import data_url
+from tests.proc import command_line
+from tests.signals import freeze
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
 
@@ -38,10 +42,22 @@ async def test_pairs_of_many_requests_share_batches(reranker: ClosedService) -> 
         entries, batches = (f"tessera_batch_entries_{what}" for what in ("sum", "count"))
         return worker(reranker, entries, stage="text"), worker(reranker, batches, stage="text")
 
+    def arrived() -> bool:
+        return "tessera_requests_in_flight 40.0" in http.get("/metrics").text
+
     entries, batches = ran()
+    (frozen,) = (pid for pid in reranker.running.pids() if "tessera.worker" in command_line(pid))
     async with calling(reranker) as client:
         bodies = ({"query": "a flower", "documents": [f"text {number}"]} for number in range(40))
-        answers = await asyncio.gather(*(client.post("/v1/rerank", json=body) for body in bodies))
+        # A slow client would send each one when the one before it has been answered.
+        freeze(frozen)
+        try:
+            calls = [asyncio.ensure_future(client.post("/v1/rerank", json=body)) for body in bodies]
+            with reranker.http() as http:
+                await until(arrived)
+        finally:
+            os.kill(frozen, signal.SIGCONT)
+        answers = await asyncio.gather(*calls)
     assert {answer.status_code for answer in answers} == {200}
     more_entries, more_batches = ran()
     assert more_entries - entries == 40 > more_batches - batches
