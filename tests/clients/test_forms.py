@@ -288,7 +288,12 @@ def test_every_name_of_the_model_is_accepted_and_answers_say_the_first(http: htt
     status = http.get("/status").json()
     assert (status["model"], status["names"]) == (MODEL, [MODEL, OTHER_NAME])
     query = vectors(http, input="plain", input_type="query")
-    for name, vector in ((MODEL, query), (f"{OTHER_NAME}-query", query)):
+    assert http.get(f"/v1/models/{OTHER_NAME.upper()}").json()["id"] == OTHER_NAME
+    for name, vector in (
+        (MODEL, query),
+        (f"{OTHER_NAME}-query", query),
+        (f"{OTHER_NAME.upper()}-query", query),
+    ):
         answer = http.post("/v1/embeddings", json={"model": name, "input": "plain", "input_type": "query"})
         assert answer.json()["model"] == MODEL
         np.testing.assert_allclose(answer.json()["data"][0]["embedding"], vector[0], atol=1e-6)
@@ -297,7 +302,8 @@ def test_every_name_of_the_model_is_accepted_and_answers_say_the_first(http: htt
         ("/v1/multimodalembeddings", {"inputs": [{"content": [{"type": "text", "text": "x"}]}]}),
         ("/tokenize", {"prompt": "x"}),
     ):
-        assert http.post(path, json=body | {"model": OTHER_NAME}).status_code == 200, path
+        for name in (OTHER_NAME, OTHER_NAME.title()):
+            assert http.post(path, json=body | {"model": name}).status_code == 200, path
         answer = http.post(path, json=body | {"model": "neither"})
         assert answer.status_code == 404
         assert f"'neither' is not served here, '{MODEL}', '{OTHER_NAME}' are" in answer.text

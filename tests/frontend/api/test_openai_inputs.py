@@ -209,6 +209,8 @@ def test_model_suffix_is_removed_only_where_it_is_one() -> None:
     assert model("m-query", "m") == "m"
     assert model("m-query", "m-query") == "m-query"
     assert model("x-query", "m") == "x-query"
+    assert model("Org/M.1-query", "org/m_1") == "Org/M.1"
+    assert model("Org/M.1-query", "org/m_1-query") == "Org/M.1-query"
     assert model("-query") == "-query"
     assert parse(input="a").model is None
 

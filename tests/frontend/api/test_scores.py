@@ -233,12 +233,10 @@ def test_tei() -> None:
 
 def test_nim() -> None:
     body = {
-        "model": "org/some.model",
         "query": {"text": "q"},
         "passages": [{"text": "a"}, {"text": "", "image": "iVBORw0KGgo="}, {"text": "b", "image": URL}],
     }
     plain = nim.parse_ranking(body, SERVED)
-    assert plain.request.model == "org/some_model"
     assert plain.request.truncate is Truncate.NONE
     assert [len(entry.images) for entry in plain.request.documents] == [0, 1, 1]
     found = answer(plain, values=(-3.0, 2.0, 1.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -188,6 +188,22 @@ class LoopFairness:
             self._end_round()
 
 
+def find_name(asked: str, names: Collection[str]) -> str | None:
+    """The one of ``names`` that a client means, None if there is none.
+
+    Case, and ``.`` or ``_``, make no difference: NVIDIA's own names differ in them between paths, bodies and
+    clients. A name that is written exactly so goes first.
+    """
+    if asked in names:
+        return asked
+    folded = _folded(asked)
+    return next((name for name in names if _folded(name) == folded), None)
+
+
+def _folded(name: str) -> str:
+    return name.casefold().replace("_", ".")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
     """What a client's form of a request is read with: the served model's names, its output, and the limits.
@@ -203,14 +219,15 @@ class Served:
     def model(self) -> str:
         return self.names[0]
 
-    def check(self, name: str) -> None:
-        """Raises ``ModelNotFound`` for a name that is none of them."""
-        if name not in self.names:
+    def check(self, name: str) -> str:
+        """The one of the names that a client means; raises ``ModelNotFound`` if it is none of them."""
+        if (found := find_name(name, self.names)) is None:
             known = ", ".join(map(repr, self.names))
             raise ModelNotFound(
                 f"the model {name!r} is not served here, {known} {'are' if len(self.names) > 1 else 'is'}",
                 param="model",
             )
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,7 @@
 """NVIDIA's reranking NIM: ``/v1/ranking``, and the path of the hosted one, ``/v1/retrieval/MODEL/reranking``.
 
 Passages come back by their index, all of them, the best first, with the model's logits: a model that has none
-has no such route. Other keys are refused, as there; ``top_k`` is litellm's, which also puts ``.`` for each
-``_`` in the model's name, as NVIDIA's own names differ between path and body.
+has no such route. Other keys are refused, as there; ``top_k`` is litellm's.
 """
 
 from __future__ import annotations
@@ -83,11 +82,10 @@ def parse_ranking(value: Json, served: Served) -> TranslatedScores:
             non_empty_list(body.get("passages"), "passages", most=limits.documents)
         )
     )
-    model = optional_string(body, "model")
     request = ScoreRequest(
         queries=(query.build((text,), "query"),),
         documents=passages,
-        model=None if model is None else served_name(model, served),
+        model=optional_string(body, "model"),
         truncate=_truncate(body.get("truncate")),
     )
     return TranslatedScores(
@@ -117,12 +115,6 @@ def _truncate(value: Json) -> Truncate:
     return chosen
 
 
-def served_name(name: str, served: Served) -> str:
-    """The served name that a client means, if there is one: ``.`` and ``_`` are the same to NVIDIA."""
-    plain = name.replace("_", ".")
-    return next((known for known in served.names if plain == known.replace("_", ".")), name)
-
-
 _ANSWER: Final = object_of(
     ("rankings", "usage"),
     rankings=list_of(object_of(("index", "logit"), index=WHOLE, logit=SCORE)),
@@ -150,7 +142,7 @@ def _routes(service: Service) -> APIRouter:
     async def rerank(name: str, request: Request) -> Response:
         # The middleware knows paths, and this is one of many.
         request.state.error_shape = write_error
-        endpoint.served.check(served_name(name, endpoint.served))
+        endpoint.served.check(name)
         return await endpoint.score(request, parse_ranking, kinds=_SCORES)
 
     return router

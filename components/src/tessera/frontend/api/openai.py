@@ -50,7 +50,7 @@ from tessera.frontend.api.content import (
     read_tokens,
     split_messages,
 )
-from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Served, Translated
+from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Served, Translated, find_name
 from tessera.frontend.api.formats import (
     ResponseBody,
     Values,
@@ -244,10 +244,10 @@ def split_model(name: str, served: Collection[str]) -> tuple[str, Role | None]:
 
     With ``served`` names given, a suffix is removed only where that makes a served name.
     """
-    if name not in served:
+    if find_name(name, served) is None:
         for suffix, role in ROLE_SUFFIXES.items():
             base = name.removesuffix(suffix)
-            if base and base != name and (not served or base in served):
+            if base and base != name and (not served or find_name(base, served) is not None):
                 return base, role
     return name, None
 
@@ -709,8 +709,7 @@ def _routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models/{name:path}", openapi_extra=answers(_MODEL, 401, 404), summary="One model")
     async def get_model(name: str) -> Response:
-        served.check(name)
-        return JSONResponse(cards[name])
+        return JSONResponse(cards[served.check(name)])
 
     return router
 
