@@ -19,7 +19,6 @@ above 0.1: a fixed scale of 127 would leave a handful of levels. Each of an inpu
 from __future__ import annotations
 
 import json
-from base64 import b64encode
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -27,6 +26,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import orjson
+import pybase64
 
 from tessera.dtypes import bfloat16_bits, from_bfloat16_bits
 from tessera.errors import EngineFailed
@@ -152,7 +152,7 @@ def base64_rows(values: Values) -> list[str]:
 
 def base64_text(values: Values) -> str:
     """The bytes of contiguous values in base64."""
-    return b64encode(values.data).decode("ascii")
+    return pybase64.b64encode_as_string(values.data)
 
 
 def matrices(values: Values, bounds: npt.NDArray[np.int64]) -> list[Values]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
+import pybase64
 from blake3 import blake3
 
 from tessera.checkpoint.safetensors import LENGTH_BYTES, header_length
@@ -56,26 +57,42 @@ def decode(url: str, *, param: str, max_bytes: int) -> bytes:
         )
     if url[:comma].lower().rsplit(";", 1)[-1].strip() != "base64":
         raise InvalidInput(f"{param}: expected a data URL with ;base64 before its comma", param=param)
-    payload = _plain(url[comma + 1 :], param, max_bytes)
+    payload = url[comma + 1 :]
+    data = _strict(payload) if len(payload) <= _longest(max_bytes) else None
+    if data is None:
+        # Only then: to look for what clients may write otherwise takes 0.6 ms for 45 kB, and to decode 5 µs.
+        payload = _plain(payload, param, max_bytes)
+        data = _strict(payload + "=" * (-len(payload) % 4))
     if not payload:
         raise InvalidInput(f"{param}: the data URL is empty", param=param)
-    try:
-        data = binascii.a2b_base64(payload + "=" * (-len(payload) % 4), strict_mode=True)
-    except (binascii.Error, ValueError):
+    if data is None:
         # The module's own message can quote the input. A payload that came without a URL around it may be
         # a file's name, or a URL that somebody cut.
         why = "the data URL is not valid base64"
         if url.startswith(BARE_BASE64):
             why = "not valid base64; an image is base64, or a data, http, https or file URL"
-        raise InvalidInput(f"{param}: {why}", param=param) from None
+        raise InvalidInput(f"{param}: {why}", param=param)
     if len(data) > max_bytes:
         raise _payload_too_large(param, max_bytes)
     return data
 
 
+def _strict(payload: str) -> bytes | None:
+    """The bytes of plain base64; None where it is written otherwise, or is none."""
+    try:
+        return pybase64.b64decode(payload, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _longest(max_bytes: int) -> int:
+    """Characters of plain base64."""
+    return (max_bytes + 2) // 3 * 4
+
+
 def _plain(payload: str, param: str, max_bytes: int) -> str:
     """The payload in the standard alphabet without white space, at most as long as the limit needs."""
-    longest = (max_bytes + 2) // 3 * 4
+    longest = _longest(max_bytes)
     if "%" in payload:
         if len(payload) > 3 * longest:
             raise _payload_too_large(param, max_bytes)
