@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -47,14 +48,19 @@ async def whole(deployment: Deployment) -> None:
         return True
 
     await until(complete, what="a process did not come back")
-    service = deployment.service
-    for worker in ENCODE:
+    await idle(deployment.service, encode=ENCODE, embed=EMBED)
+
+
+async def idle(service: Service, *, encode: Sequence[int], embed: Sequence[int]) -> None:
+    """Nothing is admitted, queued, lent or under way: no frontend, and no worker at these positions."""
+    for worker in encode:
         for name in ("tessera_slab_leases", "tessera_slab_used_bytes", "tessera_slab_waiting"):
             await until(lambda w=worker, n=name: not service.worker_metric(w, n), what=f"{name} of {worker}")
         await until(lambda w=worker: not service.worker_metric(w, "tessera_units_in_flight"))
-    for worker in EMBED:
-        await until(lambda w=worker: not service.worker_metric(w, "tessera_tokens_in_flight"))
-    for name in ("tessera_admitted_tokens", "tessera_requests_in_flight"):
+    for worker in embed:
+        for name in ("tessera_tokens_in_flight", "tessera_queued"):
+            await until(lambda w=worker, n=name: not service.worker_metric(w, n), what=f"{name} of {worker}")
+    for name in ("tessera_admitted_tokens", "tessera_admitted_response_bytes", "tessera_requests_in_flight"):
         await until(lambda n=name: not service.frontend_metric(n), what=name)
 
 

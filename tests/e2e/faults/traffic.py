@@ -6,10 +6,11 @@ import asyncio
 import io
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import numpy as np
@@ -18,6 +19,8 @@ from PIL import Image
 from tests.e2e.inputs import Case, cosine, parts
 from tests.e2e.service import MODEL
 from tests.references.llama_nemotron_vl import Reference
+
+T = TypeVar("T", bound="Traffic")
 
 SAME = 0.9999
 SAME_SCORE = 1e-3
@@ -69,14 +72,13 @@ class Answered:
 
 
 @dataclass(slots=True)
-class Traffic:
+class Traffic(ABC):
     """``urls`` are the frontends; a request whose connection breaks goes to the next one, as balancers do.
 
     Each client waits for ``pause`` seconds between two requests.
     """
 
     urls: Sequence[str]
-    known: Sequence[Known]
     pause: float = 0.0
     answered: list[Answered] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
@@ -84,50 +86,28 @@ class Traffic:
     scores: int = 0
     stopping: bool = False
 
+    @abstractmethod
+    async def send(self, client: httpx.AsyncClient, chance: random.Random, first: int) -> int:
+        """Send one request, to the frontend ``first`` before the others, and check its answer; how often it
+        changed frontends."""
+
     async def run(self, client: httpx.AsyncClient, number: int) -> None:
         chance = random.Random(number)
         while not self.stopping:
             first = chance.randrange(len(self.urls))
-            ask = self._score if chance.random() < SCORED else self._embed
             started = time.monotonic()
             try:
-                moved = await ask(client, chance, first)
+                moved = await self.send(client, chance, first)
                 self.answered.append(Answered(started, time.monotonic() - started, moved))
                 await asyncio.sleep(self.pause)
             except Exception as error:
                 self.errors.append(f"{time.monotonic() - started:.1f} s: {error!r}")
                 await asyncio.sleep(0.1)
 
-    async def _embed(self, client: httpx.AsyncClient, chance: random.Random, first: int) -> int:
-        inputs = [known for known in self.known if known.role != "query"]
-        chosen = chance.sample(inputs, chance.choice((1, 1, 2, 4)))
-        body = {"model": MODEL, "input": [known.value for known in chosen]}
-        rows, moved = await self._ask(client, "/v1/embeddings", body, first)
-        assert len(rows) == len(chosen)
-        for row, known in zip(rows, chosen, strict=True):
-            found = cosine(np.array(row["embedding"], np.float32), known.vector)
-            assert found > SAME, f"another input's vector: cosine {found}"
-            self.vectors += 1
-        return moved
-
-    async def _score(self, client: httpx.AsyncClient, chance: random.Random, first: int) -> int:
-        """A query with images, in the order that they are sent."""
-        query = chance.choice([known for known in self.known if known.role == "query"])
-        chosen = chance.sample([known for known in self.known if known.role == "passage"], 3)
-        documents = [{"content": known.value} for known in chosen]
-        body = {"model": MODEL, "queries": query.value, "documents": documents}
-        rows, moved = await self._ask(client, "/v1/score", body, first)
-        assert len(rows) == len(chosen)
-        for row, known in zip(rows, chosen, strict=True):
-            expected = cosine(query.vector, known.vector)
-            assert abs(row["score"] - expected) < SAME_SCORE, f"another score: {row['score']}, not {expected}"
-            self.scores += 1
-        return moved
-
-    async def _ask(
+    async def ask(
         self, client: httpx.AsyncClient, path: str, body: dict[str, Any], first: int
-    ) -> tuple[list[dict[str, Any]], int]:
-        """The answer's rows, and how often the request changed frontends."""
+    ) -> tuple[dict[str, Any], int]:
+        """The answer, and how often the request changed frontends."""
         for moved in range(2 * len(self.urls)):
             url = self.urls[(first + moved) % len(self.urls)]
             try:
@@ -139,7 +119,8 @@ class Traffic:
         else:
             raise RuntimeError("no frontend answers")
         assert response.status_code == 200, f"{response.status_code}: {response.text[:300]}"
-        return response.json()["data"], moved
+        answer: dict[str, Any] = response.json()
+        return answer, moved
 
     def percentile(self, share: float, since: float, until: float) -> float:
         """Seconds, of the requests that ended between two moments."""
@@ -157,15 +138,48 @@ class Traffic:
         )
 
 
+@dataclass(slots=True, kw_only=True)
+class Mixed(Traffic):
+    """Vectors of ``known`` inputs, and the scores of images for queries among them."""
+
+    known: Sequence[Known]
+
+    async def send(self, client: httpx.AsyncClient, chance: random.Random, first: int) -> int:
+        ask = self._score if chance.random() < SCORED else self._embed
+        return await ask(client, chance, first)
+
+    async def _embed(self, client: httpx.AsyncClient, chance: random.Random, first: int) -> int:
+        inputs = [known for known in self.known if known.role != "query"]
+        chosen = chance.sample(inputs, chance.choice((1, 1, 2, 4)))
+        body = {"model": MODEL, "input": [known.value for known in chosen]}
+        answer, moved = await self.ask(client, "/v1/embeddings", body, first)
+        rows = answer["data"]
+        assert len(rows) == len(chosen)
+        for row, known in zip(rows, chosen, strict=True):
+            found = cosine(np.array(row["embedding"], np.float32), known.vector)
+            assert found > SAME, f"another input's vector: cosine {found}"
+            self.vectors += 1
+        return moved
+
+    async def _score(self, client: httpx.AsyncClient, chance: random.Random, first: int) -> int:
+        """A query with images, in the order that they are sent."""
+        query = chance.choice([known for known in self.known if known.role == "query"])
+        chosen = chance.sample([known for known in self.known if known.role == "passage"], 3)
+        documents = [{"content": known.value} for known in chosen]
+        body = {"model": MODEL, "queries": query.value, "documents": documents}
+        answer, moved = await self.ask(client, "/v1/score", body, first)
+        rows = answer["data"]
+        assert len(rows) == len(chosen)
+        for row, known in zip(rows, chosen, strict=True):
+            expected = cosine(query.vector, known.vector)
+            assert abs(row["score"] - expected) < SAME_SCORE, f"another score: {row['score']}, not {expected}"
+            self.scores += 1
+        return moved
+
+
 @asynccontextmanager
-async def traffic(
-    urls: Sequence[str],
-    known: Sequence[Known],
-    concurrency: int = 6,
-    timeout: float = 60.0,
-    pause: float = 0.0,
-) -> AsyncIterator[Traffic]:
-    running = Traffic(urls, known, pause)
+async def sending(running: T, concurrency: int = 6, timeout: float = 60.0) -> AsyncIterator[T]:
+    """``timeout``, in seconds, is of a request."""
     limits = httpx.Limits(max_connections=4 * concurrency)
     async with httpx.AsyncClient(timeout=timeout, limits=limits) as client:
         tasks = [asyncio.create_task(running.run(client, number)) for number in range(concurrency)]
@@ -174,3 +188,13 @@ async def traffic(
         finally:
             running.stopping = True
             await asyncio.gather(*tasks)
+
+
+def traffic(
+    urls: Sequence[str],
+    known: Sequence[Known],
+    concurrency: int = 6,
+    timeout: float = 60.0,
+    pause: float = 0.0,
+) -> AbstractAsyncContextManager[Mixed]:
+    return sending(Mixed(urls, pause, known=known), concurrency, timeout)
