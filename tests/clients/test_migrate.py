@@ -148,12 +148,13 @@ class Asked:
         text = text.replace("http://127.0.0.1:8000", self.service.url).replace(
             '"dimensions": 512', '"dimensions": 64'
         )
+        text = text.replace("NVIDIA/llama-nemotron-embed-vl-1b-V2", MODEL.upper())
         for key in ('="none"', "Bearer none"):
             text = text.replace(key, key.replace("none", self.service.key))
         return text
 
     def body(self, text: str) -> Any:
-        text = self.own(text).replace('["a", …]', json.dumps(["a"] * 3000))
+        text = self.own(text).replace('["a", …]', json.dumps(["a"] * 9000))
         text = text.replace("data:image/jpeg;base64,…", self.picture).replace("word …", "word " * 20_000)
         assert "…" not in text
         return json.loads(text)

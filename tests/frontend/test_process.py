@@ -113,7 +113,7 @@ def test_teis_clients_are_told_what_is_served(vectors: httpx.Client, token_rows:
     info = vectors.get("/info").json()
     assert info["model_id"] == info["served_model_name"] == MODEL
     assert info["model_type"] == {"embedding": {"pooling": None}}
-    assert (info["max_client_batch_size"], info["model_dtype"]) == (2048, None)
+    assert (info["max_client_batch_size"], info["model_dtype"]) == (8192, None)
     assert info["max_input_length"] == vectors.get("/v1/models").json()["data"][0]["max_model_len"]
     assert token_rows.get("/info").json()["model_type"] == {"embedding": {"pooling": "none"}}
 

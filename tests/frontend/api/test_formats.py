@@ -72,6 +72,20 @@ def test_json_body() -> None:
     assert np.array_equal(np.array([row["embedding"] for row in parsed["data"]], np.float32), vectors)
 
 
+@pytest.mark.parametrize("fields", [{}, {"encoding_format": "base64"}, {"embed_dtype": "int8"}])
+def test_many_vectors_are_written_block_by_block(fields: dict[str, str]) -> None:
+    count = 2 * (1 << 16) // HIDDEN + 1
+    vectors = unit_rows(count)
+    many = json.loads(body(vectors, **fields).content)
+    last = json.loads(body(vectors[-1:], **fields).content)
+    assert many.keys() == last.keys()
+    assert {**many, "data": []} == {**last, "data": []}
+    assert [row["index"] for row in many["data"]] == list(range(count))
+    assert many["data"][-1]["embedding"] == last["data"][0]["embedding"]
+    if not fields:
+        assert np.array_equal(np.array([row["embedding"] for row in many["data"]], np.float32), vectors)
+
+
 def test_base64_is_little_endian_float32() -> None:
     vectors = unit_rows(2)
     rows = orjson.loads(body(vectors, encoding_format="base64").content)["data"]

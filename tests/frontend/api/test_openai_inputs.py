@@ -230,6 +230,11 @@ def test_modality_says_how_to_read_a_string(value: str, modality: str, expected:
     assert summary(found)[:2] == expected
 
 
+def test_one_modality_in_a_list_is_that_of_all() -> None:
+    found = inputs([PNG, PNG], modality=["image"])
+    assert [len(entry.images) for entry in found] == [1, 1]
+
+
 def test_modality_for_each_input() -> None:
     found = inputs(["a", PNG, f"b {PNG}"], modality=["text", "image", "text_image"])
     assert [(text_of(item), len(item.images)) for item in found] == [("a", 0), ("", 1), ("b", 1)]
@@ -350,7 +355,7 @@ def test_modality_for_each_input() -> None:
         ({"input": PNG, "modality": "text_image"}, "input", "must be non-empty"),
         ({"input": "a", "modality": "text_image"}, "input", "expects an image"),
         ({"input": {"image": WEB, "text": "a"}, "modality": "text"}, "input", "expects no image"),
-        ({"input": ["a", "b"], "modality": ["text"]}, "modality", "each of the 2 inputs, found 1"),
+        ({"input": ["a"] * 3, "modality": ["text"] * 2}, "modality", "each of the 3 inputs, found 2"),
         ({"input": "a", "modality": "video"}, "modality", "one of text, image, text_image"),
         ({"input": "a", "modality": ["sound"]}, "modality[0]", "found 'sound'"),
     ],

@@ -19,6 +19,7 @@ above 0.1: a fixed scale of 127 would leave a handful of levels. Each of an inpu
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
@@ -162,6 +163,25 @@ def matrices(values: Values, bounds: npt.NDArray[np.int64]) -> list[Values]:
 
 # Numbers that are made to text in one go: 2 ms, for which nothing else of this process runs.
 _BLOCK: Final = 1 << 16
+
+
+def json_object_with(
+    head: Mapping[str, Any], name: str, entries: Sequence[Any], tail: Mapping[str, Any], *, width: int
+) -> bytes:
+    """``{**head, name: entries, **tail}`` as JSON, block by block where there are many entries.
+
+    Each has ``width`` numbers. 8,191 vectors of 2048 numbers take 0.5 s at once. Neither ``head`` nor
+    ``tail`` is empty.
+    """
+    step = max(1, _BLOCK // max(1, width))
+    if len(entries) <= step:
+        return orjson.dumps({**head, name: entries, **tail}, option=orjson.OPT_SERIALIZE_NUMPY)
+    pieces = [orjson.dumps({**head, name: []})[:-2]]
+    for first in range(0, len(entries), step):
+        block = orjson.dumps(entries[first : first + step], option=orjson.OPT_SERIALIZE_NUMPY)
+        pieces += [block[1:-1], b","]
+    pieces[-1] = b"],"
+    return b"".join([*pieces, orjson.dumps(tail)[1:]])
 
 
 def json_matrix(values: Values) -> orjson.Fragment:

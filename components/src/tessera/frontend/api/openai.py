@@ -60,6 +60,7 @@ from tessera.frontend.api.formats import (
     convert,
     finish,
     json_matrix,
+    json_object_with,
     matrices,
     numbers,
 )
@@ -379,6 +380,8 @@ def _split(value: list[Json], param: str) -> list[Unit]:
 def _spread(modality: _Modality, count: int) -> tuple[Modality | None, ...]:
     if not isinstance(modality, tuple):
         return (modality,) * count
+    if len(modality) == 1:
+        return modality * count
     if len(modality) != count:
         raise InvalidInput(
             f"modality: expected one for each of the {count} inputs, found {len(modality)}", param="modality"
@@ -598,8 +601,8 @@ def embeddings_body(
     for index, error in failures.items():
         data[index].pop("shape", None)
         data[index] |= {key: None, "error": error_object(error)}
-    body = {**head, "data": data, "usage": usage_object(usage)}
-    return ResponseBody.of_json(body)
+    content = json_object_with(head, "data", data, {"usage": usage_object(usage)}, width=values.shape[1])
+    return ResponseBody(content=content, media_type="application/json", headers={})
 
 
 def matrix_entries(
