@@ -98,6 +98,7 @@ def bodies(image_url: str) -> list[tuple[str, dict[str, Any]]]:
         ("/v2/embed", {"inputs": [{"content": content}], "truncate": "END", "max_tokens": 500}),
         ("/v1/multimodalembeddings", {"inputs": [{"content": content}], "input_type": "query"}),
         ("/embed", {"inputs": ["a", [1, 2, 3]], "truncate": True, "prompt_name": "query"}),
+        ("/invocations", {"inputs": "a", "truncate": True, "truncation_direction": "Left"}),
         (
             "/pooling",
             {"input": ["a", content], "task": "embed", "encoding_format": "bytes", "endianness": "big"},

@@ -74,7 +74,7 @@ def test_every_route_but_health_asks_for_a_key(service: Service, as_key: Open) -
     assert len(routes) > 14
     for method, path in routes:
         answer = httpx.request(method, f"{service.url}{path}")
-        is_health = path in ("/health", "/live", "/v1/health/ready", "/v1/health/live")
+        is_health = path in ("/health", "/ping", "/live", "/v1/health/ready", "/v1/health/live")
         assert answer.status_code == (200 if is_health else 401), (method, path)
         if not is_health:
             assert "API key" in answer.text

@@ -23,7 +23,11 @@ def test_tei(http: httpx.Client, reference: Reference) -> None:
     plain = reference.vector("hello", [], "none")
     ids = reference.tokens("hello", [], "none")
     for inputs in ("hello", ["hello"], ids, [ids, "hello"]):
-        rows = http.post("/embed", json={"inputs": inputs}).json()
+        rows = [
+            row
+            for path in ("/embed", "/", "/invocations")
+            for row in http.post(path, json={"inputs": inputs}).json()
+        ]
         assert min(cosine(np.array(row, np.float32), plain) for row in rows) >= 0.9999
     (row,) = http.post("/embed", json={"inputs": "hello", "prompt_name": "query"}).json()
     assert cosine(np.array(row, np.float32), reference.vector("hello", [], "query")) >= 0.9999
@@ -40,11 +44,12 @@ def test_tei(http: httpx.Client, reference: Reference) -> None:
         answer = http.post("/embed", json=body)
         assert (answer.status_code, answer.json()["error_type"]) == (422, "Validation"), body
         assert answer.json().keys() == {"error", "error_type"}
-    for path in ("/embed", "/tokenize"):
+    for path in ("/embed", "/invocations", "/tokenize"):
         empty, many = (http.post(path, json={"inputs": inputs}) for inputs in ([], ["x"] * 3000))
         assert (empty.status_code, empty.json()["error_type"]) == (400, "Empty")
         assert (many.status_code, many.json()["error_type"]) == (413, "Validation")
-    assert httpx.post(http.base_url.join("/embed"), json=long).json()["error_type"] == "Unauthorized"
+    for path in ("/embed", "/"):
+        assert httpx.post(http.base_url.join(path), json=long).json()["error_type"] == "Unauthorized"
 
 
 def test_tokenize(http: httpx.Client, reference: Reference, photos: dict[str, bytes]) -> None:
@@ -91,7 +96,7 @@ def test_tokenize_in_teis_shape(http: httpx.Client, reference: Reference) -> Non
 
 
 def test_methods(service: ClosedService, http: httpx.Client) -> None:
-    for path in ("/health", "/live", "/v1/health/ready", "/v1/health/live"):
+    for path in ("/health", "/ping", "/live", "/v1/health/ready", "/v1/health/live"):
         answer = httpx.head(f"{service.url}{path}")
         assert (answer.status_code, answer.content) == (200, b""), path
     for method, path, allowed in (("GET", "/v1/embeddings", "POST"), ("DELETE", "/v1/models", "GET")):

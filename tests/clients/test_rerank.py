@@ -132,7 +132,14 @@ def test_voyage(ask: httpx.Client, voyage: voyageai.Client, reranker: ClosedServ
 def test_tei(ask: httpx.Client) -> None:
     body = {"query": QUERY, "texts": DOCUMENTS}
     answer = ask.post("/rerank", json=body)
-    same([(row["index"], row["score"]) for row in answer.json()], probabilities(ask))
+    wanted = probabilities(ask)
+    same([(row["index"], row["score"]) for row in answer.json()], wanted)
+    for path in ("/", "/invocations"):
+        rows = ask.post(path, json=body).json()
+        same([(row["index"], row["score"]) for row in rows], wanted)
+        refused = ask.post(path, json={"inputs": "a"})
+        assert (refused.status_code, refused.json().get("error_type")) == (422, "Validation"), refused.text
+        assert httpx.post(ask.base_url.join(path), json=body).status_code == 401
     assert "text" not in answer.json()[0] and int(answer.headers["x-compute-tokens"]) > 20
     raw = ask.post("/rerank", json=body | {"raw_scores": True, "return_text": True}).json()
     same([(row["index"], row["score"]) for row in raw], ranked(logits(ask)))
@@ -289,6 +296,7 @@ def test_vllms_pooling_scores_whole_prompts(ask: httpx.Client) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "task")
     card = ask.get("/v1/models").json()["data"][0]
     assert (card["output"]["kind"], card["task"]) == ("score", "classify")
-    assert {"/v1/rerank", "/v1/ranking", "/score", "/pooling"} <= set(card["routes"])
+    assert {"/v1/rerank", "/v1/ranking", "/score", "/pooling", "/invocations"} <= set(card["routes"])
     assert not {"/v1/embeddings", "/embed", "/embed_all"} & set(card["routes"])
-    assert "reranker" in ask.get("/info").json()["model_type"]
+    labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+    assert ask.get("/info").json()["model_type"] == {"reranker": labels}

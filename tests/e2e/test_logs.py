@@ -159,12 +159,14 @@ def test_ids_that_could_forge_lines_are_replaced(service: Disaggregated) -> None
 def test_polls_leave_no_line(service: Disaggregated) -> None:
     before = [line for line in lines(service) if line.get("route")]
     with httpx.Client(base_url=service.url, headers={"authorization": f"Bearer {service.key}"}) as http:
-        for path in ("/health", "/live", "/metrics", "/status", "/v1/health/ready", "/"):
+        for path in ("/health", "/ping", "/live", "/metrics", "/status", "/v1/health/ready", "/"):
             assert http.get(path).status_code == 200
+        # The page is for everybody, and work at its path is not.
+        assert httpx.post(f"{service.url}/", json={"inputs": TEXT}).status_code == 401
         last = http.get("/v1/models").headers["x-request-id"]
     wait_about(service, last, "frontend")
     after = [line for line in lines(service) if line.get("route")]
-    assert [line["route"] for line in after[len(before) :]] == ["/v1/models"]
+    assert [line["route"] for line in after[len(before) :]] == ["/", "/v1/models"]
 
 
 def test_nothing_of_a_request_is_in_any_line(service: Disaggregated, ask: Ask) -> None:

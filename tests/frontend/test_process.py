@@ -104,7 +104,7 @@ def test_the_routes_that_a_model_lists_are_those_that_answer_it(
                 asked += 1
         assert "For models whose output is tokens.</p>" in client.get("/docs").text
     assert asked >= 12
-    assert {"/v1/embeddings", "/v2/embed", "/embed", "/pooling"} <= set(
+    assert {"/v1/embeddings", "/v2/embed", "/embed", "/pooling", "/", "/invocations"} <= set(
         vectors.get("/v1/models").json()["data"][0]["routes"]
     )
 
@@ -112,7 +112,7 @@ def test_the_routes_that_a_model_lists_are_those_that_answer_it(
 def test_teis_clients_are_told_what_is_served(vectors: httpx.Client, token_rows: httpx.Client) -> None:
     info = vectors.get("/info").json()
     assert info["model_id"] == info["served_model_name"] == MODEL
-    assert info["model_type"] == {"embedding": {"pooling": None}}
+    assert info["model_type"] == {"embedding": {"pooling": "mean"}}
     assert (info["max_client_batch_size"], info["model_dtype"]) == (8192, None)
     assert info["max_input_length"] == vectors.get("/v1/models").json()["data"][0]["max_model_len"]
     assert token_rows.get("/info").json()["model_type"] == {"embedding": {"pooling": "none"}}

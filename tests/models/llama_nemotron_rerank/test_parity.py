@@ -251,7 +251,7 @@ def test_configurations_that_are_not_served(
 def test_what_it_is(written: WriteCheckpoint) -> None:
     model = open_model(written(TINY))
     assert isinstance(model, PairModel) and model.family == "llama_nemotron_rerank"
-    assert model.output == Output(kind=OutputKind.SCORE, width=1, unit_length=False)
+    assert model.output == Output(kind=OutputKind.SCORE, width=1, unit_length=False, pooling="mean")
 
 
 def test_the_published_size(tmp_path: Path) -> None:

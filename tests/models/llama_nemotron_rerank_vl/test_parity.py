@@ -44,7 +44,7 @@ def expected(reference: RerankVLReference) -> np.ndarray:
 def test_logits(path: Path) -> None:
     model = open_model(path)
     assert isinstance(model, LlamaNemotronRerankVL) and isinstance(model, PairModel)
-    assert model.output == Output(kind=OutputKind.SCORE, width=1, unit_length=False)
+    assert model.output == Output(kind=OutputKind.SCORE, width=1, unit_length=False, pooling="mean")
     reference = RerankVLReference(path)
     wanted = expected(reference)
     assert wanted.std() >= 1

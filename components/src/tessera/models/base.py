@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.image_plan import ImagePlan as ImagePlan
+from tessera.nn.spec import Pooling
 
 if TYPE_CHECKING:
     import torch
@@ -112,12 +113,14 @@ class OutputKind(StrEnum):
 class Output:
     """The rows that an input becomes: float32, ``width`` wide (1 for a score).
 
-    ``unit_length`` says that a row is scaled to length 1 before anybody sees it.
+    ``unit_length`` says that a row is scaled to length 1 before anybody sees it, ``pooling`` how rows are
+    made of the tokens' states; None where the family does not say.
     """
 
     kind: OutputKind
     width: int
     unit_length: bool = True
+    pooling: Pooling | None = None
 
     def rows(self, tokens: int) -> int:
         """How many rows an input of so many tokens becomes, known before any work is done."""

@@ -83,7 +83,7 @@ class TowerModel:
     @cached_property
     def output(self) -> Output:
         scaled = self.kind is not OutputKind.SCORE
-        return Output(kind=self.kind, width=self.text.width, unit_length=scaled)
+        return Output(kind=self.kind, width=self.text.width, unit_length=scaled, pooling=self.text.pooling)
 
     @property
     def vocab_size(self) -> int:

@@ -60,6 +60,14 @@ def _routes(service: Service) -> APIRouter:
         }
         return JSONResponse(body, status_code=200 if ready else 503)
 
+    router.add_api_route(
+        "/ping",
+        health,
+        methods=["GET"],
+        openapi_extra=answers(_HEALTH, 503),
+        summary="The same, as SageMaker asks for it",
+    )
+
     @router.get(
         "/live",
         openapi_extra=answers(object_of(("status",), status=_TEXT)),
@@ -84,6 +92,7 @@ def _routes(service: Service) -> APIRouter:
 
     for path, answer in (
         ("/health", health),
+        ("/ping", health),
         ("/live", live),
         ("/v1/health/ready", nim_ready),
         ("/v1/health/live", nim_live),

@@ -1,4 +1,7 @@
-"""Text-Embeddings-Inference: ``/embed`` and ``/embed_all``, vectors and matrices, and its ``/rerank``."""
+"""Text-Embeddings-Inference: ``/embed`` and ``/embed_all``, vectors and matrices, and its ``/rerank``.
+
+``/`` and SageMaker's ``/invocations`` are ``/rerank`` where a reranker is served and ``/embed`` elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +51,10 @@ from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Result, Scores, check_width
-from tessera.models.base import OutputKind, Piece, Role, Truncate
+from tessera.models.base import Output, OutputKind, Piece, Role, Truncate
+from tessera.nn.spec import Pooling
 
+OWN: Final = ("/", "/invocations")
 PROMPTS: Final = {"query": Role.QUERY, "passage": Role.PASSAGE, "document": Role.PASSAGE}
 DIRECTIONS: Final = {
     "Left": Truncate.START,
@@ -315,6 +320,24 @@ def _routes(service: Service) -> APIRouter:
     async def embed_all(request: Request) -> Response:
         return await service.endpoint.embed(request, _translate_all, kinds=TOKEN_VECTORS)
 
+    async def rank(request: Request) -> Response:
+        return await service.endpoint.score(request, parse_rerank)
+
+    reranker = service.endpoint.served.output.kind is OutputKind.SCORE
+    for path in OWN:
+        router.add_api_route(
+            path,
+            rank if reranker else embed,
+            methods=["POST"],
+            openapi_extra=operation(
+                body=RERANK_SCHEMA if reranker else SCHEMA,
+                answer=RERANK_ANSWER if reranker else list_of(NUMBERS),
+                error=ERROR,
+                kinds=VECTORS | {OutputKind.SCORE},
+            ),
+            summary="What the served model does: embed text, or order texts by their relevance",
+        )
+
     @router.get("/info", openapi_extra=answers(_INFO, 401), summary="What is served, as TEI says it")
     async def info() -> Response:
         """Null for what is not known here."""
@@ -324,11 +347,14 @@ def _routes(service: Service) -> APIRouter:
 
 
 _LABEL: Final = "LABEL_0"
-_MODEL_TYPES: Final[dict[OutputKind, JsonObject]] = {
-    OutputKind.VECTOR: {"embedding": {"pooling": None}},
-    OutputKind.TOKENS: {"embedding": {"pooling": "none"}},
-    OutputKind.SCORE: {"reranker": {"id2label": {"0": _LABEL}, "label2id": {_LABEL: 0}}},
-}
+_POOLINGS: Final[dict[Pooling, str]] = {"mean": "mean", "last": "last_token", "first": "cls", "none": "none"}
+
+
+def _model_type(output: Output) -> JsonObject:
+    if output.kind is OutputKind.SCORE:
+        return {"reranker": {"id2label": {"0": _LABEL}, "label2id": {_LABEL: 0}}}
+    pooling: Pooling | None = "none" if output.kind is OutputKind.TOKENS else output.pooling
+    return {"embedding": {"pooling": pooling and _POOLINGS[pooling]}}
 
 
 def _info(service: Service) -> JsonObject:
@@ -340,7 +366,7 @@ def _info(service: Service) -> JsonObject:
         "model_sha": (source and source.commit) or None,
         "model_dtype": dtypes[0] if dtypes else None,
         "served_model_name": served.model,
-        "model_type": _MODEL_TYPES[served.output.kind],
+        "model_type": _model_type(served.output),
         "max_concurrent_requests": limits.max_in_flight,
         "max_input_length": service.endpoint.pipeline.max_tokens,
         "max_batch_tokens": None,

@@ -95,7 +95,7 @@ class AccessLog:
         if unread and error is None and not self._refusals.passes():
             return
         level = logging.ERROR if status >= 500 or error is not None else logging.INFO
-        if scope["path"] in self._quiet and error is None:
+        if scope["path"] in self._quiet and scope["method"] != "POST" and error is None:
             level = logging.DEBUG
         if not log.isEnabledFor(level):
             return

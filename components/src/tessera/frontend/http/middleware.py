@@ -95,8 +95,8 @@ def _headers(scope: Scope) -> dict[str, str]:
     return {name: ",".join(values) for name, values in found.items()}
 
 
-OPEN_PATHS = frozenset(("/health", "/live", "/v1/health/ready", "/v1/health/live"))
-"""Answered without an API key, because balancers and kubelets have none."""
+OPEN_PATHS = frozenset(("/health", "/live", "/ping", "/v1/health/ready", "/v1/health/live"))
+"""Answered without an API key, because balancers and kubelets have none; a POST is never."""
 
 # It is echoed in a header and in logs, where a line break would forge another line.
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -226,7 +226,7 @@ class RequestMiddleware:
         await send({"type": "http.response.body", "body": body})
 
     def _refusal(self, scope: Scope) -> Failure | None:
-        if scope["path"] in self._open_paths:
+        if scope["path"] in self._open_paths and scope["method"] != "POST":
             return None
         name = self._keys.name_of(scope["headers"])
         if name is None:
