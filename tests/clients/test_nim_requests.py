@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+import yaml
 
+import tessera
 from tests.clients.conftest import ClosedService
+from tests.e2e.disaggregated import OTHER_NAME
 from tests.e2e.inputs import data_url
-from tests.e2e.service import MODEL
+from tests.e2e.service import MODEL, ROOT
 
 pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
 
@@ -51,3 +56,39 @@ def test_one_modality_in_a_list_is_that_of_all(http: httpx.Client, photos: dict[
         answer = http.post("/v1/embeddings", json=PASSAGES | {"input": pages, "modality": modality})
         assert answer.status_code == 200, answer.text
         assert len(answer.json()["data"]) == 2
+
+
+def test_what_is_served_is_said_in_the_shapes_of_nim(
+    http: httpx.Client, service: ClosedService, checkpoint: Path
+) -> None:
+    said = {name: http.get(f"/v1/{name}") for name in ("metadata", "version", "license", "manifest")}
+    assert {answer.status_code for answer in said.values()} == {200}
+    metadata, version, licence, manifest = (answer.json() for answer in said.values())
+    fingerprint = http.get("/status").json()["fingerprint"]
+    assert version == {"release": tessera.__version__, "api": tessera.__version__}
+    assert metadata == {
+        "assetInfo": [],
+        "licenseInfo": licence,
+        "modelInfo": [{"shortName": f"{MODEL}:{fingerprint}"}],
+        "repository_override": "",
+        "version": tessera.__version__,
+    }
+    content = (ROOT / "LICENSE").read_bytes()
+    assert licence["content"].encode() == content
+    assert (licence["name"], licence["type"], licence["size"]) == ("Apache-2.0", "file", len(content))
+    assert licence["sha"] == hashlib.sha256(content).hexdigest()
+    assert manifest.keys() == {"manifest_file", "repository_override"}
+    (model,) = yaml.safe_load(manifest["manifest_file"])["models"]
+    weights = checkpoint / "model.safetensors"
+    assert model == {
+        "name": MODEL,
+        "names": [MODEL, OTHER_NAME],
+        "family": "llama_nemotron_vl",
+        "source": None,
+        "fingerprint": fingerprint,
+        "files": [{"path": weights.name, "size_bytes": weights.stat().st_size}],
+    }
+    for answer in said.values():
+        for hidden in (str(checkpoint), str(service.media), service.key):
+            assert hidden not in answer.text
+    assert http.get("/v1/metrics").text.startswith("# HELP")

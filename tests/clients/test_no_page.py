@@ -11,8 +11,10 @@ pytestmark = [pytest.mark.service, pytest.mark.xdist_group("clients")]
 
 
 def test_only_the_metrics_need_no_key(service: ClosedService) -> None:
-    assert "tessera_workers{" in httpx.get(f"{service.url}/metrics").text
-    assert httpx.get(f"{service.url}/status").status_code == 401
+    for path in ("/metrics", "/v1/metrics"):
+        assert "tessera_workers{" in httpx.get(f"{service.url}{path}").text
+    for path in ("/status", "/v1/metadata", "/v1/version", "/v1/license", "/v1/manifest"):
+        assert httpx.get(f"{service.url}{path}").status_code == 401
     assert httpx.post(f"{service.url}/v1/embeddings", json={"input": "a"}).status_code == 401
 
 

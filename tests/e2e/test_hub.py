@@ -31,6 +31,17 @@ def test_a_private_model_is_downloaded_and_served(checkpoint: Path, tmp_path: Pa
             assert (card["id"], card["source"]) == (REPOSITORY, source)
             status = httpx.get(f"{service.url}/status")
             assert status.json()["source"] == source
+            metadata, manifest = (httpx.get(f"{service.url}/v1/{name}") for name in ("metadata", "manifest"))
+            assert metadata.json()["modelInfo"] == [
+                {"shortName": f"{REPOSITORY}:{COMMIT}", "modelUrl": f"hf://{REPOSITORY}@{COMMIT}"}
+            ]
+            assert f"commit: {COMMIT}" in manifest.json()["manifest_file"]
+            # NVIDIA's clients ask so whether a key is good, and send one where none is asked for.
+            probe = {
+                "json": {"input": [], "model": REPOSITORY},
+                "headers": {"authorization": "Bearer nvapi-x"},
+            }
+            assert httpx.post(f"{service.url}/v1/embeddings", **probe).status_code == 400
             body = {"model": REPOSITORY, "input": "a yellow heart"}
             assert httpx.post(f"{service.url}/v1/embeddings", json=body).status_code == 200
             pids = [service.script.pid, *children(service.script.pid)]
@@ -41,5 +52,6 @@ def test_a_private_model_is_downloaded_and_served(checkpoint: Path, tmp_path: Pa
     said = log.read_text()
     assert f"serving {REPOSITORY} at commit {COMMIT} (main)" in said
     assert sum(line.startswith("GET") and line.endswith("model.safetensors") for line in hub.asked) == 1
-    for text in (said, status.text, *words):
+    for text in (said, status.text, metadata.text, manifest.text, *words):
         assert TOKEN not in text
+    assert str(cache) not in metadata.text + manifest.text

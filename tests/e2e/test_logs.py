@@ -159,7 +159,8 @@ def test_ids_that_could_forge_lines_are_replaced(service: Disaggregated) -> None
 def test_polls_leave_no_line(service: Disaggregated) -> None:
     before = [line for line in lines(service) if line.get("route")]
     with httpx.Client(base_url=service.url, headers={"authorization": f"Bearer {service.key}"}) as http:
-        for path in ("/health", "/ping", "/live", "/metrics", "/status", "/v1/health/ready", "/"):
+        paths = ("/health", "/ping", "/live", "/metrics", "/v1/metrics", "/status", "/v1/health/ready", "/")
+        for path in paths:
             assert http.get(path).status_code == 200
         # The page is for everybody, and work at its path is not.
         assert httpx.post(f"{service.url}/", json={"inputs": TEXT}).status_code == 401

@@ -40,6 +40,18 @@ def weight_files(directory: Path) -> list[WeightFile]:
     return list(files.values())
 
 
+def weight_sizes(directory: Path) -> dict[str, int]:
+    """The bytes of ``model.safetensors``, or of each shard that the index names, by file name.
+
+    Empty without either: families from elsewhere may keep their weights in other files.
+    """
+    if (directory / SINGLE_FILE).exists():
+        names = [SINGLE_FILE]
+    else:
+        names = shards(directory) if (directory / INDEX_FILE).exists() else []
+    return {name: (directory / name).stat().st_size for name in names}
+
+
 def shards(directory: Path) -> list[str]:
     """The names of the files that the index puts tensors into; raises ``CheckpointError``."""
     index = _index(directory)

@@ -20,6 +20,7 @@ from tessera.frontend.api import (
     cohere,
     docs,
     health,
+    metadata,
     nim,
     openai,
     pooling,
@@ -32,6 +33,7 @@ from tessera.frontend.api import (
 )
 from tessera.frontend.api.schema import OUTPUTS
 from tessera.frontend.api.values import clip
+from tessera.frontend.http.access_log import METRICS_PATHS
 from tessera.frontend.http.errors import (
     ErrorShape,
     Failure,
@@ -61,6 +63,7 @@ APIS: Final[tuple[ClientApi, ...]] = (
     pooling.API,
     tokenize.API,
     health.API,
+    metadata.API,
     status.API,
     docs.API,
 )
@@ -83,7 +86,7 @@ def make_app(service: Service) -> FastAPI:
     # The page asks for a key itself, once the service has asked for one.
     open_paths = OPEN_PATHS | (try_page.paths if try_page else frozenset())
     if service.settings.access.open_metrics:
-        open_paths |= {"/metrics"}
+        open_paths |= METRICS_PATHS
     routers = [(api, api.routes(service)) for api in APIS]
     error_shapes = {
         route.path: api.error

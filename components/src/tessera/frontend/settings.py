@@ -89,7 +89,10 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     open_metrics: Annotated[
         bool,
-        Setting(flag="--open-metrics", help="answer /metrics without a key, for a Prometheus that has none"),
+        Setting(
+            flag="--open-metrics",
+            help="answer /metrics and /v1/metrics without a key, for a Prometheus that has none",
+        ),
     ] = False
     requests_per_minute: Annotated[
         float,

@@ -101,6 +101,7 @@ def _routes(service: Service) -> APIRouter:
         router.add_api_route(path, answer, methods=["HEAD"], include_in_schema=False)
 
     @router.get("/metrics", summary="Prometheus metrics")
+    @router.get("/v1/metrics", summary="The same where NIM has them")
     async def prometheus() -> Response:
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

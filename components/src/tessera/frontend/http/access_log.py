@@ -52,8 +52,11 @@ log = logging.getLogger("tessera.frontend.access")
 OTHER = "other"
 """The route of a request for what does not exist."""
 
+METRICS_PATHS = frozenset(("/metrics", "/v1/metrics"))
+"""The frontend's metrics; the second is NIM's."""
+
 # Asked every few seconds by balancers, Prometheus and the page.
-_POLLED = frozenset(("/metrics", "/status"))
+_POLLED = METRICS_PATHS | {"/status"}
 
 # Keys of a body stand in it, and a body may hold anything.
 _PARAM = re.compile(r"[\w.\[\]-]{1,120}", re.ASCII)

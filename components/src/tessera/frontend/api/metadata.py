@@ -1,0 +1,170 @@
+"""What NVIDIA's NIM says of itself: ``/v1/metadata``, ``/v1/version``, ``/v1/license`` and ``/v1/manifest``.
+
+The licence is Tessera's, models have their own. Nothing is said of the machine: no directory, no address, and
+of a checkpoint no file but its weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import distribution
+from typing import Final
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
+
+from tessera import __version__
+from tessera.checkpoint.source import Source
+from tessera.checkpoint.weights import weight_sizes
+from tessera.frontend.api.schema import WHOLE, Schema, answers, object_of
+from tessera.frontend.api.values import JsonObject
+from tessera.frontend.service import ClientApi, Service
+
+_DISTRIBUTION: Final = "tessera-embed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """One model that is served; ``weights`` are the bytes of its files by their names."""
+
+    names: tuple[str, ...]
+    family: str
+    fingerprint: str
+    source: Source | None
+    weights: Mapping[str, int]
+
+    @property
+    def version(self) -> str:
+        """The hub's commit; the fingerprint where a directory is served."""
+        return (self.source and self.source.commit) or self.fingerprint
+
+    def info(self) -> JsonObject:
+        found: JsonObject = {"shortName": f"{self.names[0]}:{self.version}"}
+        if self.source is not None and self.source.commit:
+            found["modelUrl"] = f"hf://{self.source.repository}@{self.source.commit}"
+        return found
+
+    def described(self) -> JsonObject:
+        """What the manifest says of it."""
+        return {
+            "name": self.names[0],
+            "names": list(self.names),
+            "family": self.family,
+            "source": None if self.source is None else self.source.described(),
+            "fingerprint": self.fingerprint,
+            "files": [{"path": name, "size_bytes": size} for name, size in self.weights.items()],
+        }
+
+
+def _served(service: Service) -> tuple[ServedModel, ...]:
+    return (
+        ServedModel(
+            names=service.endpoint.served.names,
+            family=service.model.family,
+            fingerprint=service.model.fingerprint,
+            source=service.settings.source,
+            weights=weight_sizes(service.settings.model_path),
+        ),
+    )
+
+
+@cache
+def _licence() -> JsonObject:
+    installed = distribution(_DISTRIBUTION)
+    name, content = installed.metadata["License-Expression"], installed.read_text("licenses/LICENSE") or ""
+    encoded = content.encode()
+    return {
+        "name": name,
+        "path": "LICENSE",
+        "sha": hashlib.sha256(encoded).hexdigest(),
+        "size": len(encoded),
+        "url": f"https://spdx.org/licenses/{name}.html",
+        "type": "file",
+        "content": content,
+    }
+
+
+def _manifest(models: tuple[ServedModel, ...]) -> str:
+    # Nothing else of a frontend needs it.
+    import yaml
+
+    written: str = yaml.safe_dump(
+        {"models": [model.described() for model in models]}, sort_keys=False, allow_unicode=True
+    )
+    return written
+
+
+_TEXT: Final[Schema] = {"type": "string"}
+_LICENCE: Final = object_of(
+    ("name", "path", "sha", "size", "url", "type", "content"),
+    name=_TEXT,
+    path=_TEXT,
+    sha={**_TEXT, "description": "SHA-256 of the content."},
+    size=WHOLE,
+    url=_TEXT,
+    type=_TEXT,
+    content=_TEXT,
+)
+_METADATA: Final = object_of(
+    ("assetInfo", "licenseInfo", "modelInfo", "repository_override", "version"),
+    assetInfo={"type": "array", "items": _TEXT},
+    licenseInfo=_LICENCE,
+    modelInfo={
+        "type": "array",
+        "items": object_of(
+            ("shortName",),
+            shortName={**_TEXT, "description": "The model's name, a colon, its commit or fingerprint."},
+            modelUrl={**_TEXT, "description": "The repository and the commit, of a model of a hub."},
+        ),
+    },
+    repository_override=_TEXT,
+    version=_TEXT,
+)
+_MANIFEST: Final = object_of(
+    ("manifest_file", "repository_override"),
+    manifest_file={**_TEXT, "description": "YAML: the models, where they come from, and their weights."},
+    repository_override=_TEXT,
+)
+_VERSION: Final = object_of(("release", "api"), release=_TEXT, api=_TEXT)
+
+
+def _routes(service: Service) -> APIRouter:
+    router = APIRouter(tags=["NIM"])
+    models = _served(service)
+
+    @router.get(
+        "/v1/metadata", openapi_extra=answers(_METADATA, 401), summary="What is served, as NIM says it"
+    )
+    async def metadata() -> Response:
+        return JSONResponse(
+            {
+                "assetInfo": [],
+                "licenseInfo": _licence(),
+                "modelInfo": [model.info() for model in models],
+                "repository_override": "",
+                "version": __version__,
+            }
+        )
+
+    @router.get(
+        "/v1/version", openapi_extra=answers(_VERSION, 401), summary="The release, and that of the API"
+    )
+    async def version() -> Response:
+        """Both are Tessera's."""
+        return JSONResponse({"release": __version__, "api": __version__})
+
+    @router.get("/v1/license", openapi_extra=answers(_LICENCE, 401), summary="The licence of the software")
+    async def licence() -> Response:
+        return JSONResponse(_licence())
+
+    @router.get("/v1/manifest", openapi_extra=answers(_MANIFEST, 401), summary="The files of what is served")
+    async def manifest() -> Response:
+        return JSONResponse({"manifest_file": _manifest(models), "repository_override": ""})
+
+    return router
+
+
+API: Final = ClientApi(routes=_routes)
