@@ -108,9 +108,9 @@ def test_methods(service: ClosedService, http: httpx.Client) -> None:
 
 
 def test_an_unknown_route_is_named(http: httpx.Client) -> None:
-    answer = http.post("/embeddings", json={"model": "x", "input": "a base URL without /v1"})
+    answer = http.post("/embedding", json={"model": "x", "input": "a route of another server"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "not_found")
-    assert "POST /embeddings" in answer.json()["error"]["message"]
+    assert "POST /embedding" in answer.json()["error"]["message"]
     # Nor is a slash too many a reason to send a client to whatever host it named.
     for path in ("/v1/embeddings/", "/docs/", "/v1/models/", "/status/"):
         answer = http.request("POST" if "emb" in path else "GET", path, headers={"host": "elsewhere"})

@@ -56,6 +56,8 @@ _LARGE_BYTES: Final = 1 << 18
 _LARGE_VECTORS_BYTES: Final = 1 << 22
 # What a score and its index take in any client's JSON: 64 each, and some answers have them twice.
 _SCORE_BYTES: Final = 128
+# What Infinity's client sends as the model where it is given none.
+_UNSPECIFIED: Final = "default/not-specified"
 
 
 async def read_body(request: Request, *, limit: int, timeout: float) -> bytes:
@@ -386,7 +388,7 @@ class Endpoint:
 
     def check_model(self, request: EmbeddingsRequest | ScoreRequest) -> None:
         """Raises ``ModelNotFound`` for a model that is not served here."""
-        if request.model is not None:
+        if request.model is not None and request.model != _UNSPECIFIED:
             self.served.check(request.model)
 
     def _check_size(

@@ -97,7 +97,6 @@ from tessera.frontend.api.values import (
     one_of,
     optional_boolean,
     optional_string,
-    positive,
     reject_inert,
     request_body,
     string,
@@ -125,6 +124,7 @@ INERT: Final[dict[str, tuple[Json, ...]]] = {
     "embed_override_token_id": (),
     "embed_overrides": (),
     "late_chunking": (False,),
+    "late_chunking_params": (),
     "lora_path": (),
     "media_io_kwargs": ({},),
     "mm_processor_kwargs": ({},),
@@ -208,7 +208,7 @@ def _options(
         model=model,
         encoding_format=form,
         dtype=EmbedDtype.FLOAT32 if dtype is None else choice(dtype, dtype_path, EmbedDtype, _DTYPE_ALIASES),
-        dimensions=None if dimensions is None else positive(dimensions, dimensions_path),
+        dimensions=None if dimensions is None else _width(dimensions, dimensions_path),
         dimensions_param=dimensions_path,
         normalize=True if normalize is None else boolean(normalize, path),
         multivector=optional_boolean(body, "return_multivector", default=False),
@@ -221,6 +221,11 @@ def _options(
         request_id=request_id_of(body),
     )
     return request, role, modality
+
+
+def _width(value: Json, path: str) -> int | None:
+    """Infinity's clients send 0 for the whole."""
+    return integer(value, path, low=0, high=INT32, what="a width, or 0 for the whole") or None
 
 
 def _big_endian(value: Json) -> bool:
@@ -463,8 +468,8 @@ _PROPERTIES: Final[dict[str, Schema]] = {
     "embed_dtype": DTYPES,
     "embedding_type": DTYPES,
     "output_dtype": DTYPES,
-    "dimensions": WIDTH,
-    "output_dimension": WIDTH,
+    "dimensions": WIDTH | {"minimum": 0, "description": "0 is null."},
+    "output_dimension": WIDTH | {"minimum": 0, "description": "0 is null."},
     "normalize": BOOLEAN,
     "normalized": BOOLEAN,
     "use_activation": BOOLEAN,
@@ -700,15 +705,28 @@ def _routes(service: Service) -> APIRouter:
     }
     cards = {name: {"id": name, **card} for name in served.names}
 
-    @router.post("/v1/embeddings", openapi_extra=_OPERATION, summary="Embed text and images")
     async def create_embeddings(request: Request) -> Response:
         return await endpoint.embed(request, _translate, kinds=VECTORS | TOKEN_VECTORS)
 
-    @router.get(
-        "/v1/models", openapi_extra=answers(_MODELS, 401), summary="The served model, by each of its names"
-    )
     async def list_models() -> Response:
         return JSONResponse({"object": "list", "data": list(cards.values())})
+
+    # Infinity's clients, and some of Text-Embeddings-Inference's, put no /v1 before.
+    for prefix in ("/v1", ""):
+        router.add_api_route(
+            f"{prefix}/embeddings",
+            create_embeddings,
+            methods=["POST"],
+            openapi_extra=_OPERATION,
+            summary="Embed text and images",
+        )
+        router.add_api_route(
+            f"{prefix}/models",
+            list_models,
+            methods=["GET"],
+            openapi_extra=answers(_MODELS, 401),
+            summary="The served model, by each of its names",
+        )
 
     @router.get("/v1/models/{name:path}", openapi_extra=answers(_MODEL, 401, 404), summary="One model")
     async def get_model(name: str) -> Response:
