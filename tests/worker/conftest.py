@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,8 @@ from tessera.engine.settings import EngineSettings
 from tessera.launched import Launched
 from tessera.models import Model, open_model
 from tessera.models.base import Output, VisionSpec
+from tessera.tools.random_checkpoint import llama_nemotron_vl, qwen3
+from tessera.tools.random_checkpoint.checkpoint import Spec
 from tessera.transport.outbox import Outbox, OutboxConfig
 from tessera.transport.settings import TransportSettings
 from tessera.worker.decoding import ThreadDecoder
@@ -33,6 +36,26 @@ __all__ = ["deployment", "store"]
 
 WAIT = 20.0
 TILE_ROWS = 256
+
+
+_FULL: dict[str, Spec] = {
+    "llama_nemotron_vl": llama_nemotron_vl.FULL,
+    "qwen3_vl_embedding": qwen3.VL_FULL,
+    "qwen3_embedding": qwen3.FULL,
+}
+
+
+@pytest.fixture(scope="session")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
+    """Models at full size, of which no weights are written."""
+    found = {}
+    for family, spec in _FULL.items():
+        path = tmp_path_factory.mktemp("full") / family
+        path.mkdir()
+        for name, content in spec.files("bfloat16", 0).items():
+            (path / name).write_text(json.dumps(content))
+        found[family] = open_model(path)
+    return found
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +11,9 @@ import pytest
 from tessera.defaults import GIB, Share
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
-from tessera.models import Model, open_model
-from tessera.tools.random_checkpoint import llama_nemotron_vl, qwen3
-from tessera.tools.random_checkpoint.checkpoint import Spec
+from tessera.models import Model
 from tessera.worker.settings import Mode, WorkerSettings, load_stages
 from tessera.worker.sizes import Room, account_of, said, sized
-
-SPECS: dict[str, Spec] = {
-    "llama_nemotron_vl": llama_nemotron_vl.FULL,
-    "qwen3_vl_embedding": qwen3.VL_FULL,
-    "qwen3_embedding": qwen3.FULL,
-}
-
-
-@pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
-    found = {}
-    for family, spec in SPECS.items():
-        path = tmp_path_factory.mktemp("full") / family
-        path.mkdir()
-        for name, content in spec.files("bfloat16", 0).items():
-            (path / name).write_text(json.dumps(content))
-        found[family] = open_model(path)
-    return found
 
 
 def on_card(settings: EngineSettings) -> Placement:

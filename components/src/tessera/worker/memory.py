@@ -28,21 +28,21 @@ class MemoryAccount:
     """Sums the uses of each device and compares them with what is free there."""
 
     def __init__(self) -> None:
-        self._uses: list[Use] = []
+        self.uses: list[Use] = []
 
     def add(self, what: str, device: str, nbytes: int) -> None:
-        self._uses.append(Use(what, device, nbytes))
+        self.uses.append(Use(what, device, nbytes))
 
     def needed(self, device: str) -> int:
-        return sum(use.nbytes for use in self._uses if use.device == device)
+        return sum(use.nbytes for use in self.uses if use.device == device)
 
     @property
     def devices(self) -> list[str]:
-        return list(dict.fromkeys(use.device for use in self._uses))
+        return list(dict.fromkeys(use.device for use in self.uses))
 
     def table(self, available: dict[str, int]) -> str:
         """One line for each use, and one for each device with what it needs and what is free."""
-        lines = [f"  {use.what:<36} {use.device:<8} {use.nbytes / _GIB:8.2f} GiB" for use in self._uses]
+        lines = [f"  {use.what:<36} {use.device:<8} {use.nbytes / _GIB:8.2f} GiB" for use in self.uses]
         for device in self.devices:
             needed, free = self.needed(device) / _GIB, available[device] / _GIB
             verdict = "fits" if needed <= free else "does not fit"

@@ -30,6 +30,7 @@ from tessera.settings import (
     POSITIVE,
     ModelOptions,
     ModelPath,
+    Number,
     Revision,
     ServedModelNames,
     Setting,
@@ -88,6 +89,7 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             raise ValueError("preprocess_seconds must be positive and preprocess_mb at least 64")
 
 
+_SHARE = Number(text="{flag} must be 0 to 1, not {value:g}", below=math.nextafter(1.0, 2.0))
 _PIXELS_AND_DRAIN = "--max-image-pixels must be positive and --drain-seconds not negative"
 
 
@@ -135,6 +137,23 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
             help="workers of any mode on this one's card, which share its memory",
         ),
     ] = 1
+    host_share: Annotated[
+        float,
+        Setting(
+            flag="--host-share",
+            check=_SHARE,
+            help="part of the host's memory that is for this worker, up to 1; 0: as much as for each of the "
+            "others",
+        ),
+    ] = 0.0
+    card_share: Annotated[
+        float,
+        Setting(
+            flag="--card-share",
+            check=_SHARE,
+            help="part of its card's memory, likewise",
+        ),
+    ] = 0.0
     extra_engine_args: Annotated[
         Path | None,
         Setting(

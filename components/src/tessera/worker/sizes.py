@@ -30,10 +30,10 @@ BLOCK_ROWS: Final = 64
 A page of 1,776 rows loses 1 % to it, a tile of 256 nothing; each block has two words that say whose it is.
 """
 
-# What is chosen shrinks together until it fits.
-_PARTS: Final = (1, 2, 4, 8)
-# CUDA graphs and the workspaces of libraries are in no account.
-_OF_CARD: Final = 0.9
+PARTS: Final = (1, 2, 4, 8)
+"""What is chosen shrinks together until it fits: to a part of what it would be."""
+OF_CARD: Final = 0.9
+"""What of a card an account may take. CUDA graphs and the workspaces of libraries are in none."""
 
 Place = Callable[[EngineSettings], Placement]
 
@@ -62,8 +62,8 @@ def share_of(settings: WorkerSettings) -> Share:
 
 def sized(given: WorkerSettings, model: Model, room: Room) -> WorkerSettings:
     """The settings with a number for each size that was left open: the largest that fit."""
-    for part in _PARTS:
-        settings = _sized(given, model, room, part)
+    for part in PARTS:
+        settings = sized_at(given, model, room, part)
         if _fits(account_of(settings, model, room.place), settings, room):
             break
     return settings
@@ -74,14 +74,16 @@ def _fits(account: MemoryAccount, settings: WorkerSettings, room: Room) -> bool:
     on_host = settings.host_workers * (1 if settings.mode is Mode.AGG else 2)
     for device in account.devices:
         on_card = device != "cpu"
-        beside = settings.card_workers if on_card else on_host
-        left = min(room.free(device), room.most(device) // beside) * (_OF_CARD if on_card else 1.0)
+        equal = 1 / (settings.card_workers if on_card else on_host)
+        share = (settings.card_share if on_card else settings.host_share) or equal
+        left = min(room.free(device), room.most(device) * share) * (OF_CARD if on_card else 1.0)
         if account.needed(device) > left:
             return False
     return True
 
 
-def _sized(given: WorkerSettings, model: Model, room: Room, part: int) -> WorkerSettings:
+def sized_at(given: WorkerSettings, model: Model, room: Room, part: int) -> WorkerSettings:
+    """The settings with a number for each size that was left open, at one over ``part`` of the largest."""
     stages, vision, share = given.stages, model.vision, room.share
     cache_bytes = given.cache_bytes
     if vision is not None and given.mode is not Mode.EMBED:
