@@ -91,8 +91,8 @@ def test_model_options_of_the_command_line_go_over_those_of_the_file(tmp_path: P
     flags = ["--model-path", "here", "--model-options", '{"max_pixels": 8192}']
     worker = parse_worker([*flags, "--extra-engine-args", str(path)])
     assert worker.model_options == {"max_pixels": 8192, "min_pixels": 1024}
-    assert parse_frontend(flags).model_options == {"max_pixels": 8192}
-    assert parse_frontend(["--model-path", "here"]).model_options == {}
+    assert parse_frontend(flags).models[0].model_options == {"max_pixels": 8192}
+    assert parse_frontend(["--model-path", "here"]).models[0].model_options == {}
 
 
 def test_a_folder_has_a_file_for_each_family_and_mode(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_frontend_flags() -> None:
     config = parse_frontend(["--model-path", "m", "--max-body-mb", "0.5", "--max-inputs", "3"])
     assert config.limits.max_body_bytes == 1 << 19
     assert config.limits.request.inputs == 3
-    assert config.embed_endpoint == "dyn://tessera.embed.generate"
+    assert config.models[0].embed_endpoint == "dyn://tessera.embed.generate"
 
 
 @pytest.mark.parametrize(

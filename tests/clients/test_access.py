@@ -115,15 +115,16 @@ def test_identical_inputs_are_answered_without_a_worker(
     service: Service, as_key: Open, photos: dict[str, bytes]
 ) -> None:
     client = as_key("cache")
+    counted = f'tessera_result_cache_total{{model="{MODEL}",outcome="hit"}}'
     body = {"model": MODEL, "input": ["cached", {"text": "a flower", "image": data_url(photos["flower"])}]}
     first = client.post("/v1/embeddings", json=body).json()
-    before, hits = computed(service), metric(client, 'tessera_result_cache_total{outcome="hit"}')
+    before, hits = computed(service), metric(client, counted)
     second = client.post("/v1/embeddings", json=body).json()
     other_form = client.post(
         "/v1/embeddings", json={"input": {"text": "cached"}, "encoding_format": "float"}
     ).json()
     assert computed(service) == before
-    assert metric(client, 'tessera_result_cache_total{outcome="hit"}') == hits + 3
+    assert metric(client, counted) == hits + 3
     assert [row["embedding"] for row in second["data"]] == [row["embedding"] for row in first["data"]]
     assert other_form["data"][0]["embedding"] == first["data"][0]["embedding"]
     usage = second["usage"]

@@ -94,9 +94,9 @@ async def test_pairs_that_have_not_begun_are_dropped_when_their_client_hangs_up(
     with reranker.http() as http:
 
         def idle() -> bool:
-            metrics = http.get("/metrics").text
-            return all(
-                f"{name} 0.0" in metrics for name in ("tessera_admitted_tokens", "tessera_requests_in_flight")
-            )
+            lines = http.get("/metrics").text.splitlines()
+            names = ("tessera_admitted_tokens", "tessera_requests_in_flight")
+            found = [line for line in lines if line.startswith(names)]
+            return len(found) == len(names) and all(line.endswith(" 0.0") for line in found)
 
         await until(idle)

@@ -174,7 +174,8 @@ def counted(url: str) -> dict[str, float]:
 
 
 def test_metrics_and_status_count_all_frontends(whole: Service) -> None:
-    key = "tessera_requests_total [('route', '/v1/embeddings'), ('status', '200')]"
+    of = f"('model', '{MODEL}')"
+    key = f"tessera_requests_total [{of}, ('route', '/v1/embeddings'), ('status', '200')]"
     # An answer is counted once it has been sent, so that the last ones of other tests may still come.
     before = counted(whole.url)
     while (found := counted(whole.url)).get(key, 0) != before.get(key, 0):
@@ -188,11 +189,11 @@ def test_metrics_and_status_count_all_frontends(whole: Service) -> None:
         assert found[key] == expected
         assert not [name for name, value in before.items() if found[name] < value]
         status = httpx.get(f"{url}/status", headers={"x-api-key": KEYS["steady"]}).json()
-        assert status["frontend"]["inputs"]["text"] == found["tessera_inputs_total [('kind', 'text')]"]
+        assert status["frontend"]["inputs"]["text"] == found[f"tessera_inputs_total [('kind', 'text'), {of}]"]
 
 
 def test_what_one_frontend_has_computed_is_a_hit_at_another(whole: Service) -> None:
-    hits = "tessera_result_cache_total [('outcome', 'hit')]"
+    hits = f"tessera_result_cache_total [('model', '{MODEL}'), ('outcome', 'hit')]"
     body = {"model": MODEL, "input": "asked of each frontend"}
     before = counted(whole.url).get(hits, 0)
     vectors = [post(url, "steady", body).json()["data"] for url in whole.frontend_urls]

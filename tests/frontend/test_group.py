@@ -32,12 +32,13 @@ class Frontend:
     def __init__(self, table: int, index: int) -> None:
         self.group = FrontendGroup(Seat(name="x", index=index, size=2, sockets=(), table=table))
         capacity = Capacity(lambda: 1000, lambda: 1000, unknown=1)
-        self.admission = Admission(capacity, max_requests=100, max_response_bytes=1 << 30, group=self.group)
+        self.admission = Admission(max_requests=100, max_response_bytes=1 << 30, group=self.group)
+        self.room = self.admission.open_room("m", capacity)
         self.rates = RateLimiter(("a", "b"), requests_per_minute=6, tokens_per_minute=600, group=self.group)
         self.look()
 
     def look(self) -> None:
-        self.group.pulse(embed=1, encode=0)
+        self.group.pulse({"m": (1, 0)})
 
     def hold(self, client: str, tokens: str, requests: str) -> bool:
         """Let requests in that stay; false when one was refused."""
@@ -107,7 +108,7 @@ def test_what_one_holds_counts_at_the_other_until_it_ends(table: int) -> None:
     with other(table) as there:
         assert there("hold", "a", "100", "7") == "True"
         here.look()
-        assert (here.admission.requests, here.admission.tokens) == (7, 700)
+        assert (here.admission.requests, here.room.tokens) == (7, 700)
         # a holds more than its share of what is left; b finds room.
         assert not here.hold("a", "150", "1")
         assert here.hold("b", "150", "1")

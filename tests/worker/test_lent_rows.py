@@ -79,7 +79,9 @@ class Reading:
         await self._deployment.serve(self.handle)
         client = await Client.connect(self._deployment.runtime(), self._deployment.address)
         self.peers = Peers(client, lambda _: None)
-        self.dispatcher = Dispatcher(self.peers, Router(), FrontendMetrics(), OUTPUT, lender=self.lender)
+        self.dispatcher = Dispatcher(
+            self.peers, Router(), FrontendMetrics().of("m"), OUTPUT, lender=self.lender
+        )
         await until(lambda: len(self.peers.ready) == 1)
 
     async def embed(self, *items: wire.Item, timeout: float = 20.0) -> Answer:

@@ -20,11 +20,11 @@ from tessera.errors import (
     TesseraError,
 )
 from tessera.frontend.api.formats import finish
-from tessera.frontend.api.openai import ROLE_SUFFIXES, parse_embeddings
+from tessera.frontend.api.openai import parse_embeddings
 from tessera.frontend.http.errors import render
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, ImageSource
+from tessera.frontend.request import ROLE_SUFFIXES, EmbeddingsRequest, EmbedDtype, ImageSource
 from tessera.frontend.serving.dispatch import SCORES, Answer
 from tessera.frontend.serving.pipeline import Pipeline, Result, check_width
 from tessera.frontend.settings import Limits
@@ -111,7 +111,8 @@ class DynamoModel:
         self._metrics = FrontendMetrics()
         self._in_flight = 0
         media = CarriedMedia(MediaPolicy(), limits.images)
-        self._pipeline = Pipeline(model, media, LocalEmbedder(ask, model.output), limits, self._metrics)
+        own = self._metrics.of(names[0])
+        self._pipeline = Pipeline(model, media, LocalEmbedder(ask, model.output), limits, own)
 
     def render_metrics(self) -> str:
         return self._metrics.render().decode()
@@ -124,11 +125,11 @@ class DynamoModel:
         except Exception as error:
             outcome = str(render(error).status)
             code = error.code if isinstance(error, TesseraError) else TesseraError.code
-            self._metrics.errors.labels(ROUTE, code).inc()
+            self._metrics.errors.labels(ROUTE, code, self._served[0]).inc()
             raise
         finally:
-            self._metrics.requests.labels(ROUTE, outcome).inc()
-            self._metrics.latency.labels(ROUTE).observe(time.perf_counter() - started)
+            self._metrics.requests.labels(ROUTE, outcome, self._served[0]).inc()
+            self._metrics.latency.labels(ROUTE, self._served[0]).observe(time.perf_counter() - started)
 
     async def _answer(self, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
         if self._in_flight >= self._limits.max_in_flight:

@@ -12,7 +12,7 @@ import pytest
 import tessera
 from tessera import wire
 from tessera.errors import ProtocolError
-from tessera.frontend.api.status import StatusBoard, origin
+from tessera.frontend.api.status import Shown, StatusBoard, origin
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.rpc import Client, Peers
 from tests.rpc.conftest import INFO, Deployment, deployment, store, until
@@ -36,7 +36,8 @@ async def board(deployment: Deployment) -> AsyncIterator[Board]:
         encode = Peers(await Client.connect(deployment.runtime(), nobody), lambda _: None)
         opened.extend((embed, encode))
         await until(lambda: len(embed.ready) == workers)
-        return StatusBoard({"model": "m"}, embed, encode, FrontendMetrics(), lambda: 0)
+        shown = Shown(head={"model": "m"}, embed=embed, encode=encode)
+        return StatusBoard(lambda: [shown], dict, FrontendMetrics(), lambda: 0)
 
     yield make
     for peers in opened:

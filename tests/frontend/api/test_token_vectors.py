@@ -15,13 +15,14 @@ import pytest
 
 from tessera import wire
 from tessera.errors import InvalidInput, UnsupportedMedia
-from tessera.frontend.api.endpoint import Served, Translated
+from tessera.frontend.api.endpoint import Translated
 from tessera.frontend.api.formats import ResponseBody, convert, frame_bytes, numbers, row_bytes
 from tessera.frontend.api.openai import _translate as translate_embeddings
 from tessera.frontend.api.pooling import _translate as translate_pooling
 from tessera.frontend.api.tei import _translate_all as translate_all
 from tessera.frontend.request import EmbedDtype, EncodingFormat, RequestLimits
 from tessera.frontend.serving.pipeline import Result, Usage
+from tessera.frontend.serving.served import Served
 from tessera.models.base import Output, OutputKind
 
 WIDTH = 24

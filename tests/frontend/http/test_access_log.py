@@ -41,7 +41,8 @@ async def test_every_refusal_is_answered_and_counted_and_few_are_written(
         raise AssertionError("an unknown key got in")
 
     capacity = Capacity(lambda: 1000, lambda: 10, unknown=1000)
-    admission = Admission(capacity, max_requests=1000, max_response_bytes=1 << 30)
+    admission = Admission(max_requests=1000, max_response_bytes=1 << 30)
+    admission.open_room("m", capacity)
     shapes = {"/v1/embeddings": openai_error}
     gate = RequestMiddleware(
         app, keys=keys, limiter=limiter, admission=admission, metrics=metrics, error_shapes=shapes
@@ -66,11 +67,11 @@ async def test_every_refusal_is_answered_and_counted_and_few_are_written(
     assert 10 <= len(written) < 200
     value = metrics.registry.get_sample_value("tessera_refused_total", {"why": "unknown key"})
     assert value == 200
-    labels = {"route": "/v1/embeddings", "status": "401"}
+    labels = {"route": "/v1/embeddings", "status": "401", "model": ""}
     assert metrics.registry.get_sample_value("tessera_requests_total", labels) == 200
     await asyncio.sleep(1.1)
     await ask("/nowhere/at/all")
-    labels = {"route": "other", "status": "401"}
+    labels = {"route": "other", "status": "401", "model": ""}
     assert metrics.registry.get_sample_value("tessera_requests_total", labels) == 1
     told = [record for record in caplog.records if "more requests were refused" in record.getMessage()]
     assert told and sum(int(record.getMessage().split()[0]) for record in told) == 200 - len(written)

@@ -21,9 +21,8 @@ class Workers:
     ) -> None:
         self.tokens, self.units = tokens, units
         capacity = Capacity(lambda: self.tokens, lambda: self.units, unknown=5000)
-        self.admission = Admission(
-            capacity, max_requests=requests, max_response_bytes=response_bytes, pairs=pairs
-        )
+        self.admission = Admission(max_requests=requests, max_response_bytes=response_bytes)
+        self.room = self.admission.open_room("m", capacity, pairs=pairs)
 
     def fill(
         self, client: str = "", tokens: int = 100, units: int = 0, response_bytes: int = 0
@@ -51,15 +50,15 @@ def close(tickets: list[Ticket]) -> None:
 def test_requests_are_let_in_up_to_what_the_workers_take() -> None:
     workers = Workers()
     tickets = workers.fill()
-    assert len(tickets) == 100 and workers.admission.tokens == 10_000
+    assert len(tickets) == 100 and workers.room.tokens == 10_000
     close(tickets)
-    assert (workers.admission.requests, workers.admission.tokens, workers.admission.units) == (0, 0, 0)
+    assert (workers.admission.requests, workers.room.tokens, workers.room.units) == (0, 0, 0)
 
 
 def test_units_are_counted_as_well() -> None:
     workers = Workers()
     tickets = workers.fill(tokens=10, units=10)
-    assert len(tickets) == 10 and workers.admission.units == 100
+    assert len(tickets) == 10 and workers.room.units == 100
     close(tickets)
 
 
@@ -97,9 +96,9 @@ def test_a_request_of_any_size_gets_in_when_there_is_room() -> None:
     small.charge(100, 0, 0)
     large = workers.admission.enter("")
     large.charge(10_000_000, 5000, 0)
-    assert workers.admission.tokens == 100 + 10_000 // 4 and workers.admission.units == 100 // 4
+    assert workers.room.tokens == 100 + 10_000 // 4 and workers.room.units == 100 // 4
     close([small, large])
-    assert workers.admission.tokens == workers.admission.units == 0
+    assert workers.room.tokens == workers.room.units == 0
 
 
 def test_clients_share() -> None:
@@ -124,7 +123,7 @@ def test_capacity_follows_the_workers_and_outlives_them() -> None:
     assert len(workers.fill()) == 150
     workers.tokens = 0
     assert workers.fill() == []
-    assert workers.admission.tokens == 20_000
+    assert workers.room.tokens == 20_000
 
 
 def test_a_small_body_is_not_taken_for_a_large_request() -> None:
@@ -133,7 +132,7 @@ def test_a_small_body_is_not_taken_for_a_large_request() -> None:
     first.charge(10_000, 0, 0)
     first.close()
     waiting = [workers.admission.enter("", 2400) for _ in range(100)]
-    assert workers.admission.tokens == 100 * 600
+    assert workers.room.tokens == 100 * 600
     close(waiting)
 
 
@@ -141,11 +140,11 @@ def test_a_small_body_of_pairs_is_taken_for_what_those_before_it_cost() -> None:
     """A query of 300 tokens with each of 30 short documents, in 3 KB."""
     workers = Workers(tokens=100_000, pairs=True)
     ticket = workers.admission.enter("", 3000)
-    assert workers.admission.tokens == 64
+    assert workers.room.tokens == 64
     ticket.charge(10_000, 0, 0)
     ticket.close()
     waiting = [workers.admission.enter("", 2400) for _ in range(10)]
-    assert workers.admission.tokens == 10 * 10_000
+    assert workers.room.tokens == 10 * 10_000
     with pytest.raises(Overloaded):
         workers.admission.enter("", 2400)
     close(waiting)
@@ -158,9 +157,9 @@ def test_bodies_of_other_lengths_say_nothing_of_what_a_request_costs() -> None:
         ticket.charge(tokens, 0, 0)
         ticket.close()
     waiting = [workers.admission.enter("", 90_000)]
-    assert workers.admission.tokens == 3000
+    assert workers.room.tokens == 3000
     waiting.append(workers.admission.enter("", 400))
-    assert workers.admission.tokens == 3020
+    assert workers.room.tokens == 3020
     close(waiting)
 
 
@@ -173,10 +172,10 @@ def test_one_request_teaches_what_the_next_one_costs_and_ten_what_has_changed() 
         if tokens == 1600:
             close([workers.admission.enter("", 8000)])
             waiting = [workers.admission.enter("", 8000)]
-            assert workers.admission.tokens == 1600
+            assert workers.room.tokens == 1600
             close(waiting)
     waiting = [workers.admission.enter("", 8000)]
-    assert workers.admission.tokens < 2 * 200
+    assert workers.room.tokens < 2 * 200
     close(waiting)
 
 
@@ -186,7 +185,7 @@ def test_a_guess_is_no_larger_than_what_a_request_is_charged() -> None:
     ticket.charge(1_000_000, 0, 0)
     ticket.close()
     waiting = [workers.admission.enter("") for _ in range(4)]
-    assert workers.admission.tokens == 10_000
+    assert workers.room.tokens == 10_000
     close(waiting)
 
 

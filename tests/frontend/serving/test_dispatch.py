@@ -81,7 +81,8 @@ class Frontend:
         client = await Client.connect(self._deployment.runtime(), self._deployment.address)
         # Large requests on a slow machine would keep it from hearing of a worker in time.
         self.peers = Peers(client, lambda _: None, check_every=60.0)
-        self.dispatcher = Dispatcher(self.peers, self.router, self.metrics, output, wait_seconds=wait_seconds)
+        metrics = self.metrics.of("m")
+        self.dispatcher = Dispatcher(self.peers, self.router, metrics, output, wait_seconds=wait_seconds)
         await until(lambda: len(self.peers.ready) == len(self.requests))
 
     async def embed(
@@ -96,7 +97,7 @@ class Frontend:
             assert not self.router._tokens
 
     def retries(self) -> float:
-        return self.metrics.registry.get_sample_value("tessera_retries_total") or 0.0
+        return self.metrics.registry.get_sample_value("tessera_retries_total", {"model": "m"}) or 0.0
 
 
 @pytest.fixture
@@ -305,7 +306,7 @@ async def test_retries_have_a_budget(frontend: Frontend) -> None:
     got = await frontend.embed(text(0))
     assert isinstance(got.errors[0], Unavailable)
     assert sum(len(seen) for seen in frontend.requests.values()) == 1
-    assert frontend.metrics.registry.get_sample_value("tessera_retries_denied_total") == 1
+    assert frontend.metrics.registry.get_sample_value("tessera_retries_denied_total", {"model": "m"}) == 1
 
 
 async def test_an_item_without_an_encode_worker_is_tried_elsewhere_alone(frontend: Frontend) -> None:

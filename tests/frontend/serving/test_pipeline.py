@@ -83,7 +83,7 @@ class Served:
         self.media = MediaLoader(MediaPolicy(allowed_local_path=Path("/nowhere")))
         typed: Model = self.model
         self.metrics = FrontendMetrics()
-        self.pipeline = Pipeline(typed, self.media, self.embedder, Limits(), self.metrics)
+        self.pipeline = Pipeline(typed, self.media, self.embedder, Limits(), self.metrics.of("m"))
         self.charged: list[tuple[int, int, int]] = []
 
     async def run(self, **body: object) -> Result:
@@ -316,8 +316,8 @@ async def test_a_model_of_token_rows_scores_by_max_sim_with_the_queries_rows_fet
     assert served.charged == [(tokens, 0, sum(map(len, queries)))]
     assert (scores.usage.text_tokens, scores.usage.cached_tokens) == (tokens, len(queries) + 3)
     counted = served.metrics.registry.get_sample_value
-    assert counted("tessera_pairs_total") == 3
-    assert counted("tessera_output_rows_total") == sum(map(len, queries))
+    assert counted("tessera_pairs_total", {"model": "m"}) == 3
+    assert counted("tessera_output_rows_total", {"model": "m"}) == sum(map(len, queries))
 
 
 def ids(text: str) -> bytes:

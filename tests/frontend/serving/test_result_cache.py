@@ -70,7 +70,7 @@ class Cached:
         self.workers = 1
         self.cache = ResultCache(
             self.behind,
-            FrontendMetrics(),
+            FrontendMetrics().of("m"),
             capacity=capacity,
             output=output,
             key_prefix=lambda: self.key_prefix,

@@ -36,12 +36,9 @@ class SharedCache:
     def __init__(
         self, file: int, *, offset: int, index: int, size: int, capacity: int, entry_bytes: int
     ) -> None:
-        share = capacity // size
-        self._buckets = 1 << (max(_WAYS, share // entry_bytes) // _WAYS).bit_length() - 1
-        self._data = _HEAD_WORDS + _WAYS * self._buckets
-        self._bytes = max(0, share // 8 - self._data) * 8
+        self._buckets, self._data, self._bytes = _layout(size, capacity, entry_bytes)
         words = self._data + self._bytes // 8
-        self.file_bytes = _pages(8 * words * size + 1)
+        self.file_bytes = file_bytes(size=size, capacity=capacity, entry_bytes=entry_bytes)
         # The last byte is nobody's. Not ftruncate: of two at the same time one could make it smaller.
         os.pwrite(file, b"\0", offset + self.file_bytes - 1)
         memory = memoryview(mmap.mmap(file, self.file_bytes, offset=offset))
@@ -118,5 +115,16 @@ class SharedCache:
         return None
 
 
-def _pages(nbytes: int) -> int:
-    return -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+def file_bytes(*, size: int, capacity: int, entry_bytes: int) -> int:
+    """What a ``SharedCache`` takes of its file: whole pages."""
+    _, data, nbytes = _layout(size, capacity, entry_bytes)
+    whole = 8 * (data + nbytes // 8) * size + 1
+    return -(-whole // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _layout(size: int, capacity: int, entry_bytes: int) -> tuple[int, int, int]:
+    """Of an arena: the buckets of its index, the words before its data, and the bytes of those."""
+    share = capacity // size
+    buckets = 1 << (max(_WAYS, share // entry_bytes) // _WAYS).bit_length() - 1
+    data = _HEAD_WORDS + _WAYS * buckets
+    return buckets, data, max(0, share // 8 - data) * 8

@@ -100,8 +100,11 @@ class Source:
         cached = f", from the cache: {self.cached}" if self.cached else ""
         return f"{self.repository} at commit {self.commit}{of}{cached}"
 
+    def as_dict(self) -> dict[str, str]:
+        return {name: str(value) for name, value in asdict(self).items()}
+
     def as_json(self) -> str:
-        return json.dumps({name: str(value) for name, value in asdict(self).items()})
+        return json.dumps(self.as_dict())
 
     @classmethod
     def of_json(cls, text: str | None) -> Source | None:
@@ -109,10 +112,14 @@ class Source:
         if not text:
             return None
         try:
-            values: dict[str, Any] = json.loads(text)
-            return cls(**(values | {"directory": Path(values["directory"])}))
+            return cls.of_dict(json.loads(text))
         except (ValueError, TypeError, KeyError) as error:
             raise ConfigError(f"{SOURCE_VARIABLE}: is not what a launcher writes: {error}") from error
+
+    @classmethod
+    def of_dict(cls, values: dict[str, Any]) -> Source:
+        """What ``as_dict`` made. Raises ``TypeError`` and ``KeyError`` for anything else."""
+        return cls(**(values | {"directory": Path(values["directory"])}))
 
 
 def find(

@@ -9,6 +9,7 @@ with quick_imports():
     import gc
     import logging
     import os
+    import signal
     from collections.abc import Callable
 
     import uvloop
@@ -48,12 +49,15 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
 
     def stop() -> None:
         if not service.draining.is_set():
-            service.workers.embed.hurry(DRAIN_PATIENCE_SECONDS)
+            for model in service.models:
+                model.workers.embed.hurry(DRAIN_PATIENCE_SECONDS)
         service.draining.set()
         server.should_exit = True
 
     when_told(stop)
     write_behind()
+    if settings.models_file is not None:
+        _follow_when_told(service)
     lost = asyncio.create_task(_leave_when_lost(service, stop))
     # What exists by now stays. The collector walked through all of it every few thousand requests, and each
     # that was in flight waited 40 ms for that.
@@ -71,12 +75,29 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
         raise lost.result()
 
 
+def _follow_when_told(service: Service) -> None:
+    """Read the file of models again at each SIGHUP; those that come meanwhile are one."""
+    told = asyncio.Event()
+    # What was told before anybody listened.
+    told.set()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, told.set)
+
+    async def follow() -> None:
+        while True:
+            await told.wait()
+            told.clear()
+            await service.follow()
+
+    service.tasks.add(asyncio.create_task(follow(), name="models"))
+
+
 async def _leave_when_lost(service: Service, stop: Callable[[], None]) -> DiscoveryLost:
     """Stop when no worker can be heard of any more, but not before discovery answers: until then say 503."""
     error = await service.runtime.lost()
     log.critical("leaving as soon as discovery answers: %s", error)
-    for peers in service.workers.by_component.values():
-        peers.expect_none()
+    for model in service.models:
+        for peers in model.workers.by_component.values():
+            peers.expect_none()
     await until_back(service.settings.rpc.discovery_backend)
     stop()
     return error
@@ -85,6 +106,8 @@ async def _leave_when_lost(service: Service, stop: Callable[[], None]) -> Discov
 def main() -> int:
     # Before the rest, whose errors are logged, too.
     log_as("frontend", settings := log_settings())
+    # A launcher may tell it to read its models again before it has read them.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     set_environment_defaults(json_log=settings.format is LogFormat.JSON)
     try:
         variables = (API_KEYS_VARIABLE, GROUP_VARIABLE, SOURCE_VARIABLE, PASSWORD_VARIABLE)

@@ -51,6 +51,7 @@ from tessera.frontend.http.middleware import (
 )
 from tessera.frontend.page import Page
 from tessera.frontend.service import ClientApi, Service
+from tessera.models.base import OutputKind
 
 APIS: Final[tuple[ClientApi, ...]] = (
     openai.API,
@@ -95,13 +96,13 @@ def make_app(service: Service) -> FastAPI:
         if isinstance(route, APIRoute)
     }
 
-    kind = service.model.output.kind.value
-    service.routes.extend(
-        route.path_format
-        for _, router in routers
-        for route in router.routes
-        if isinstance(route, APIRoute) and kind in (route.openapi_extra or {}).get(OUTPUTS, ())
-    )
+    for kind in OutputKind:
+        service.routes[kind] = [
+            route.path_format
+            for _, router in routers
+            for route in router.routes
+            if isinstance(route, APIRoute) and kind.value in (route.openapi_extra or {}).get(OUTPUTS, ())
+        ]
 
     def around(routes: ASGIApp) -> ASGIApp:
         guarded = RequestMiddleware(

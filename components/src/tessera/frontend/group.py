@@ -12,7 +12,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Final, Self
 
@@ -55,30 +55,33 @@ class Seat:
 PULSE: Final = 0
 ACCEPTING: Final = 1
 CONNECTIONS: Final = 2
-EMBED: Final = 3
-ENCODE: Final = 4
-REQUESTS: Final = 5
-TOKENS: Final = 6
-UNITS: Final = 7
-RESPONSE_BYTES: Final = 8
-LENT_BYTES: Final = 9
+SERVED: Final = 3
+REQUESTS: Final = 4
+LENT_BYTES: Final = 5
 _NAMES: Final = 10
 # Changes with the names.
 _VERSION: Final = 11
 _HEAD: Final = 16
 
-# Words of each name behind that: its hash, what it holds, and two rates. ``http/admission`` writes and reads
-# the five words of a rate: the record's version, odd while it is written and 0 where there is none; what this
-# frontend has ever taken; and of the record what all had taken, the level of the bucket, and when that was.
+# Words of each name behind that: its hash, what it holds, two rates, and a model's workers. Of the five words
+# of a rate, which ``http/admission`` writes and reads: the record's version, odd while it is written and 0
+# where there is none; what this frontend has ever taken; and of the record what all had taken, the level of
+# the bucket, and when that was.
 HELD_TOKENS: Final = 1
 HELD_UNITS: Final = 2
 HELD_BYTES: Final = 3
+HELD_REQUESTS: Final = 3
+"""Of a model, which holds no bytes."""
 REQUEST_RATE: Final = 4
 TOKEN_RATE: Final = 9
+_EMBED: Final = 14
+_ENCODE: Final = 15
 _ENTRY: Final = 16
-_MAX_NAMES: Final = 65536
-MOST_NAMES: Final = _MAX_NAMES // 2
-"""API keys that a frontend may have; those that were renamed take room, too, until it is started again."""
+_MAX_NAMES: Final = 1 << 18
+_FULL: Final = _MAX_NAMES // 2
+MOST_KEYS: Final = 1 << 15
+"""API keys that a frontend may have. The table has room for what each holds of six models; names of before
+take room, too, until half of it is taken and the frontend is started again."""
 _SLOT: Final = _HEAD + _MAX_NAMES * _ENTRY
 
 PULSE_SECONDS: Final = 0.1
@@ -133,7 +136,7 @@ class FrontendGroup:
         for at in range(self.base, self.base + _HEAD):
             if at - self.base not in (_NAMES, _VERSION):
                 words[at] = 0
-        if words[self.base + _NAMES] > MOST_NAMES:
+        if words[self.base + _NAMES] > _FULL:
             words[self.base + _NAMES] = 0
             words[self.base + _VERSION] += 1
             begin = self.base + _HEAD
@@ -141,7 +144,7 @@ class FrontendGroup:
                 words[at] = 0
         for number in range(words[self.base + _NAMES]):
             entry = self.base + _HEAD + number * _ENTRY
-            for held in (HELD_TOKENS, HELD_UNITS, HELD_BYTES):
+            for held in (HELD_TOKENS, HELD_UNITS, HELD_BYTES, _EMBED, _ENCODE):
                 words[entry + held] = 0
             for rate in (REQUEST_RATE, TOKEN_RATE):
                 if words[entry + rate] % 2:
@@ -155,11 +158,18 @@ class FrontendGroup:
         if (at := found.get(hashed)) is not None:
             return at
         count = self.words[self.base + _NAMES]
+        if count == _MAX_NAMES:
+            raise OverflowError("the frontends' table has no room for another name")
         at = self.base + _HEAD + count * _ENTRY
         self.words[at] = hashed
         self.words[self.base + _NAMES] = count + 1
         self.words[self.base + _VERSION] += 1
         return at
+
+    @property
+    def free_names(self) -> int:
+        """How many names more the own slot has room for."""
+        return _MAX_NAMES - int(self.words[self.base + _NAMES])
 
     def places(self, name: str, slots: Sequence[int]) -> list[int]:
         """Where the words of a name begin in those of other slots that have it."""
@@ -175,10 +185,15 @@ class FrontendGroup:
             self._places[slot] = now, names
         return names
 
-    def pulse(self, *, embed: int, encode: int, lent_bytes: int = 0) -> None:
-        """Say that this frontend is there, what it knows and what it lends; look for the others."""
-        self.words[self.base + EMBED] = embed
-        self.words[self.base + ENCODE] = encode
+    def pulse(self, workers: Mapping[str, tuple[int, int]], *, lent_bytes: int = 0) -> None:
+        """Say that this frontend is there, what it knows and what it lends; look for the others.
+
+        ``workers`` are the embed and encode workers of each model.
+        """
+        for model, (embed, encode) in workers.items():
+            at = self.place(model_entry(model))
+            self.words[at + _EMBED], self.words[at + _ENCODE] = embed, encode
+        self.words[self.base + SERVED] = sum(1 for embed, _ in workers.values() if embed)
         self.words[self.base + LENT_BYTES] = lent_bytes
         self.words[self.base + PULSE] = time.monotonic_ns()
         self.look()
@@ -217,21 +232,35 @@ class FrontendGroup:
         return max(0, words[self.base + CONNECTIONS] - min(others)) if others else 0
 
     def leaves_work(self) -> bool:
-        """Whether this frontend knows no worker and another one does."""
+        """Whether another frontend has workers of a model of which this one knows none."""
         words = self.words
-        return not words[self.base + EMBED] and any(words[slot + EMBED] for slot in self._accepting())
+        own = words[self.base + SERVED]
+        return any(words[slot + SERVED] > own for slot in self._accepting())
 
-    def reach(self, embed: int, encode: int) -> tuple[int, int, int]:
-        """The frontends that answer, and the workers of both kinds that each of them knows at least.
+    @property
+    def answering(self) -> int:
+        """The frontends that answer, this one included."""
+        return 1 + len(self._accepting())
+
+    def reach(self, model: str, embed: int, encode: int) -> tuple[int, int]:
+        """The workers of a model, of both kinds, that each frontend that answers knows at least.
 
         ``embed`` and ``encode`` are what this one knows now.
         """
-        others = self._accepting()
+        others, words = self._accepting(), self.words
+        places = self.places(model_entry(model), others)
+        if len(places) < len(others):
+            # One of them has not heard of the model.
+            return 0, 0
         return (
-            1 + len(others),
-            min([embed, *(self.words[slot + EMBED] for slot in others)]),
-            min([encode, *(self.words[slot + ENCODE] for slot in others)]),
+            min([embed, *(words[at + _EMBED] for at in places)]),
+            min([encode, *(words[at + _ENCODE] for at in places)]),
         )
+
+
+def model_entry(model: str, client: str = "") -> str:
+    """The name in the table of what is held of a model, by all or by one client. No key has such a name."""
+    return f"\0{model}\0{client}"
 
 
 def hash_of(name: str) -> int:

@@ -21,7 +21,7 @@ from prometheus_client.registry import Collector
 from tessera import __version__
 from tessera.errors import DeadlineExceeded, Overloaded, TesseraError, Unavailable
 from tessera.frontend.group import Seat
-from tessera.frontend.http.admission import Admission
+from tessera.frontend.http.admission import Admission, Room
 from tessera.rpc import Peers
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -49,9 +49,12 @@ class _Gauges(Collector):
     def __init__(self) -> None:
         self._asked: dict[str, tuple[str, tuple[str, ...], list[tuple[tuple[str, ...], Ask]]]] = {}
 
-    def watch(self, name: str, text: str, ask: Ask, **labels: str) -> None:
+    def watch(self, name: str, text: str, ask: Ask, **labels: str) -> Callable[[], None]:
+        """What ends it again."""
         _, _, series = self._asked.setdefault(name, (text, tuple(labels), []))
-        series.append((tuple(labels.values()), ask))
+        one = tuple(labels.values()), ask
+        series.append(one)
+        return partial(series.remove, one)
 
     def collect(self) -> Iterator[Metric]:
         for name, (text, labels, series) in self._asked.items():
@@ -82,22 +85,28 @@ class FrontendMetrics:
             MultiProcessCollector(self._all, seat.metrics)  # type: ignore[no-untyped-call]
             self._all.register(self._gauges)
         self.requests = Counter(
-            "tessera_requests", "HTTP requests answered", ["route", "status"], registry=registry
+            "tessera_requests",
+            "HTTP requests answered; without a model those that were refused before it was known",
+            ["route", "status", "model"],
+            registry=registry,
         )
         self.latency = Histogram(
             "tessera_request_seconds",
             "Time to answer a request",
-            ["route"],
+            ["route", "model"],
             buckets=_SECONDS,
             registry=registry,
         )
         self.errors = Counter(
-            "tessera_errors", "HTTP requests answered with an error", ["route", "code"], registry=registry
+            "tessera_errors",
+            "HTTP requests answered with an error",
+            ["route", "code", "model"],
+            registry=registry,
         )
         self.input_errors = Counter(
             "tessera_input_errors",
             "Inputs that failed alone, in answers to the rest",
-            ["code"],
+            ["code", "model"],
             registry=registry,
         )
         self.media_seconds = self._step(
@@ -110,40 +119,37 @@ class FrontendMetrics:
             "tessera_dispatch_seconds", "Time that a request's inputs were with workers", _SECONDS
         )
         self.format_seconds = self._step("tessera_format_seconds", "Time to write an answer")
-        self.inputs = Counter("tessera_inputs", "Inputs accepted", ["kind"], registry=registry)
-        self.tokens = Counter("tessera_tokens", "Tokens embedded", ["kind"], registry=registry)
+        self.inputs = Counter("tessera_inputs", "Inputs accepted", ["kind", "model"], registry=registry)
+        self.tokens = Counter("tessera_tokens", "Tokens embedded", ["kind", "model"], registry=registry)
         self.pairs = Counter(
-            "tessera_pairs", "Documents that were scored, each with its query", registry=registry
+            "tessera_pairs", "Documents that were scored, each with its query", ["model"], registry=registry
         )
         self.output_rows = Counter(
-            "tessera_output_rows", "Rows of the models that workers sent here", registry=registry
+            "tessera_output_rows", "Rows of the models that workers sent here", ["model"], registry=registry
         )
-        self.retries = Counter("tessera_retries", "Items sent to a second worker", registry=registry)
+        self.retries = Counter(
+            "tessera_retries", "Items sent to a second worker", ["model"], registry=registry
+        )
         self.refused = Counter(
             "tessera_refused", "Requests refused before their bodies were read", ["why"], registry=registry
         )
         self.result_cache = Counter(
-            "tessera_result_cache", "Inputs looked up in the result cache", ["outcome"], registry=registry
+            "tessera_result_cache",
+            "Inputs looked up in the result cache",
+            ["outcome", "model"],
+            registry=registry,
         )
         self.disconnects = Counter("tessera_disconnects", "Clients that went away", registry=registry)
         self.retries_denied = Counter(
-            "tessera_retries_denied", "Retries that the budget did not allow", registry=registry
+            "tessera_retries_denied",
+            "Retries that the budget did not allow",
+            ["model"],
+            registry=registry,
         )
-        # These exist from the start, because a rate misses a series' first count.
-        self.requests.labels(_ROUTE, "200")
-        for error in (TesseraError, Overloaded, Unavailable, DeadlineExceeded):
-            self.errors.labels(_ROUTE, error.code)
 
-    def set_info(self, model: str) -> None:
-        """Say once what this process is."""
-        self._gauges.watch(
-            "tessera_info",
-            "What this process is",
-            lambda: 1,
-            role="frontend",
-            model=model,
-            version=__version__,
-        )
+    def of(self, model: str) -> ModelMetrics:
+        """What is counted of one model."""
+        return ModelMetrics(self, model)
 
     def watch_lent_rows(self, nbytes: Ask) -> None:
         self._gauges.watch(
@@ -153,39 +159,90 @@ class FrontendMetrics:
     def watch_admission(self, admission: Admission) -> None:
         watch = self._gauges.watch
         watch("tessera_requests_in_flight", "Requests being answered", lambda: admission.requests)
-        watch("tessera_admitted_tokens", "Tokens of the requests being answered", lambda: admission.tokens)
-        watch(
-            "tessera_admitted_units",
-            "Units of the vision stage (tiles, or patches) of the requests being answered",
-            lambda: admission.units,
-        )
-        watch("tessera_admitted_tiles", "The old name of tessera_admitted_units", lambda: admission.units)
         watch(
             "tessera_admitted_response_bytes",
             "Bytes that the answers to the requests being answered may take",
             lambda: admission.response_bytes,
         )
 
-    def watch_workers(self, component: str, peers: Peers, *, expected: int) -> None:
-        watch = self._gauges.watch
-        watch("tessera_workers", "Workers that can serve", lambda: len(peers.ready), component=component)
-        watch("tessera_workers_expected", "Workers that were started", lambda: expected, component=component)
-
-    def watch_result_cache(self, nbytes: Ask) -> None:
-        self._gauges.watch("tessera_result_cache_bytes", "Bytes that the result cache holds", nbytes)
-
     def render(self) -> bytes:
         return generate_latest(self._all)
 
-    def total(self, name: str, label: str) -> dict[str, int]:
-        """A counter's values by a label, of all frontends of the group; ``name`` without ``_total``."""
+    def total(self, name: str, label: str, **labels: str) -> dict[str, int]:
+        """A counter's values by a label, of all frontends of the group; ``name`` without ``_total``.
+
+        ``labels`` are those that count.
+        """
         found: dict[str, int] = {}
         for family in self._all.collect():
             for sample in family.samples:
-                if sample.name == f"{name}_total":
+                if sample.name == f"{name}_total" and labels.items() <= sample.labels.items():
                     key = sample.labels[label]
                     found[key] = found.get(key, 0) + int(sample.value)
         return found
 
     def _step(self, name: str, text: str, buckets: tuple[float, ...] = _STEP_SECONDS) -> Histogram:
-        return Histogram(name, text, buckets=buckets, registry=self.registry)
+        return Histogram(name, text, ["model"], buckets=buckets, registry=self.registry)
+
+
+class ModelMetrics:
+    """The series of one model. They are bound once: finding one takes longer than counting in it.
+
+    Gauges are shown until ``forget``; what was counted stays.
+    """
+
+    def __init__(self, all_models: FrontendMetrics, model: str) -> None:
+        self.model = model
+        self._input_errors = all_models.input_errors
+        self._gauges = all_models._gauges
+        self._watched: list[Callable[[], None]] = []
+        self.media_seconds = all_models.media_seconds.labels(model)
+        self.prompt_seconds = all_models.prompt_seconds.labels(model)
+        self.dispatch_seconds = all_models.dispatch_seconds.labels(model)
+        self.format_seconds = all_models.format_seconds.labels(model)
+        self.inputs = {kind: all_models.inputs.labels(kind, model) for kind in ("text", "image")}
+        self.tokens = {kind: all_models.tokens.labels(kind, model) for kind in ("text", "image", "cached")}
+        self.pairs = all_models.pairs.labels(model)
+        self.output_rows = all_models.output_rows.labels(model)
+        self.retries = all_models.retries.labels(model)
+        self.retries_denied = all_models.retries_denied.labels(model)
+        self.result_cache = {
+            outcome: all_models.result_cache.labels(outcome, model) for outcome in ("hit", "miss", "joined")
+        }
+        # These exist from the start, because a rate misses a series' first count.
+        all_models.requests.labels(_ROUTE, "200", model)
+        for error in (TesseraError, Overloaded, Unavailable, DeadlineExceeded):
+            all_models.errors.labels(_ROUTE, error.code, model)
+
+    def _watch(self, name: str, text: str, ask: Ask, **labels: str) -> None:
+        self._watched.append(self._gauges.watch(name, text, ask, **labels, model=self.model))
+
+    def set_info(self) -> None:
+        """Say that this process serves the model."""
+        self._watch("tessera_info", "What this process is", lambda: 1, role="frontend", version=__version__)
+
+    def count_input_error(self, code: str) -> None:
+        self._input_errors.labels(code, self.model).inc()
+
+    def watch_room(self, room: Room) -> None:
+        self._watch("tessera_admitted_tokens", "Tokens of the requests being answered", lambda: room.tokens)
+        self._watch(
+            "tessera_admitted_units",
+            "Units of the vision stage (tiles, or patches) of the requests being answered",
+            lambda: room.units,
+        )
+        self._watch("tessera_admitted_tiles", "The old name of tessera_admitted_units", lambda: room.units)
+
+    def watch_workers(self, component: str, peers: Peers, *, expected: Ask) -> None:
+        watch = self._watch
+        watch("tessera_workers", "Workers that can serve", lambda: len(peers.ready), component=component)
+        watch("tessera_workers_expected", "Workers that were started", expected, component=component)
+
+    def watch_result_cache(self, nbytes: Ask) -> None:
+        self._watch("tessera_result_cache_bytes", "Bytes that the result cache holds", nbytes)
+
+    def forget(self) -> None:
+        """Show no gauges of the model any more."""
+        for end in self._watched:
+            end()
+        self._watched.clear()

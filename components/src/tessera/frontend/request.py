@@ -6,6 +6,7 @@ client used. ``param`` is always the client's own path to the value (``input[3].
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Final
@@ -13,8 +14,25 @@ from typing import Annotated, Final
 import msgspec
 
 from tessera.errors import InvalidInput
+from tessera.model_names import find_name
 from tessera.models.base import Role, Truncate
 from tessera.settings import POSITIVE, Setting
+
+ROLE_SUFFIXES: Final = {"-query": Role.QUERY, "-passage": Role.PASSAGE}
+"""What NIM's clients put behind a model's name to say what an input is for."""
+
+
+def split_model(name: str, served: Collection[str]) -> tuple[str, Role | None]:
+    """The model's name without a role suffix, and the role the suffix names.
+
+    With ``served`` names given, a suffix is removed only where that makes a served name.
+    """
+    if name not in served and find_name(name, served) is None:
+        for suffix, role in ROLE_SUFFIXES.items():
+            base = name.removesuffix(suffix)
+            if base and base != name and (not served or find_name(base, served) is not None):
+                return base, role
+    return name, None
 
 
 class EncodingFormat(StrEnum):

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from fastapi import APIRouter
 
 from tessera import wire
-from tessera.cache import SharedCache
-from tessera.errors import ConfigError
+from tessera.cache import SharedCache, file_bytes
+from tessera.errors import ConfigError, TesseraError
 from tessera.frontend.api.endpoint import Endpoint
-from tessera.frontend.group import LENT_BYTES, MOST_NAMES, PULSE_SECONDS, FrontendGroup
+from tessera.frontend.group import LENT_BYTES, MOST_KEYS, PULSE_SECONDS, FrontendGroup, Seat
 from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
 from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.errors import ErrorShape, openai_error
 from tessera.frontend.media import MediaLoader
-from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.metrics import FrontendMetrics, ModelMetrics
+from tessera.frontend.model_settings import ModelSettings, read_models
 from tessera.frontend.serving.dispatch import Dispatcher, Embedder, RowLender
+from tessera.frontend.serving.models import Models
 from tessera.frontend.serving.pipeline import Pipeline
 from tessera.frontend.serving.prompts import KnownMedia
 from tessera.frontend.serving.result_cache import Entries, KeyPrefix, ResultCache, SharedEntries
 from tessera.frontend.serving.router import Router
+from tessera.frontend.serving.served import Served, ServedModel, Workers
 from tessera.frontend.settings import FrontendSettings
 from tessera.frontend.widths import Widths
 from tessera.models import Model, open_model
 from tessera.models.base import OutputKind
 from tessera.rpc import Check, Client, Peers, Runtime
+
+log = logging.getLogger(__name__)
 
 # Of clients' own vision rows, lent to workers at a time; beyond it they go into the messages.
 _LENT_BYTES: Final = 512 << 20
@@ -52,22 +59,6 @@ _UNKNOWN_CAPACITY: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workers:
-    """The workers that can serve now, and the numbers that were started, by component.
-
-    The encode workers are watched for health and capacity alone: the embed workers call them.
-    """
-
-    embed: Peers
-    encode: Peers
-    expected: Mapping[str, int]
-
-    @property
-    def by_component(self) -> dict[str, Peers]:
-        return {"embed": self.embed, "encode": self.encode}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
     """What the routes and the middleware answer with; owned by one event loop. ``close`` ends it.
 
@@ -76,8 +67,7 @@ class Service:
 
     settings: FrontendSettings
     runtime: Runtime
-    model: Model
-    workers: Workers
+    models: Models
     media: MediaLoader
     endpoint: Endpoint
     keys: Authenticator
@@ -85,93 +75,109 @@ class Service:
     admission: Admission
     metrics: FrontendMetrics
     group: FrontendGroup
-    pulse: asyncio.Task[None]
+    tasks: set[asyncio.Task[None]]
+    """What goes on for as long as the service does."""
     draining: asyncio.Event = field(default_factory=asyncio.Event)
-    routes: list[str] = field(default_factory=list)
-    """Those that answer what comes out of the model; the application fills it once it has them all."""
+    routes: dict[OutputKind, list[str]] = field(default_factory=dict)
+    """Those that answer what comes out of a model of a kind; the application fills it."""
 
     @classmethod
     async def connect(cls, settings: FrontendSettings) -> Service:
-        """Open the model and follow discovery; waits for no worker."""
-        model = open_model(settings.model_path, settings.model_options)
-        widths = Widths.offered(model.dimensions, model.output.width, settings.dimensions_allowed)
+        """Open the models and follow discovery; waits for no worker."""
         runtime = Runtime(settings.rpc)
         name = f"frontend-{uuid.uuid4().hex}"
         group = FrontendGroup(settings.seat)
-        # Workers divide what they take among those who ask: the frontends of one host are one.
-        caller = f"frontends-{settings.seat.name}" if settings.seat else name
-        workers = await _workers(settings, runtime, model, caller)
         media = MediaLoader(settings.media, settings.limits.images)
         metrics = FrontendMetrics(settings.seat)
         lender = RowLender(name, capacity=_LENT_BYTES)
         metrics.watch_lent_rows(lambda: lender.lent + group.elsewhere(LENT_BYTES))
-        known, entries = _kept(settings)
-        embedder = _embedder(settings, model, workers, metrics, lender, entries)
         keys = Authenticator(settings.access.keys)
-        if len(keys.names) > MOST_NAMES:
-            raise ConfigError(f"{len(keys.names)} API keys are more than {MOST_NAMES}")
+        if len(keys.names) > MOST_KEYS:
+            raise ConfigError(f"{len(keys.names)} API keys are more than {MOST_KEYS}")
         limiter = RateLimiter(
             keys.names,
             requests_per_minute=settings.access.requests_per_minute,
             tokens_per_minute=settings.access.tokens_per_minute,
             group=group,
         )
-        capacity = Capacity.of_workers(workers.embed, workers.encode, unknown=_UNKNOWN_CAPACITY)
         admission = Admission(
-            capacity,
             max_requests=settings.limits.max_in_flight,
             max_response_bytes=settings.limits.max_response_bytes,
-            pairs=model.output.kind is OutputKind.SCORE,
             group=group,
         )
-        metrics.set_info(settings.served_model_names[0])
-        for component, peers in workers.by_component.items():
-            metrics.watch_workers(component, peers, expected=workers.expected[component])
         metrics.watch_admission(admission)
-        pipeline = Pipeline(model, media, embedder, settings.limits, metrics, known, widths=widths)
+        opener = _Opener(
+            settings=settings,
+            runtime=runtime,
+            # Workers divide what they take among those who ask: the frontends of one host are one.
+            caller=f"frontends-{settings.seat.name}" if settings.seat else name,
+            group=group,
+            keys=len(keys.names),
+            media=media,
+            known=KnownMedia(shared=_shared_names(settings.seat)),
+            metrics=metrics,
+            lender=lender,
+            admission=admission,
+        )
+        models = Models(
+            opener.open,
+            lambda model: admission.close_room(model.room),
+            patience=settings.limits.timeout_seconds,
+        )
+        await models.start(settings.models)
         return cls(
             settings=settings,
             runtime=runtime,
-            model=model,
-            workers=workers,
+            models=models,
             media=media,
-            endpoint=Endpoint(pipeline, settings.served_model_names, settings.limits, limiter, metrics),
+            endpoint=Endpoint(models, settings.limits, limiter, metrics),
             keys=keys,
             limiter=limiter,
             admission=admission,
             metrics=metrics,
             group=group,
-            pulse=asyncio.create_task(_pulse(group, workers, lender), name="pulse"),
+            tasks={asyncio.create_task(_pulse(group, models, lender), name="pulse")},
         )
 
+    async def follow(self) -> None:
+        """Serve what the file of models says now; what cannot be read changes nothing."""
+        settings = self.settings
+        if settings.models_file is None:
+            return
+        try:
+            wanted = await asyncio.to_thread(read_models, settings.models_file, settings.rpc.namespace)
+        except TesseraError as error:
+            log.error("the models stay as they are: %s", error)
+            return
+        await self.models.follow(wanted)
+
     async def close(self) -> None:
-        self.pulse.cancel()
+        for task in self.tasks:
+            task.cancel()
         await self.media.close()
-        for peers in self.workers.by_component.values():
-            await peers.close()
+        await self.models.close()
 
 
-async def _pulse(group: FrontendGroup, workers: Workers, lender: RowLender) -> None:
+async def _pulse(group: FrontendGroup, models: Models, lender: RowLender) -> None:
     """Tell the other frontends of the group that this one is there, until cancelled."""
     while group.siblings:
-        group.pulse(embed=len(workers.embed.ready), encode=len(workers.encode.ready), lent_bytes=lender.lent)
+        group.pulse({model.settings.name: model.workers.count for model in models}, lent_bytes=lender.lent)
         await asyncio.sleep(PULSE_SECONDS)
 
 
-def described(service: Service) -> dict[str, Any]:
-    """What clients and people are told of the model beside its name."""
-    model, source = service.model, service.settings.source
-    widths = service.endpoint.pipeline.widths
+def described(service: Service, served: ServedModel) -> dict[str, Any]:
+    """What clients and people are told of a model beside its name."""
+    model, source = served.model, served.settings.origin
     return {
         "family": model.family,
         "output": {
             "kind": model.output.kind.value,
             "width": model.output.width,
-            "dimensions": [list(each) for each in widths.ranges],
+            "dimensions": [list(each) for each in served.pipeline.widths.ranges],
         },
         "images": model.vision is not None,
         "task": TASKS[model.output.kind],
-        "routes": service.routes,
+        "routes": service.routes.get(model.output.kind, []),
         "source": None if source is None else source.described(),
     }
 
@@ -184,13 +190,105 @@ class ClientApi:
     error: ErrorShape = openai_error
 
 
-async def _workers(settings: FrontendSettings, runtime: Runtime, model: Model, name: str) -> Workers:
-    embed = await Client.connect(runtime, settings.embed_endpoint)
-    encode = await Client.connect(runtime, settings.encode_endpoint)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opener:
+    """What every model of a frontend is given; ``keys`` are counted."""
+
+    settings: FrontendSettings
+    runtime: Runtime
+    caller: str
+    group: FrontendGroup
+    keys: int
+    media: MediaLoader
+    known: KnownMedia
+    metrics: FrontendMetrics
+    lender: RowLender
+    admission: Admission
+    entries: dict[int, SharedEntries] = field(default_factory=dict)
+    """By slot. Of each there is one: a model may still be answering when the next one has its slot."""
+
+    async def open(self, given: ModelSettings) -> ServedModel:
+        """Open a checkpoint and follow its workers; waits for none. Raises ``TesseraError``."""
+        settings, group = self.settings, self.group
+        # Its own name in the table, and that of each key for it.
+        if group.free_names < self.keys + 1:
+            raise ConfigError(f"with {self.keys} API keys there is no room for another model")
+        model = await asyncio.to_thread(open_model, given.directory, given.model_options)
+        widths = Widths.offered(model.dimensions, model.output.width, given.dimensions_allowed)
+        workers = await _workers(given, self.runtime, model, self.caller)
+        metrics = self.metrics.of(given.name)
+        metrics.set_info()
+        room = self.admission.open_room(
+            given.name,
+            Capacity.of_workers(workers.embed, workers.encode, unknown=_UNKNOWN_CAPACITY),
+            pairs=model.output.kind is OutputKind.SCORE,
+        )
+        metrics.watch_room(room)
+        embedder = self._embedder(given, model, workers, metrics)
+        served = ServedModel(
+            settings=given,
+            model=model,
+            served=Served(
+                names=given.served_model_names, output=model.output, limits=settings.limits.request
+            ),
+            workers=workers,
+            pipeline=Pipeline(
+                model, self.media, embedder, settings.limits, metrics, self.known, widths=widths
+            ),
+            room=room,
+            metrics=metrics,
+        )
+        for component, peers in workers.by_component.items():
+            metrics.watch_workers(component, peers, expected=partial(served.expects, component))
+        return served
+
+    def _embedder(
+        self, given: ModelSettings, model: Model, workers: Workers, metrics: ModelMetrics
+    ) -> Embedder:
+        settings = self.settings
+        dispatcher = Dispatcher(
+            workers.embed,
+            Router(),
+            metrics,
+            model.output,
+            lender=self.lender,
+            wait_seconds=settings.worker_wait_seconds,
+        )
+        if not settings.result_cache_bytes:
+            metrics.watch_result_cache(lambda: 0)
+            return dispatcher
+        return ResultCache(
+            dispatcher,
+            metrics,
+            capacity=settings.result_cache_bytes,
+            output=model.output,
+            key_prefix=KeyPrefix(
+                model.fingerprint, lambda: workers.embed.ready.values(), lambda: workers.encode.ready.values()
+            ),
+            flight_seconds=settings.limits.timeout_seconds,
+            workers=lambda: len(workers.embed.ready),
+            entries=self._entries(given.slot),
+        )
+
+    def _entries(self, slot: int) -> Entries | None:
+        """Where all frontends of the group keep results of the slot's model; None: this one alone does."""
+        if (seat := self.settings.seat) is None:
+            return None
+        if slot not in self.entries:
+            capacity = self.settings.result_cache_bytes
+            names = file_bytes(size=seat.size, capacity=seat.size * _NAMES_BYTES, entry_bytes=_NAME_BYTES)
+            each = file_bytes(size=seat.size, capacity=capacity, entry_bytes=_RESULT_BYTES)
+            shared = _shared(seat, names + slot * each, capacity, _RESULT_BYTES)
+            self.entries[slot] = SharedEntries(shared)
+        return self.entries[slot]
+
+
+async def _workers(given: ModelSettings, runtime: Runtime, model: Model, name: str) -> Workers:
+    embed = await Client.connect(runtime, given.embed_endpoint)
+    encode = await Client.connect(runtime, given.encode_endpoint)
     return Workers(
         embed=Peers(embed, _same_model(model), caller=name),
         encode=Peers(encode, _same_model(model), caller=name),
-        expected={"embed": settings.expected_embed, "encode": settings.expected_encode},
     )
 
 
@@ -203,56 +301,17 @@ def _same_model(model: Model) -> Check:
     return check
 
 
-def _kept(settings: FrontendSettings) -> tuple[KnownMedia, Entries | None]:
-    """Clients' names for images, and output rows, of all frontends of the group; None: of this one alone."""
-    if (seat := settings.seat) is None:
-        return KnownMedia(), None
-
-    def shared(offset: int, capacity: int, entry_bytes: int) -> SharedCache:
-        return SharedCache(
-            seat.cache,
-            offset=offset,
-            index=seat.index,
-            size=seat.size,
-            capacity=capacity,
-            entry_bytes=entry_bytes,
-        )
-
-    names = shared(0, seat.size * _NAMES_BYTES, _NAME_BYTES)
-    if not settings.result_cache_bytes:
-        return KnownMedia(shared=names), None
-    results = shared(names.file_bytes, settings.result_cache_bytes, _RESULT_BYTES)
-    return KnownMedia(shared=names), SharedEntries(results)
+def _shared_names(seat: Seat | None) -> SharedCache | None:
+    """Clients' names for images, of all frontends of the group."""
+    return None if seat is None else _shared(seat, 0, seat.size * _NAMES_BYTES, _NAME_BYTES)
 
 
-def _embedder(
-    settings: FrontendSettings,
-    model: Model,
-    workers: Workers,
-    metrics: FrontendMetrics,
-    lender: RowLender,
-    entries: Entries | None,
-) -> Embedder:
-    dispatcher = Dispatcher(
-        workers.embed,
-        Router(),
-        metrics,
-        model.output,
-        lender=lender,
-        wait_seconds=settings.worker_wait_seconds,
-    )
-    if not settings.result_cache_bytes:
-        metrics.watch_result_cache(lambda: 0)
-        return dispatcher
-    return ResultCache(
-        dispatcher,
-        metrics,
-        capacity=settings.result_cache_bytes,
-        output=model.output,
-        key_prefix=KeyPrefix(
-            model.fingerprint, lambda: workers.embed.ready.values(), lambda: workers.encode.ready.values()
-        ),
-        flight_seconds=settings.limits.timeout_seconds,
-        workers=lambda: len(workers.embed.ready),
-        entries=entries,
+def _shared(seat: Seat, offset: int, capacity: int, entry_bytes: int) -> SharedCache:
+    return SharedCache(
+        seat.cache,
+        offset=offset,
+        index=seat.index,
+        size=seat.size,
+        capacity=capacity,
+        entry_bytes=entry_bytes,
     )

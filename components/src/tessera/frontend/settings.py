@@ -12,31 +12,26 @@ from typing import Annotated
 import msgspec
 
 from tessera.checkpoint.source import Source
+from tessera.errors import ConfigError
 from tessera.frontend.group import Seat
 from tessera.frontend.http.admission import RESPONSES_IN_FLIGHT
 from tessera.frontend.http.auth import API_KEYS_VARIABLE, ApiKey, read_keys
 from tessera.frontend.http.connection import ConnectionLimits
 from tessera.frontend.http.tls import TlsSettings
 from tessera.frontend.media.policy import ImageLimits, MediaPolicy
+from tessera.frontend.model_settings import MODELS_FLAG, ModelSettings, read_models
 from tessera.frontend.request import RequestLimits
-from tessera.frontend.widths import no_widths
 from tessera.logs import LogSettings
-from tessera.models import find
 from tessera.rpc.runtime import RpcSettings
 from tessera.settings import (
     MIB,
     NOT_NEGATIVE,
     PORT,
     POSITIVE,
-    ModelOptions,
-    ModelPath,
-    Revision,
-    ServedModelNames,
     Setting,
     Traces,
     exporters,
     parse_flags,
-    served_names,
 )
 
 
@@ -107,32 +102,18 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One frontend process."""
 
-    model_path: ModelPath
-    revision: Revision = ""
-    model_options: ModelOptions = {}
-    served_model_names: ServedModelNames = ()
-    dimensions_allowed: Annotated[
-        str,
+    model: Annotated[ModelSettings, Setting(group="model")] = ModelSettings()
+    models_file: Annotated[
+        Path | None,
         Setting(
-            flag="--dimensions-allowed",
-            metavar="WIDTHS",
-            check=no_widths,
-            help="widths of vectors that requests may ask for (`dimensions`) beside those that the "
-            "checkpoint lists, such as 256,512,1024 or 64-2048",
-            more="A vector is cut and has unit length again. A model that was not trained for it loses more "
-            "than one that was: measure what your search loses",
+            flag=MODELS_FLAG,
+            metavar="FILE",
+            help="YAML or JSON that lists several models in place of --model-path; SIGHUP has it read again",
         ),
-    ] = ""
+    ] = None
     host: Annotated[str, Setting(flag="--host", help="the address to listen on")] = "127.0.0.1"
     port: Annotated[int, Setting(flag="--port", check=PORT, help="of HTTP")] = 8000
     tls: Annotated[TlsSettings, Setting(group="TLS")] = TlsSettings()
-    embed_endpoint: Annotated[
-        str,
-        Setting(flag="--embed-endpoint", help="dyn://namespace.component.endpoint of the embed workers"),
-    ] = ""
-    encode_endpoint: Annotated[
-        str, Setting(flag="--encode-endpoint", help="watched for /health only; the embed workers call it")
-    ] = ""
     limits: Annotated[Limits, Setting(group="limits of one request")] = Limits()
     media: Annotated[MediaPolicy, Setting(group="media")] = MediaPolicy()
     access: Annotated[Access, Setting(group="access")] = Access()
@@ -162,12 +143,6 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
             help="how long after the last worker went away requests wait for another",
         ),
     ] = 30.0
-    expected_embed: Annotated[
-        int, Setting(flag="--expect-embed", check=NOT_NEGATIVE, help="embed workers that were started")
-    ] = 0
-    expected_encode: Annotated[
-        int, Setting(flag="--expect-encode", check=NOT_NEGATIVE, help="encode workers that were started")
-    ] = 0
     want_traces: Traces = None
     rpc: Annotated[RpcSettings, Setting(group="Dynamo")] = RpcSettings()
     log: Annotated[LogSettings, Setting(group="log")] = LogSettings()
@@ -175,8 +150,8 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     """The exporters of traces, by name."""
     seat: Seat | None = None
     """Among the frontends that answer on one port."""
-    source: Source | None = None
-    """What ``model_path``, a directory then, holds."""
+    models: tuple[ModelSettings, ...] = ()
+    """Every model, settled; of one that the flags name, or of those that the file lists."""
 
 
 def parse(
@@ -198,16 +173,23 @@ def parse(
     access = given.access
     if access.keys_file is not None or api_keys is not None:
         access = msgspec.structs.replace(access, keys=read_keys(access.keys_file, api_keys))
-    namespace = given.rpc.namespace
-    found = find(str(given.model_path), given.revision, known=Source.of_json(source))
     return msgspec.structs.replace(
         given,
-        model_path=found.directory,
-        source=found,
-        served_model_names=served_names(given.served_model_names, found.name),
-        embed_endpoint=given.embed_endpoint or f"dyn://{namespace}.embed.generate",
-        encode_endpoint=given.encode_endpoint or f"dyn://{namespace}.encode.generate",
+        models=_models(given, source),
         access=access,
         traces=exporters(given.want_traces),
         seat=Seat.read(seat),
     )
+
+
+def _models(given: FrontendSettings, source: str | None) -> tuple[ModelSettings, ...]:
+    namespace = given.rpc.namespace
+    if given.models_file is not None:
+        if given.model != ModelSettings():
+            raise ConfigError(f"{MODELS_FLAG}: what its file says of models has no flags beside it")
+        return read_models(given.models_file, namespace)
+    if given.model.model_path is None:
+        raise ConfigError(f"--model-path or {MODELS_FLAG} must say what is served")
+    known = Source.of_json(source)
+    model = msgspec.structs.replace(given.model, source=known and known.as_dict())
+    return (model.settled(namespace),)

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api.content import InputBuilder, image_at, read_message
-from tessera.frontend.api.endpoint import VECTORS, Served, Translated
+from tessera.frontend.api.endpoint import VECTORS, Translated
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish
 from tessera.frontend.api.schema import (
     INSTRUCTION,
@@ -51,6 +51,7 @@ from tessera.frontend.request import (
 )
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Result, check_width
+from tessera.frontend.serving.served import Served
 from tessera.models.base import Role, Truncate
 
 INPUT_TYPES: Final[dict[str, Role | None]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from starlette.responses import Response
 
 from tessera import tracing, wire
 from tessera.errors import (
+    InvalidInput,
     ModelNotFound,
     PayloadTooLarge,
     RequestCancelled,
@@ -35,13 +36,15 @@ from tessera.frontend.request import (
     EmbeddingsRequest,
     EmbedDtype,
     EncodingFormat,
-    RequestLimits,
     ScoreRequest,
+    split_model,
 )
-from tessera.frontend.serving.pipeline import Pipeline, Result, Scores
+from tessera.frontend.serving.models import Models
+from tessera.frontend.serving.pipeline import Result, Scores
+from tessera.frontend.serving.served import Served, ServedModel
 from tessera.frontend.settings import Limits
 from tessera.logs import RequestLine, note
-from tessera.models.base import Output, OutputKind
+from tessera.models.base import OutputKind
 from tessera.tasks import Deadline, Departure, Left
 
 T = TypeVar("T")
@@ -192,48 +195,6 @@ class LoopFairness:
             self._end_round()
 
 
-def find_name(asked: str, names: Collection[str]) -> str | None:
-    """The one of ``names`` that a client means, None if there is none.
-
-    Case, and ``.`` or ``_``, make no difference: NVIDIA's own names differ in them between paths, bodies and
-    clients. A name that is written exactly so goes first.
-    """
-    if asked in names:
-        return asked
-    folded = _folded(asked)
-    return next((name for name in names if _folded(name) == folded), None)
-
-
-def _folded(name: str) -> str:
-    return name.casefold().replace("_", ".")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
-    """What a client's form of a request is read with: the served model's names, its output, and the limits.
-
-    Answers say the first of the ``names``.
-    """
-
-    names: tuple[str, ...]
-    output: Output
-    limits: RequestLimits
-
-    @property
-    def model(self) -> str:
-        return self.names[0]
-
-    def check(self, name: str) -> str:
-        """The one of the names that a client means; raises ``ModelNotFound`` if it is none of them."""
-        if (found := find_name(name, self.names)) is None:
-            known = ", ".join(map(repr, self.names))
-            raise ModelNotFound(
-                f"the model {name!r} is not served here, {known} {'are' if len(self.names) > 1 else 'is'}",
-                param="model",
-            )
-        return found
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translated:
     """A request in the service's own terms, and how its answer is written for the client.
@@ -263,21 +224,12 @@ Translate = Callable[[Json, Served], Translated]
 
 
 class Endpoint:
-    """Answers requests that the middleware has admitted; the request's ticket is in its state.
-
-    ``pipeline`` and ``served`` are for routes that do something else than embedding.
-    """
+    """Answers requests that the middleware has admitted; the request's ticket is in its state."""
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        names: tuple[str, ...],
-        limits: Limits,
-        limiter: RateLimiter,
-        metrics: FrontendMetrics,
+        self, models: Models, limits: Limits, limiter: RateLimiter, metrics: FrontendMetrics
     ) -> None:
-        self.pipeline = pipeline
-        self.served = Served(names=names, output=pipeline.output, limits=limits.request)
+        self.models = models
         self._limits = limits
         self._limiter = limiter
         self._metrics = metrics
@@ -288,26 +240,28 @@ class Endpoint:
     ) -> Response:
         """The answer in the form that ``translate`` knows; errors are raised, for the route's own shape.
 
-        Raises ``UnsupportedRoute`` unless the model's output is of ``kinds``.
+        Raises ``UnsupportedRoute`` unless the output of the model that is asked for is of ``kinds``.
         """
-        self.check_output(http, kinds)
+        self.check_route(http, kinds)
         deadline = self.deadline()
         raw = await self._body(http)
         async with self._fairness.turn():
             with tracing.span("parse"):
-                translated = translate(_parsed(http, raw), self.served)
+                body = _parsed(http, raw)
+                served = self.choose(http, asked_model(body), kinds)
+                translated = translate(body, served.served)
         request = translated.request
-        self.check_model(request)
+        self.check_model(request, served)
         # As far as it is known before images are fetched and texts are tokenised.
-        self._check_size(translated, len(request.inputs) * self.pipeline.output.rows(1))
+        self._check_size(served, translated, len(request.inputs) * served.served.output.rows(1))
         request_id = identify(http, request)
         note(inputs=len(request.inputs), images=sum(len(entry.images) for entry in request.inputs))
-        work = self.pipeline.run(
+        work = served.pipeline.run(
             request,
             request_id=request_id,
             deadline=deadline,
             client=client(http),
-            charge=partial(self._charge, http, translated),
+            charge=partial(self._charge, http, served, translated),
         )
         result = await until_disconnect(http, work)
         note(
@@ -316,17 +270,18 @@ class Endpoint:
             failed_inputs=len(result.errors) or None,
             **result.timings.spent(),
         )
-        body = await self._written(translated, result)
-        return _response(http, body, request_id, result.timings)
+        answer = await self._written(served, translated, result)
+        return _response(http, answer, request_id, result.timings)
 
-    async def _written(self, translated: Translated, result: Result) -> ResponseBody:
-        tokens = self.served.output.kind is OutputKind.TOKENS
+    async def _written(self, served: ServedModel, translated: Translated, result: Result) -> ResponseBody:
+        tokens = served.served.output.kind is OutputKind.TOKENS
+        seconds = served.metrics.format_seconds
         if result.rows.nbytes < (_LARGE_BYTES if tokens else _LARGE_VECTORS_BYTES):
             async with self._fairness.turn():
-                with self._metrics.format_seconds.time(), tracing.span("format"):
+                with seconds.time(), tracing.span("format"):
                     return translated.write(result)
         # The other requests of this process go on between the blocks of the rows.
-        with self._metrics.format_seconds.time(), tracing.span("format"):
+        with seconds.time(), tracing.span("format"):
             return await asyncio.to_thread(translated.write, result)
 
     async def score(
@@ -335,27 +290,37 @@ class Endpoint:
         translate: Callable[[Json, Served], TranslatedScores],
         *,
         kinds: frozenset[OutputKind] = ALL_KINDS,
+        name: str | None = None,
     ) -> Response:
-        """As ``embed``, for scores; raises ``UnsupportedRoute`` unless the model's output is of ``kinds``."""
-        self.check_output(http, kinds)
+        """As ``embed``, for scores; ``name`` is the model's where the path has it."""
+        self.check_route(http, kinds)
+        if name is not None:
+            self.models.find(name)
         deadline = self.deadline()
         raw = await self._body(http)
         async with self._fairness.turn():
             with tracing.span("parse"):
-                translated = translate(_parsed(http, raw), self.served)
+                body = _parsed(http, raw)
+                asked = asked_model(body) if name is None else name
+                served = self.choose(http, asked, kinds, first=OutputKind.SCORE)
+                translated = translate(body, served.served)
         request = translated.request
-        self.check_model(request)
+        self.check_model(request, served)
         request_id = identify(http, request)
         documents = len(request.documents)
         images = sum(len(entry.images) for entry in (*request.queries, *request.documents))
         note(inputs=len(request.queries) + documents, pairs=documents, images=images)
-        work = self.pipeline.score(
+        work = served.pipeline.score(
             request,
             request_id=request_id,
             deadline=deadline,
             client=client(http),
             charge=partial(
-                self._charge_scores, http, request, _SCORE_BYTES * documents + translated.copies * len(raw)
+                self._charge_scores,
+                http,
+                served,
+                request,
+                _SCORE_BYTES * documents + translated.copies * len(raw),
             ),
         )
         scores = await until_disconnect(http, work)
@@ -365,34 +330,106 @@ class Endpoint:
             **scores.timings.spent(),
         )
         async with self._fairness.turn():
-            with self._metrics.format_seconds.time(), tracing.span("format"):
-                body = translated.write(scores)
-        return _response(http, body, request_id, scores.timings)
+            with served.metrics.format_seconds.time(), tracing.span("format"):
+                answer = translated.write(scores)
+        return _response(http, answer, request_id, scores.timings)
+
+    def choose(
+        self,
+        http: Request,
+        asked: str | None,
+        kinds: frozenset[OutputKind] = ALL_KINDS,
+        *,
+        first: OutputKind | None = None,
+    ) -> ServedModel:
+        """The model that a request means, which the request now counts for.
+
+        Without a name the only one whose output is of ``kinds``; of several the only one of kind ``first``:
+        an embedding model answers routes for scores, too, but not beside a reranker. Raises
+        ``ModelNotFound``, ``Unavailable`` for a model that is not there yet, ``UnsupportedRoute``,
+        ``InvalidInput`` where the name is missing, and ``Overloaded`` when that model has too much to do.
+        """
+        models = self.models
+        if len(models.served) == 1 and not models.waiting:
+            # A name is checked once the body has been read by the client's own rules.
+            served = models.served[0]
+            self.check_kind(http, served, kinds)
+        elif asked is not None and asked != _UNSPECIFIED:
+            found = models.by_name.get(asked)
+            served = models.find(split_model(asked, models.names)[0]) if found is None else found
+            self.check_kind(http, served, kinds)
+        else:
+            served = self._only(http, kinds, first)
+        state = http.scope["state"]
+        state["model"] = served.served.model
+        note(model=served.served.model)
+        ticket: Ticket | None = state.get("ticket")
+        if ticket is not None:
+            ticket.enter(served.room)
+        return served
+
+    def _only(self, http: Request, kinds: frozenset[OutputKind], first: OutputKind | None) -> ServedModel:
+        models = self.models
+        able = [model for model in models if model.served.output.kind in kinds]
+        if len(able) > 1 and first is not None:
+            made_for = [model for model in able if model.served.output.kind is first]
+            able = made_for if len(made_for) == 1 else able
+        if len(able) == 1:
+            return able[0]
+        if able:
+            names = ", ".join(repr(model.served.model) for model in able)
+            raise InvalidInput(
+                f"model: several models answer {http.scope['path']}, {names}: name one of them", param="model"
+            )
+        for name in models.waiting:
+            # Raises why.
+            models.find(name)
+        self.check_route(http, kinds)
+        raise ModelNotFound("no model is served here", param="model")
+
+    def check_route(self, http: Request, kinds: frozenset[OutputKind]) -> None:
+        """Raises ``UnsupportedRoute`` where no model's output is one that the route answers."""
+        models = self.models
+        if models.waiting:
+            return
+        for model in models.served:
+            if model.served.output.kind in kinds:
+                return
+        for model in models.served:
+            self.check_kind(http, model, kinds)
+
+    @staticmethod
+    def check_kind(http: Request, model: ServedModel, kinds: frozenset[OutputKind]) -> None:
+        """Raises ``UnsupportedRoute`` unless the model's output is one that the route answers."""
+        kind = model.served.output.kind
+        if kind not in kinds:
+            raise UnsupportedRoute(
+                f"{http.scope['path']} answers models whose output is {_listed(kinds)}, and "
+                f"{model.served.model!r} has {kind.value} as its output"
+            )
 
     def deadline(self) -> Deadline:
         """For a request that has just come."""
         return Deadline.after(self._limits.timeout_seconds)
 
     async def json(self, http: Request) -> Json:
-        """The request's parsed body."""
-        return _parsed(http, await self._body(http))
+        """The request's parsed body; it may be asked for again."""
+        raw = http.scope["state"]["body"] = await self._body(http)
+        return _parsed(http, raw)
 
-    def check_output(self, http: Request, kinds: frozenset[OutputKind]) -> None:
-        """Raises ``UnsupportedRoute`` unless the model's output is one that the route answers."""
-        kind = self.pipeline.output.kind
-        if kind not in kinds:
-            raise UnsupportedRoute(
-                f"{http.scope['path']} answers models whose output is {_listed(kinds)}, and "
-                f"{self.served.model!r} has {kind.value} as its output"
-            )
-
-    def check_model(self, request: EmbeddingsRequest | ScoreRequest) -> None:
+    @staticmethod
+    def check_model(request: EmbeddingsRequest | ScoreRequest, model: ServedModel) -> None:
         """Raises ``ModelNotFound`` for a model that is not served here."""
-        if request.model is not None and request.model != _UNSPECIFIED:
-            self.served.check(request.model)
+        asked, served = request.model, model.served
+        if asked is not None and asked not in served.names and asked != _UNSPECIFIED:
+            served.check(asked)
 
     def _check_size(
-        self, translated: Translated, rows: int, bounds: npt.NDArray[np.int64] | None = None
+        self,
+        served: ServedModel,
+        translated: Translated,
+        rows: int,
+        bounds: npt.NDArray[np.int64] | None = None,
     ) -> int:
         """The bytes that rows take at most, in the answer or as they come.
 
@@ -400,7 +437,7 @@ class Endpoint:
         are an input's; None before that is known.
         """
         inputs = translated.request.inputs
-        own, asked = self.pipeline.output.width, translated.request.dimensions
+        own, asked = served.served.output.width, translated.request.dimensions
         width = own if asked is None else min(own, asked)
         row = sum(row_bytes(width, *form) for form in translated.forms)
         frame = sum(frame_bytes(encoding) for _, encoding in translated.forms)
@@ -430,6 +467,7 @@ class Endpoint:
     def _charge(
         self,
         http: Request,
+        served: ServedModel,
         translated: Translated,
         tokens: int,
         units: int,
@@ -438,11 +476,12 @@ class Endpoint:
         rows = int(bounds[-1])
         if rows != len(translated.request.inputs):
             note(output_rows=rows)
-        self._take(http, tokens, units, self._check_size(translated, rows, bounds))
+        self._take(http, tokens, units, self._check_size(served, translated, rows, bounds))
 
     def _charge_scores(
         self,
         http: Request,
+        served: ServedModel,
         request: ScoreRequest,
         written: int,
         tokens: int,
@@ -450,7 +489,7 @@ class Endpoint:
         bounds: npt.NDArray[np.int64],
     ) -> None:
         """``written`` is what the answer takes at most, in bytes."""
-        width, rows, param = self.pipeline.output.width, int(bounds[-1]), None
+        width, rows, param = served.served.output.width, int(bounds[-1]), None
         note(output_rows=rows)
         if 4 * width * rows > self._limits.max_response_bytes:
             first = int((4 * width * bounds[1:] > self._limits.max_response_bytes).argmax())
@@ -471,6 +510,10 @@ class Endpoint:
         self._limiter.charge(_key_name(http), tokens)
 
     async def _body(self, http: Request) -> bytes:
+        state = http.scope["state"]
+        if (read := state.get("body")) is not None:
+            # By a route that looks into the body to know what it is.
+            return bytes(read)
         with tracing.span("read body") as span:
             raw = await read_body(
                 http, limit=self._limits.max_body_bytes, timeout=self._limits.timeout_seconds
@@ -495,6 +538,12 @@ def client(http: Request) -> str:
 def _key_name(http: Request) -> str:
     name: str = http.scope["state"].get("key_name", Authenticator.ANONYMOUS)
     return name
+
+
+def asked_model(body: Json) -> str | None:
+    """The model that a body names, in whichever client's form; what is no name is for that to refuse."""
+    asked = body.get("model") if isinstance(body, dict) else None
+    return asked if isinstance(asked, str) else None
 
 
 def _parsed(http: Request, raw: bytes) -> Json:

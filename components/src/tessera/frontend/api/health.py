@@ -2,61 +2,86 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from tessera.frontend.api.schema import WHOLE, Schema, answers, object_of
+from tessera.frontend.api.values import JsonObject
 from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.serving.served import ServedModel
 
 _TEXT: Final[Schema] = {"type": "string"}
 _FLAG: Final[Schema] = {"type": "boolean"}
 _BY_COMPONENT: Final = object_of(("embed", "encode"), embed=WHOLE, encode=WHOLE)
+_MODEL: Final = object_of(
+    ("status", "workers", "missing", "images"),
+    status=_TEXT,
+    workers=_BY_COMPONENT,
+    missing=_BY_COMPONENT,
+    images=_FLAG,
+)
 _HEALTH: Final = object_of(
-    ("status", "frontends", "workers", "missing", "images"),
+    ("status", "frontends", "workers", "missing", "images", "models"),
     status=_TEXT,
     frontends=WHOLE,
     workers=_BY_COMPONENT,
     missing=_BY_COMPONENT,
     images=_FLAG,
+    models={"type": "object", "additionalProperties": _MODEL},
 )
+_COMPONENTS: Final = ("embed", "encode")
+_NONE: Final = dict.fromkeys(_COMPONENTS, 0)
+_NOTHING: Final[JsonObject] = {"workers": _NONE, "missing": _NONE, "images": False}
 _NIM: Final = object_of(
     ("object", "message"), object={"const": "health.response"}, message=_TEXT, ready=_FLAG, live=_FLAG
 )
 
 
+def _model(service: Service, model: ServedModel) -> dict[str, Any]:
+    embed, encode = model.workers.count
+    least = service.group.reach(model.settings.name, embed, encode)
+    workers = dict(zip(_COMPONENTS, least, strict=True))
+    # Aggregated workers encode for themselves; others need an encode worker for images.
+    images = model.model.vision is not None and any(
+        info.role == "agg" or (info.images and encode > 0) for info in model.workers.embed.ready.values()
+    )
+    return {
+        "status": "ready" if embed else "not ready",
+        "workers": workers,
+        "missing": {name: max(0, model.expects(name) - count) for name, count in workers.items()},
+        "images": images,
+    }
+
+
+def _sum(found: Sequence[dict[str, Any]], key: str) -> JsonObject:
+    return {name: sum(model[key][name] for model in found) for name in _COMPONENTS}
+
+
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Health"])
-    peers = service.workers.by_component
 
     def is_ready() -> bool:
         # A frontend that drains is not ready, so that balancers look elsewhere.
-        return len(peers["embed"].ready) > 0 and not service.draining.is_set()
+        return any(model.workers.embed.ready for model in service.models) and not service.draining.is_set()
 
     @router.get(
         "/health", openapi_extra=answers(_HEALTH, 503), summary="Whether a worker that can serve is there"
     )
     async def health() -> Response:
-        known = {component: len(found.ready) for component, found in peers.items()}
-        frontends, *least = service.group.reach(known["embed"], known["encode"])
-        workers = dict(zip(("embed", "encode"), least, strict=True))
-        missing = {
-            component: max(0, service.workers.expected[component] - count)
-            for component, count in workers.items()
-        }
-        # Aggregated workers encode for themselves; others need an encode worker for images.
-        images = service.model.vision is not None and any(
-            info.role == "agg" or (info.images and known["encode"] > 0)
-            for info in peers["embed"].ready.values()
-        )
+        """With several models: whether one of them can be served, and of each the same."""
+        models = {model.settings.name: _model(service, model) for model in service.models}
+        found, waiting = list(models.values()), dict(service.models.waiting)
         ready = is_ready()
         body = {
             "status": "ready" if ready else "not ready",
-            "frontends": frontends,
-            "workers": workers,
-            "missing": missing,
-            "images": images,
+            "frontends": service.group.answering,
+            "workers": _sum(found, "workers"),
+            "missing": _sum(found, "missing"),
+            "images": any(model["images"] for model in found),
+            "models": models | {name: {**_NOTHING, "status": why} for name, why in waiting.items()},
         }
         return JSONResponse(body, status_code=200 if ready else 503)
 

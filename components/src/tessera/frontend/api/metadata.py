@@ -7,8 +7,6 @@ of a checkpoint no file but its weights.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import distribution
 from typing import Final
@@ -17,58 +15,44 @@ from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
 from tessera import __version__
-from tessera.checkpoint.source import Source
 from tessera.checkpoint.weights import weight_sizes
 from tessera.frontend.api.schema import WHOLE, Schema, answers, object_of
 from tessera.frontend.api.values import JsonObject
 from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.serving.models import Models
+from tessera.frontend.serving.served import ServedModel
 
 _DISTRIBUTION: Final = "tessera-embed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedModel:
-    """One model that is served; ``weights`` are the bytes of its files by their names."""
-
-    names: tuple[str, ...]
-    family: str
-    fingerprint: str
-    source: Source | None
-    weights: Mapping[str, int]
-
-    @property
-    def version(self) -> str:
-        """The hub's commit; the fingerprint where a directory is served."""
-        return (self.source and self.source.commit) or self.fingerprint
-
-    def info(self) -> JsonObject:
-        found: JsonObject = {"shortName": f"{self.names[0]}:{self.version}"}
-        if self.source is not None and self.source.commit:
-            found["modelUrl"] = f"hf://{self.source.repository}@{self.source.commit}"
-        return found
-
-    def described(self) -> JsonObject:
-        """What the manifest says of it."""
-        return {
-            "name": self.names[0],
-            "names": list(self.names),
-            "family": self.family,
-            "source": None if self.source is None else self.source.described(),
-            "fingerprint": self.fingerprint,
-            "files": [{"path": name, "size_bytes": size} for name, size in self.weights.items()],
-        }
+def _version_of(served: ServedModel) -> str:
+    """The hub's commit; the fingerprint where a directory is served."""
+    source = served.settings.origin
+    return (source and source.commit) or served.model.fingerprint
 
 
-def _served(service: Service) -> tuple[ServedModel, ...]:
-    return (
-        ServedModel(
-            names=service.endpoint.served.names,
-            family=service.model.family,
-            fingerprint=service.model.fingerprint,
-            source=service.settings.source,
-            weights=weight_sizes(service.settings.model_path),
-        ),
-    )
+def _info(served: ServedModel) -> JsonObject:
+    found: JsonObject = {"shortName": f"{served.served.model}:{_version_of(served)}"}
+    source = served.settings.origin
+    if source is not None and source.commit:
+        found["modelUrl"] = f"hf://{source.repository}@{source.commit}"
+    return found
+
+
+def _listed(served: ServedModel) -> JsonObject:
+    """What the manifest says of it: of its files the bytes by their names."""
+    source = served.settings.origin
+    return {
+        "name": served.served.model,
+        "names": list(served.served.names),
+        "family": served.model.family,
+        "source": None if source is None else source.described(),
+        "fingerprint": served.model.fingerprint,
+        "files": [
+            {"path": name, "size_bytes": size}
+            for name, size in weight_sizes(served.settings.directory).items()
+        ],
+    }
 
 
 @cache
@@ -87,12 +71,12 @@ def _licence() -> JsonObject:
     }
 
 
-def _manifest(models: tuple[ServedModel, ...]) -> str:
+def _manifest(models: Models) -> str:
     # Nothing else of a frontend needs it.
     import yaml
 
     written: str = yaml.safe_dump(
-        {"models": [model.described() for model in models]}, sort_keys=False, allow_unicode=True
+        {"models": [_listed(model) for model in models]}, sort_keys=False, allow_unicode=True
     )
     return written
 
@@ -133,7 +117,7 @@ _VERSION: Final = object_of(("release", "api"), release=_TEXT, api=_TEXT)
 
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["NIM"])
-    models = _served(service)
+    models = service.models
 
     @router.get(
         "/v1/metadata", openapi_extra=answers(_METADATA, 401), summary="What is served, as NIM says it"
@@ -143,7 +127,7 @@ def _routes(service: Service) -> APIRouter:
             {
                 "assetInfo": [],
                 "licenseInfo": _licence(),
-                "modelInfo": [model.info() for model in models],
+                "modelInfo": [_info(model) for model in models],
                 "repository_override": "",
                 "version": __version__,
             }

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.frontend.api.content import InputBuilder, read_object
-from tessera.frontend.api.endpoint import Served, TranslatedScores
+from tessera.frontend.api.endpoint import TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.schema import (
@@ -42,6 +42,7 @@ from tessera.frontend.api.values import (
 from tessera.frontend.request import Input, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Scores
+from tessera.frontend.serving.served import Served
 from tessera.models.base import OutputKind, Role, Truncate
 
 FIELDS: Final = ("model", "query", "passages", "truncate", "top_k")
@@ -142,8 +143,7 @@ def _routes(service: Service) -> APIRouter:
     async def rerank(name: str, request: Request) -> Response:
         # The middleware knows paths, and this is one of many.
         request.state.error_shape = write_error
-        endpoint.served.check(name)
-        return await endpoint.score(request, parse_ranking, kinds=_SCORES)
+        return await endpoint.score(request, parse_ranking, kinds=_SCORES, name=name)
 
     return router
 

@@ -50,7 +50,7 @@ from tessera.frontend.api.content import (
     read_tokens,
     split_messages,
 )
-from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Served, Translated, find_name
+from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Translated
 from tessera.frontend.api.formats import (
     ResponseBody,
     Values,
@@ -109,9 +109,11 @@ from tessera.frontend.request import (
     Input,
     Modality,
     RequestLimits,
+    split_model,
 )
 from tessera.frontend.service import ClientApi, Service, described
 from tessera.frontend.serving.pipeline import Result, Usage, check_width
+from tessera.frontend.serving.served import Served, ServedModel
 from tessera.models.base import Output, OutputKind, Role, Truncate
 
 INERT: Final[dict[str, tuple[Json, ...]]] = {
@@ -153,7 +155,6 @@ TASKS: Final = {
     "document": Role.PASSAGE,
     "retrieval.passage": Role.PASSAGE,
 }
-ROLE_SUFFIXES: Final = {"-query": Role.QUERY, "-passage": Role.PASSAGE}
 
 _DTYPE_ALIASES: Final = {"float": EmbedDtype.FLOAT32}
 _NORMALIZE: Final = ("normalize", "use_activation", "normalized")
@@ -243,19 +244,6 @@ def _role(body: JsonObject) -> Role | None:
     if by_type is not None and by_task is not None and by_type is not by_task:
         raise InvalidInput("task: contradicts input_type", param="task")
     return by_type if by_type is not None else by_task
-
-
-def split_model(name: str, served: Collection[str]) -> tuple[str, Role | None]:
-    """The model's name without a role suffix, and the role the suffix names.
-
-    With ``served`` names given, a suffix is removed only where that makes a served name.
-    """
-    if find_name(name, served) is None:
-        for suffix, role in ROLE_SUFFIXES.items():
-            base = name.removesuffix(suffix)
-            if base and base != name and (not served or find_name(base, served) is not None):
-                return base, role
-    return name, None
 
 
 def _modality(value: Json) -> _Modality:
@@ -694,22 +682,25 @@ def _translate(body: Json, served: Served) -> Translated:
 
 
 def _routes(service: Service) -> APIRouter:
-    endpoint, served = service.endpoint, service.endpoint.served
+    endpoint, models = service.endpoint, service.models
     router = APIRouter(tags=["OpenAI"])
-    card = {
-        "object": "model",
-        "created": int(time.time()),
-        "owned_by": "tessera",
-        "max_model_len": endpoint.pipeline.max_tokens,
-        **described(service),
-    }
-    cards = {name: {"id": name, **card} for name in served.names}
+    started = int(time.time())
+
+    def card(name: str, served: ServedModel) -> JsonObject:
+        return {
+            "id": name,
+            "object": "model",
+            "created": started,
+            "owned_by": "tessera",
+            "max_model_len": served.pipeline.max_tokens,
+            **described(service, served),
+        }
 
     async def create_embeddings(request: Request) -> Response:
         return await endpoint.embed(request, _translate, kinds=VECTORS | TOKEN_VECTORS)
 
     async def list_models() -> Response:
-        return JSONResponse({"object": "list", "data": list(cards.values())})
+        return JSONResponse({"object": "list", "data": [card(*each) for each in models.by_name.items()]})
 
     # Infinity's clients, and some of Text-Embeddings-Inference's, put no /v1 before.
     for prefix in ("/v1", ""):
@@ -725,12 +716,13 @@ def _routes(service: Service) -> APIRouter:
             list_models,
             methods=["GET"],
             openapi_extra=answers(_MODELS, 401),
-            summary="The served model, by each of its names",
+            summary="The served models, by each of their names",
         )
 
     @router.get("/v1/models/{name:path}", openapi_extra=answers(_MODEL, 401, 404), summary="One model")
     async def get_model(name: str) -> Response:
-        return JSONResponse(cards[served.check(name)])
+        served = models.find(name)
+        return JSONResponse(card(served.served.check(name), served))
 
     return router
 

@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.endpoint import ALL_KINDS, Served, Translated
+from tessera.frontend.api.endpoint import ALL_KINDS, Translated
 from tessera.frontend.api.formats import ResponseBody, base64_rows, matrices, numbers, sigmoid
 from tessera.frontend.api.openai import (
     EMBEDDINGS_SCHEMA,
@@ -55,6 +55,7 @@ from tessera.frontend.http.errors import error_object
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat
 from tessera.frontend.service import TASKS, ClientApi, Service
 from tessera.frontend.serving.pipeline import Result
+from tessera.frontend.serving.served import Served
 from tessera.models.base import OutputKind
 
 _FLOATS: Final = (EmbedDtype.FLOAT32, EmbedDtype.FLOAT16, EmbedDtype.BFLOAT16)

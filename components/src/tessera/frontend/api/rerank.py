@@ -26,7 +26,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.frontend.api import tei, voyage
-from tessera.frontend.api.endpoint import ALL_KINDS, Served, TranslatedScores
+from tessera.frontend.api.endpoint import ALL_KINDS, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.schema import (
@@ -72,6 +72,7 @@ from tessera.frontend.api.values import (
 )
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Scores
+from tessera.frontend.serving.served import Served
 from tessera.models.base import Truncate
 
 INERT: Final[dict[str, tuple[Json, ...]]] = {

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.endpoint import ALL_KINDS, Served, TranslatedScores
+from tessera.frontend.api.endpoint import ALL_KINDS, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.schema import (
@@ -43,6 +43,7 @@ from tessera.frontend.api.scores import (
 from tessera.frontend.api.values import Json, JsonObject, request_body
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Scores
+from tessera.frontend.serving.served import Served
 from tessera.models.base import Truncate
 
 PAIRS: Final = (

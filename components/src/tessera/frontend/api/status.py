@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from tessera.errors import TesseraError
 from tessera.frontend.api.schema import DESCRIBED, WHOLE, Schema, answers, object_of
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.service import ClientApi, Service, described
+from tessera.frontend.serving.served import ServedModel
 from tessera.rpc import Peers
 
 _MAX_AGE_SECONDS: Final = 1.0
@@ -37,58 +39,78 @@ def origin(model_path: Path) -> str | None:
     return "demo" if model_path.resolve().is_relative_to(package) else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """A model; ``head`` is what does not change: its name and the like."""
+
+    head: dict[str, Any]
+    embed: Peers
+    encode: Peers
+
+
 class StatusBoard:
     """Asks every worker how busy it is, at most once a second however many viewers there are.
 
-    ``head`` is what does not change: the model's name and the like; ``in_flight`` counts requests.
+    ``models`` are those that are served now, ``waiting`` says why others are not, and ``in_flight`` counts
+    requests.
     """
 
     def __init__(
         self,
-        head: dict[str, Any],
-        embed_peers: Peers,
-        encode_peers: Peers,
+        models: Callable[[], Sequence[Shown]],
+        waiting: Callable[[], dict[str, str]],
         metrics: FrontendMetrics,
         in_flight: Callable[[], int],
     ) -> None:
-        self._head = head
+        self._models = models
+        self._waiting = waiting
         self._in_flight = in_flight
-        self._peers = {"embed": embed_peers, "encode": encode_peers}
         self._metrics = metrics
-        self._workers: list[dict[str, Any]] = []
+        self._shown: list[dict[str, Any]] = []
         self._asked_at = -_MAX_AGE_SECONDS
         self._asking: asyncio.Task[None] | None = None
 
     async def read(self) -> dict[str, Any]:
-        """Every worker with its ``state``, which is null where it did not answer within a second."""
+        """Every worker with its ``state``, which is null where it did not answer within a second.
+
+        What is said of the first model stands at the top, too.
+        """
         if self._asking is None and time.monotonic() - self._asked_at >= _MAX_AGE_SECONDS:
             self._asking = asyncio.create_task(self._ask_all(), name="status")
         if self._asking is not None:
             # A viewer who leaves must not take the answer away from the others.
             await asyncio.shield(self._asking)
-        return {**self._head, "frontend": self._frontend(), "workers": self._workers}
+        frontend = {"requests_in_flight": self._in_flight(), **self._counted()}
+        models = [{**model, **self._counted(model=model["model"])} for model in self._shown]
+        first = self._shown[0] if self._shown else {"workers": []}
+        return {**first, "frontend": frontend, "models": models, "waiting": self._waiting()}
 
-    def _frontend(self) -> dict[str, Any]:
+    def _counted(self, **labels: str) -> dict[str, Any]:
         return {
-            "requests_in_flight": self._in_flight(),
-            "inputs": self._metrics.total("tessera_inputs", "kind"),
-            "tokens": self._metrics.total("tessera_tokens", "kind"),
+            "inputs": self._metrics.total("tessera_inputs", "kind", **labels),
+            "tokens": self._metrics.total("tessera_tokens", "kind", **labels),
         }
 
     async def _ask_all(self) -> None:
         try:
-            self._workers = list(
-                await asyncio.gather(
-                    *(
-                        _ask(peers, instance, info)
-                        for peers in self._peers.values()
-                        for instance, info in sorted(peers.ready.items())
-                    )
-                )
-            )
+            models = self._models()
+            workers = await asyncio.gather(*(_ask_each(model) for model in models))
+            self._shown = [
+                {**model.head, "workers": found} for model, found in zip(models, workers, strict=True)
+            ]
             self._asked_at = time.monotonic()
         finally:
             self._asking = None
+
+
+async def _ask_each(model: Shown) -> list[dict[str, Any]]:
+    return await asyncio.gather(
+        *(
+            _ask(peers, instance, info)
+            for peers in (model.embed, model.encode)
+            for instance, info in sorted(peers.ready.items())
+        )
+    )
 
 
 async def _ask(peers: Peers, instance: int, info: wire.WorkerInfo) -> dict[str, Any]:
@@ -117,38 +139,51 @@ _STATE: Final[Schema] = {
         {"type": "null"},
     ]
 }
-_STATUS: Final = object_of(
-    ("model", "names", *DESCRIBED, "fingerprint", "checkpoint", "frontend", "workers"),
-    model=_TEXT,
-    names={"type": "array", "items": _TEXT},
+_WORKERS: Final[Schema] = {
+    "type": "array",
+    "items": object_of(
+        ("instance", "role", "dtype", "state"), instance=_TEXT, role=_TEXT, dtype=_TEXT, state=_STATE
+    ),
+}
+_MODEL: Final[dict[str, Schema]] = {
+    "model": _TEXT,
+    "names": {"type": "array", "items": _TEXT},
     **DESCRIBED,
-    fingerprint=_TEXT,
-    checkpoint={"anyOf": [_TEXT, {"type": "null"}]},
+    "fingerprint": _TEXT,
+    "checkpoint": {"anyOf": [_TEXT, {"type": "null"}]},
+    "workers": _WORKERS,
+}
+_STATUS: Final = object_of(
+    ("frontend", "workers", "models", "waiting"),
+    **_MODEL,
     frontend=object_of(
         ("requests_in_flight", "inputs", "tokens"), requests_in_flight=WHOLE, inputs=_COUNTS, tokens=_COUNTS
     ),
-    workers={
+    models={
         "type": "array",
-        "items": object_of(
-            ("instance", "role", "dtype", "state"), instance=_TEXT, role=_TEXT, dtype=_TEXT, state=_STATE
-        ),
+        "items": object_of((*_MODEL, "inputs", "tokens"), **_MODEL, inputs=_COUNTS, tokens=_COUNTS),
     },
+    waiting={"type": "object", "additionalProperties": _TEXT},
 )
+
+
+def _shown(service: Service, model: ServedModel) -> Shown:
+    head = {
+        "model": model.served.model,
+        "names": list(model.served.names),
+        **described(service, model),
+        "fingerprint": model.model.fingerprint,
+        "checkpoint": origin(model.settings.directory),
+    }
+    return Shown(head=head, embed=model.workers.embed, encode=model.workers.encode)
 
 
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Health"])
-    head = {
-        "model": service.endpoint.served.model,
-        "names": list(service.endpoint.served.names),
-        **described(service),
-        "fingerprint": service.model.fingerprint,
-        "checkpoint": origin(service.settings.model_path),
-    }
+    models = service.models
     board = StatusBoard(
-        head,
-        service.workers.embed,
-        service.workers.encode,
+        lambda: [_shown(service, model) for model in models],
+        lambda: dict(models.waiting),
         service.metrics,
         lambda: service.admission.requests,
     )
@@ -160,7 +195,8 @@ def _routes(service: Service) -> APIRouter:
         """For people and pages; ``/health`` is for balancers, ``/metrics`` for monitoring.
 
         ``checkpoint`` is ``random`` or ``demo`` for those that come with Tessera, else null. What is queued
-        is in tokens for the text stage and in units (tiles, or patches) for the vision stage.
+        is in tokens for the text stage and in units (tiles, or patches) for the vision stage. Of several
+        models the first stands at the top, as before there were several, and all of them in ``models``.
         """
         return JSONResponse(await board.read(), headers={"cache-control": "no-store"})
 

@@ -1,6 +1,7 @@
 """Text-Embeddings-Inference: ``/embed`` and ``/embed_all``, vectors and matrices, and its ``/rerank``.
 
-``/`` and SageMaker's ``/invocations`` are ``/rerank`` where a reranker is served and ``/embed`` elsewhere.
+``/`` and SageMaker's ``/invocations`` are ``/rerank`` where a reranker is served and ``/embed`` elsewhere;
+where both are, a body with a ``query`` is for the reranker. ``/info`` is of the first model.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera import __version__
-from tessera.errors import EmptyInput, InvalidInput, PayloadTooLarge
+from tessera.errors import EmptyInput, InvalidInput, PayloadTooLarge, Unavailable
 from tessera.frontend.api.content import InputBuilder, named_role, read_tokens
-from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Served, Translated, TranslatedScores
+from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Translated, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody, finish, json_matrix, matrices
 from tessera.frontend.api.openai import MATRIX, finished
 from tessera.frontend.api.schema import (
@@ -51,6 +52,7 @@ from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Result, Scores, check_width
+from tessera.frontend.serving.served import Served
 from tessera.models.base import Output, OutputKind, Piece, Role, Truncate
 from tessera.nn.spec import Pooling
 
@@ -62,10 +64,10 @@ DIRECTIONS: Final = {
     "Right": Truncate.END,
     "right": Truncate.END,
 }
-TOKENIZE_FIELDS: Final = ("inputs", "add_special_tokens", "prompt_name", "instruction")
+TOKENIZE_FIELDS: Final = ("inputs", "model", "add_special_tokens", "prompt_name", "instruction")
 FIELDS: Final = (
     *("inputs", "truncate", "truncation_direction", "prompt_name", "instruction"),
-    *("normalize", "dimensions"),
+    *("normalize", "dimensions", "model"),
 )
 RERANK_FIELDS: Final = (
     *("query", "texts", "instruction", "model", "truncate", "truncation_direction"),
@@ -85,6 +87,7 @@ SCHEMA: Final[Schema] = body_of(
     instruction=INSTRUCTION,
     normalize=BOOLEAN,
     dimensions=WIDTH,
+    model=STRING,
 )
 
 
@@ -106,6 +109,7 @@ def parse_tei(value: Json, limits: RequestLimits, fields: Collection[str] = FIEL
         inputs = (_read(given, "inputs", builder),)
     return EmbeddingsRequest(
         inputs=inputs,
+        model=optional_string(body, "model"),
         dimensions=optional_positive(body, "dimensions"),
         normalize=optional_boolean(body, "normalize", default=True),
         truncate=_truncate(body.get("truncate"), body.get("truncation_direction")),
@@ -323,15 +327,17 @@ def _routes(service: Service) -> APIRouter:
     async def rank(request: Request) -> Response:
         return await service.endpoint.score(request, parse_rerank)
 
-    reranker = service.endpoint.served.output.kind is OutputKind.SCORE
+    async def own(request: Request) -> Response:
+        return await (rank if await _asks_for_scores(service, request) else embed)(request)
+
     for path in OWN:
         router.add_api_route(
             path,
-            rank if reranker else embed,
+            own,
             methods=["POST"],
             openapi_extra=operation(
-                body=RERANK_SCHEMA if reranker else SCHEMA,
-                answer=RERANK_ANSWER if reranker else list_of(NUMBERS),
+                body={"anyOf": [SCHEMA, RERANK_SCHEMA]},
+                answer={"anyOf": [list_of(NUMBERS), RERANK_ANSWER]},
                 error=ERROR,
                 kinds=VECTORS | {OutputKind.SCORE},
             ),
@@ -358,9 +364,11 @@ def _model_type(output: Output) -> JsonObject:
 
 
 def _info(service: Service) -> JsonObject:
-    source, limits = service.settings.source, service.settings.limits
-    served = service.endpoint.served
-    dtypes = sorted({worker.dtype for worker in service.workers.embed.ready.values()})
+    limits, model = service.settings.limits, next(iter(service.models), None)
+    if model is None:
+        raise Unavailable("no model is there yet", retry_after=1.0)
+    source, served = model.settings.origin, model.served
+    dtypes = sorted({worker.dtype for worker in model.workers.embed.ready.values()})
     return {
         "model_id": (source and source.repository) or served.model,
         "model_sha": (source and source.commit) or None,
@@ -368,7 +376,7 @@ def _info(service: Service) -> JsonObject:
         "served_model_name": served.model,
         "model_type": _model_type(served.output),
         "max_concurrent_requests": limits.max_in_flight,
-        "max_input_length": service.endpoint.pipeline.max_tokens,
+        "max_input_length": model.pipeline.max_tokens,
         "max_batch_tokens": None,
         "max_batch_requests": None,
         "max_client_batch_size": served.limits.inputs,
@@ -378,6 +386,15 @@ def _info(service: Service) -> JsonObject:
         "sha": None,
         "docker_label": None,
     }
+
+
+async def _asks_for_scores(service: Service, request: Request) -> bool:
+    """Whether a request at a path of TEI's own is for a reranker: by its body, where both are served."""
+    kinds = {model.served.output.kind for model in service.models}
+    if OutputKind.SCORE not in kinds or VECTORS.isdisjoint(kinds):
+        return OutputKind.SCORE in kinds
+    body = await service.endpoint.json(request)
+    return isinstance(body, dict) and "query" in body
 
 
 _TEXT: Final[Schema] = {"type": "string"}

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api import tei
-from tessera.frontend.api.endpoint import Endpoint, client, identify, until_disconnect
+from tessera.frontend.api.endpoint import Endpoint, asked_model, client, identify, until_disconnect
 from tessera.frontend.api.openai import EMBEDDINGS_SCHEMA, FIELDS, parse_embeddings
 from tessera.frontend.api.schema import (
     BOOLEAN,
@@ -64,7 +64,8 @@ async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
     """The tokens that the same inputs would be embedded as."""
     deadline = endpoint.deadline()
     body = json_object(await endpoint.json(http))
-    served, pipeline = endpoint.served, endpoint.pipeline
+    model = endpoint.choose(http, asked_model(body))
+    served, pipeline = model.served, model.pipeline
     if "inputs" in body:
         # Errors from here on are in TEI's shape, too.
         http.state.error_shape = tei.write_error
@@ -75,7 +76,7 @@ async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
     spelled = optional_boolean(body, "return_token_strs", default=False)
     request = parse_tokenize(body, served.limits, served.names)
     identify(http, request)
-    endpoint.check_model(request)
+    endpoint.check_model(request, model)
     prompts, _ = await until_disconnect(
         http, pipeline.prompts(request, deadline=deadline, client=client(http))
     )

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.frontend.api.content import InputBuilder, named_role, read_message
-from tessera.frontend.api.endpoint import VECTORS, Served, Translated, TranslatedScores
+from tessera.frontend.api.endpoint import VECTORS, Translated, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish, numbers
 from tessera.frontend.api.schema import (
     BOOLEAN,
@@ -58,6 +58,7 @@ from tessera.frontend.request import (
 )
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Result, Scores, check_width
+from tessera.frontend.serving.served import Served
 from tessera.models.base import Role, Truncate
 
 INPUT_TYPES: Final = {"query": Role.QUERY, "document": Role.PASSAGE}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable
@@ -11,15 +12,14 @@ from tessera.budgets import Budget, Clock
 from tessera.errors import Overloaded, RateLimited
 from tessera.frontend.group import (
     HELD_BYTES,
+    HELD_REQUESTS,
     HELD_TOKENS,
     HELD_UNITS,
     REQUEST_RATE,
     REQUESTS,
-    RESPONSE_BYTES,
     TOKEN_RATE,
-    TOKENS,
-    UNITS,
     FrontendGroup,
+    model_entry,
 )
 from tessera.rpc import Peers
 
@@ -212,54 +212,49 @@ class Capacity:
         return self._units
 
 
-class _Clients:
-    """Where each client's words are in the table, in the own slot and in those of the others."""
+class _Places:
+    """Where it stands what all, and each client, hold of ``owner``, in the own slot and the others'."""
 
-    def __init__(self, group: FrontendGroup) -> None:
+    def __init__(self, group: FrontendGroup, owner: str) -> None:
         self._group = group
+        self._owner = owner
         self._epoch = group.epoch
         self._found: dict[str, tuple[int, list[int]]] = {}
 
     def find(self, client: str) -> tuple[int, list[int]]:
+        """Those of a client; of "" those of all."""
         if self._epoch != self._group.epoch:
             self._found.clear()
             self._epoch = self._group.epoch
         found = self._found.get(client)
         if found is None:
-            others = self._group.places(client, self._group.others)
-            found = self._found[client] = self._group.place(client), others
+            name = model_entry(self._owner, client)
+            others = self._group.places(name, self._group.others)
+            found = self._found[client] = self._group.place(name), others
         return found
 
 
 class _GroupBudget(Budget):
-    """A budget whose counts are in the table: ``word`` is that of all clients, ``held`` that of each."""
+    """A budget whose counts are in the table: ``word`` of the entries of all, and of each client."""
 
-    __slots__ = ("_clients", "_group", "_own", "_share", "_word")
+    __slots__ = ("_group", "_places", "_word")
 
-    def __init__(
-        self, limit: Callable[[], int], group: FrontendGroup, clients: _Clients, word: int, held: int
-    ) -> None:
+    def __init__(self, limit: Callable[[], int], group: FrontendGroup, places: _Places, word: int) -> None:
         super().__init__(limit)
         self._group = group
-        self._clients = clients
-        self._own = group.base + word
+        self._places = places
         self._word = word
-        self._share = held
 
     @property
     def used(self) -> int:
-        words, word = self._group.words, self._word
-        total = words[self._own]
-        for slot in self._group.others:
-            total += words[slot + word]
-        return total
+        return self.held("")
 
     def held(self, client: str) -> int:
-        words, share = self._group.words, self._share
-        own, others = self._clients.find(client)
-        total = words[own + share]
+        words, word = self._group.words, self._word
+        own, others = self._places.find(client)
+        total = words[own + word]
         for at in others:
-            total += words[at + share]
+            total += words[at + word]
         return total
 
     def admits(self, client: str, amount: int) -> bool:
@@ -267,57 +262,42 @@ class _GroupBudget(Budget):
         return super().admits(client, amount) or (self._group.look() and super().admits(client, amount))
 
     def take(self, client: str, amount: int) -> None:
-        words = self._group.words
-        words[self._own] += amount
+        words, word, find = self._group.words, self._word, self._places.find
+        words[find("")[0] + word] += amount
         if client:
-            words[self._clients.find(client)[0] + self._share] += amount
+            words[find(client)[0] + word] += amount
 
     def give(self, client: str, amount: int) -> None:
         self.take(client, -amount)
 
 
-class Admission:
-    """Admits requests up to a number, to the workers' capacity and to the bytes of the answers.
+class Room:
+    """What the requests for one model have in flight, up to its workers' capacity and to a number of them.
 
-    All but the number is shared fairly between clients. What the frontends of a ``group`` have in flight
-    counts together; two of them that admit at the same instant do not see each other. ``max_response_bytes``
-    is the limit of one answer. ``pairs`` says that the model scores pairs.
+    Tokens and units are shared fairly between clients. ``pairs`` says that the model scores pairs. What the
+    frontends of a ``group`` have in flight counts together; two of them that admit at the same instant do
+    not see each other.
     """
 
     def __init__(
         self,
+        model: str,
         capacity: Capacity,
         *,
         max_requests: int,
-        max_response_bytes: int,
         pairs: bool = False,
         group: FrontendGroup | None = None,
     ) -> None:
-        self._group = group = group or FrontendGroup()
-        self._max_requests = max_requests
-        clients = _Clients(group)
-        self._tokens = _GroupBudget(capacity.tokens, group, clients, TOKENS, HELD_TOKENS)
-        self._units = _GroupBudget(capacity.units, group, clients, UNITS, HELD_UNITS)
-        self._response_bytes = _GroupBudget(
-            lambda: RESPONSES_IN_FLIGHT * max_response_bytes, group, clients, RESPONSE_BYTES, HELD_BYTES
-        )
+        self.model = model
+        group = group or FrontendGroup()
+        places = _Places(group, model)
+        self._requests = _GroupBudget(lambda: max_requests, group, places, HELD_REQUESTS)
+        self._tokens = _GroupBudget(capacity.tokens, group, places, HELD_TOKENS)
+        self._units = _GroupBudget(capacity.units, group, places, HELD_UNITS)
         self._costs = _Costs(pairs=pairs)
-
-    @property
-    def requests(self) -> int:
-        """Requests in flight."""
-        words, total = self._group.words, self._group.words[self._group.base + REQUESTS]
-        for slot in self._group.others:
-            total += words[slot + REQUESTS]
-        return total
-
-    def _is_full(self) -> bool:
-        return self.requests >= self._max_requests and not (
-            self._group.look() and self.requests < self._max_requests
-        )
-
-    def _count(self, requests: int) -> None:
-        self._group.words[self._group.base + REQUESTS] += requests
+        self._here = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
 
     @property
     def tokens(self) -> int:
@@ -329,6 +309,81 @@ class Admission:
         """What the vision stage has to do, in flight."""
         return self._units.used
 
+    async def empty(self) -> None:
+        """Wait until this frontend has no request for the model in flight."""
+        await self._empty.wait()
+
+    def _guess(self, body_bytes: int | None) -> int:
+        return _share(self._tokens, self._costs.guess(body_bytes))
+
+    def _admits(self, client: str, guess: int) -> bool:
+        # All clients share the number of requests.
+        return self._requests.admits("", 1) and self._tokens.admits(client, guess)
+
+    def _refusal(self, client: str, guess: int) -> Overloaded:
+        if not self._requests.admits("", 1):
+            return _too_many(self._requests.used)
+        return _full(self._tokens, "tokens")
+
+    def _take(self, client: str, guess: int) -> None:
+        self._requests.take("", 1)
+        self._tokens.take(client, guess)
+        self._here += 1
+        self._empty.clear()
+
+    def _give(self, client: str, tokens: int, units: int) -> None:
+        self._requests.give("", 1)
+        self._tokens.give(client, tokens)
+        self._units.give(client, units)
+        self._here -= 1
+        if not self._here:
+            self._empty.set()
+
+
+class Admission:
+    """Admits requests up to a number, to the models' ``Room`` and to the bytes of the answers.
+
+    The head of a request says nothing of its model: where there are several it is let in as long as one of
+    them has room for such a request, so that a flood of requests for one does not turn those for another
+    away. Bytes of answers are shared fairly between clients, and by all models. ``max_requests`` is a
+    model's. ``max_response_bytes`` is the limit of one answer.
+    """
+
+    def __init__(
+        self, *, max_requests: int, max_response_bytes: int, group: FrontendGroup | None = None
+    ) -> None:
+        self._group = group = group or FrontendGroup()
+        self._max_requests = max_requests
+        self._rooms: list[Room] = []
+        self._response_bytes = _GroupBudget(
+            lambda: RESPONSES_IN_FLIGHT * max_response_bytes, group, _Places(group, ""), HELD_BYTES
+        )
+
+    def open_room(self, model: str, capacity: Capacity, *, pairs: bool = False) -> Room:
+        """Room for a model's requests, until it is closed; ``pairs`` says that the model scores pairs."""
+        room = Room(model, capacity, max_requests=self._max_requests, pairs=pairs, group=self._group)
+        self._rooms.append(room)
+        return room
+
+    def close_room(self, room: Room) -> None:
+        """Nothing is let in for its sake any more; what is in it stays until it is done."""
+        self._rooms.remove(room)
+
+    @property
+    def requests(self) -> int:
+        """Requests in flight."""
+        words, total = self._group.words, self._group.words[self._group.base + REQUESTS]
+        for slot in self._group.others:
+            total += words[slot + REQUESTS]
+        return total
+
+    def _is_full(self) -> bool:
+        most = self._max_requests * max(1, len(self._rooms))
+        return self.requests >= most and not (self._group.look() and self.requests < most)
+
+    def _count(self, requests: int) -> None:
+        self._group.words[self._group.base + REQUESTS] += requests
+
     @property
     def response_bytes(self) -> int:
         """Bytes of the answers to what is in flight."""
@@ -337,21 +392,32 @@ class Admission:
     def enter(self, client: str, body_bytes: int | None = None) -> Ticket:
         """Admit a request; raises ``Overloaded`` when the service is full.
 
-        Until ``Ticket.charge`` it counts as what the last requests with bodies of about ``body_bytes`` cost,
-        or, but for pairs, as what such a body could hold at most.
+        With one model it enters that one's room at once.
         """
         if self._is_full():
-            raise Overloaded(f"{self.requests} requests are being answered already", retry_after=1.0)
-        guess = _share(self._tokens, self._costs.guess(body_bytes))
-        self._check(self._tokens, client, guess, "tokens")
+            raise _too_many(self.requests)
+        ticket = Ticket(self, client, body_bytes)
+        if len(self._rooms) == 1:
+            ticket.enter(self._rooms[0])
+        elif self._rooms and not any(room._admits(client, room._guess(body_bytes)) for room in self._rooms):
+            raise self._rooms[0]._refusal(client, self._rooms[0]._guess(body_bytes))
         self._count(1)
-        return Ticket(self, client, guess, body_bytes)
+        return ticket
 
-    def _check(self, budget: Budget, client: str, amount: int, unit: str) -> None:
-        if not budget.admits(client, amount):
-            raise Overloaded(
-                f"the service is full ({budget.used} of {budget.limit} {unit} in flight)", retry_after=1.0
-            )
+
+def _too_many(requests: int) -> Overloaded:
+    return Overloaded(f"{requests} requests are being answered already", retry_after=1.0)
+
+
+def _full(budget: Budget, unit: str) -> Overloaded:
+    return Overloaded(
+        f"the service is full ({budget.used} of {budget.limit} {unit} in flight)", retry_after=1.0
+    )
+
+
+def _check(budget: Budget, client: str, amount: int, unit: str) -> None:
+    if not budget.admits(client, amount):
+        raise _full(budget, unit)
 
 
 def _share(budget: Budget, amount: int) -> int:
@@ -362,33 +428,56 @@ def _share(budget: Budget, amount: int) -> int:
 class Ticket:
     """One request's place, until it is closed."""
 
-    def __init__(self, admission: Admission, client: str, guess: int, body_bytes: int | None) -> None:
+    def __init__(self, admission: Admission, client: str, body_bytes: int | None) -> None:
         self._admission = admission
         self._client = client
         self._body_bytes = body_bytes
-        self._tokens = guess
+        self._room: Room | None = None
+        self._tokens = 0
         self._units = 0
         self._response_bytes = 0
-        admission._tokens.take(client, guess)
+
+    def enter(self, room: Room) -> None:
+        """Take a place in the room of the request's model; raises ``Overloaded`` when it is full.
+
+        Until ``charge`` it counts as what the last requests with bodies of about this length cost, or, but
+        for pairs, as what such a body could hold at most.
+        """
+        if room is self._room:
+            return
+        guess = room._guess(self._body_bytes)
+        if not room._admits(self._client, guess):
+            raise room._refusal(self._client, guess)
+        self._leave()
+        room._take(self._client, guess)
+        self._room, self._tokens = room, guess
+
+    def _leave(self) -> None:
+        if self._room is not None:
+            self._room._give(self._client, self._tokens, self._units)
+            self._room, self._tokens, self._units = None, 0, 0
 
     def charge(self, tokens: int, units: int, response_bytes: int) -> None:
-        """Replace the guess by the request's cost; raises ``Overloaded`` when that is too much now."""
-        admission = self._admission
-        admission._costs.learn(self._body_bytes, tokens)
-        admission._tokens.give(self._client, self._tokens)
+        """Replace the guess by the request's cost; raises ``Overloaded`` when that is too much now.
+
+        The request has entered its model's room.
+        """
+        room, answers, client = self._room, self._admission._response_bytes, self._client
+        assert room is not None
+        room._costs.learn(self._body_bytes, tokens)
+        room._tokens.give(client, self._tokens)
         self._tokens = 0
-        tokens, units = _share(admission._tokens, tokens), _share(admission._units, units)
-        admission._check(admission._tokens, self._client, tokens, "tokens")
+        tokens, units = _share(room._tokens, tokens), _share(room._units, units)
+        _check(room._tokens, client, tokens, "tokens")
         if units:
-            admission._check(admission._units, self._client, units, "units")
-        admission._check(admission._response_bytes, self._client, response_bytes, "bytes of answers")
-        admission._tokens.take(self._client, tokens)
-        admission._units.take(self._client, units)
-        admission._response_bytes.take(self._client, response_bytes)
+            _check(room._units, client, units, "units")
+        _check(answers, client, response_bytes, "bytes of answers")
+        room._tokens.take(client, tokens)
+        room._units.take(client, units)
+        answers.take(client, response_bytes)
         self._tokens, self._units, self._response_bytes = tokens, units, response_bytes
 
     def close(self) -> None:
+        self._leave()
         self._admission._count(-1)
-        self._admission._tokens.give(self._client, self._tokens)
-        self._admission._units.give(self._client, self._units)
         self._admission._response_bytes.give(self._client, self._response_bytes)

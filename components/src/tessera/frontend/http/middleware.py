@@ -79,7 +79,10 @@ def _conclude(scope: Scope, span: Span, status: int) -> None:
     if (route := getattr(scope.get("route"), "path", None)) is not None:
         span.update_name(f"POST {route}")
         span.set_attributes({"http.route": route})
-    if (failure := scope.get("state", {}).get("failure")) is not None:
+    state = scope.get("state", {})
+    if (model := state.get("model")) is not None:
+        span.set_attributes({"tessera.model": model})
+    if (failure := state.get("failure")) is not None:
         code = failure.error["code"]
         span.set_attributes({"tessera.error.code": code})
         # The client's own mistakes are no errors of the server.
@@ -130,7 +133,7 @@ class RequestMiddleware:
         self._log = AccessLog(open_paths)
         # Bound once, here and for each route, status and error code, of which there are few.
         self._refused = {why: metrics.refused.labels(why).inc for why in ("unknown key", "rate", "full")}
-        self._counts: dict[tuple[str, int, str | None], Callable[[float], None]] = {}
+        self._counts: dict[tuple[str, int, str | None, str], Callable[[float], None]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -178,7 +181,9 @@ class RequestMiddleware:
             route = self._route(scope)
             seconds = time.perf_counter() - started
             code = state["failure"].error["code"] if "failure" in state else None
-            count = self._counts.get((route, status, code)) or self._counting(route, status, code)
+            model = state.get("model", "")
+            counted = route, status, code, model
+            count = self._counts.get(counted) or self._counting(*counted)
             count(seconds)
             self._log.write(
                 scope,
@@ -198,11 +203,11 @@ class RequestMiddleware:
         # What was refused here has not come to the router.
         return scope["path"] if scope["path"] in self._error_shapes else OTHER
 
-    def _counting(self, route: str, status: int, code: str | None) -> Callable[[float], None]:
-        """What counts an answer that took so many seconds."""
-        requests = self._metrics.requests.labels(route, str(status)).inc
-        latency = self._metrics.latency.labels(route).observe
-        errors = self._metrics.errors.labels(route, code).inc if code is not None else None
+    def _counting(self, route: str, status: int, code: str | None, model: str) -> Callable[[float], None]:
+        """What counts an answer that took so many seconds; ``model`` is empty where it was not known."""
+        requests = self._metrics.requests.labels(route, str(status), model).inc
+        latency = self._metrics.latency.labels(route, model).observe
+        errors = self._metrics.errors.labels(route, code, model).inc if code is not None else None
 
         def count(seconds: float) -> None:
             requests()
@@ -210,7 +215,7 @@ class RequestMiddleware:
             if errors is not None:
                 errors()
 
-        self._counts[route, status, code] = count
+        self._counts[route, status, code, model] = count
         return count
 
     async def _send_failure(self, failure: Failure, scope: Scope, line: RequestLine, send: Send) -> None:

@@ -119,6 +119,15 @@ function clearPictures() {
   page.choose.focus();
 }
 
+/** Another model's vectors cannot be compared with those that are here. */
+function forgetVectors() {
+  embedding?.abort();
+  query = undefined;
+  for (const picture of pictures) picture.vector = picture.score = undefined;
+  service.known = false;
+  showPictures();
+}
+
 /** Score what can be scored by the current query, best first; what waits goes last. */
 function rank() {
   for (const picture of pictures) {

@@ -3,7 +3,7 @@
 const base = new URL(location.pathname.endsWith("/") ? location.pathname : `${location.pathname}/`, location.origin);
 const address = (path) => new URL(path, base);
 
-const service = { key: "", model: "", images: true, known: false };
+const service = { key: "", model: "", chosen: "", images: true, known: false };
 
 /** A failed call: what the service said, and the HTTP status (0 when it could not be reached). */
 class CallFailed extends Error {

@@ -44,7 +44,29 @@ function showHealth(health) {
   else showPill("ready", `Ready, ${count} worker${count > 1 ? "s" : ""}`);
 }
 
-function showStatus(status) {
+/** The model that was chosen; before that the first that this page can search with. */
+function chosen({ models }) {
+  return models.find(({ model }) => model === service.chosen) ?? models.find(({ output }) => output.kind === "vector") ?? models[0];
+}
+
+function offerModels(models) {
+  page["choose-model"].hidden = models.length < 2;
+  const names = models.map(({ model }) => model);
+  const offered = [...page["model-choice"].options].map(({ value }) => value);
+  if (names.join("\n") !== offered.join("\n")) {
+    page["model-choice"].replaceChildren(...names.map((name) => make("option", { value: name }, name)));
+  }
+}
+
+function showStatus(all) {
+  const status = chosen(all);
+  offerModels(all.models);
+  if (!status) {
+    page["service-state"].textContent = Object.entries(all.waiting).map(([name, why]) => `${name} ${why}`).join("; ") || "No model is served.";
+    return;
+  }
+  page["model-choice"].value = status.model;
+  if (service.known && service.model !== status.model) forgetVectors();
   service.model = status.model;
   service.images = status.images;
   page.model.textContent = `: ${status.model}`;
@@ -57,15 +79,15 @@ function showStatus(status) {
   page.search.hidden = page.pictures.hidden = kind !== "vector";
   page["notice-demo"].hidden = status.checkpoint !== "demo";
   page["notice-random"].hidden = status.checkpoint !== "random";
-  const { frontend, workers } = status;
+  const { workers } = status;
   page["service-state"].textContent = workers.length
     ? "Since this frontend was started:"
     : "No worker has joined yet.";
   define(page.counters, [
-    ["requests in flight", whole.format(frontend.requests_in_flight)],
-    ["text tokens", whole.format(frontend.tokens.text ?? 0)],
-    ["image tokens", whole.format(frontend.tokens.image ?? 0)],
-    ["from the cache", whole.format(frontend.tokens.cached ?? 0)],
+    ["requests in flight", whole.format(all.frontend.requests_in_flight)],
+    ["text tokens", whole.format(status.tokens.text ?? 0)],
+    ["image tokens", whole.format(status.tokens.image ?? 0)],
+    ["from the cache", whole.format(status.tokens.cached ?? 0)],
   ]);
   page.workers.replaceChildren(...workers.map(workerCard));
   if (!service.known || stalled) {
@@ -99,6 +121,11 @@ function rows({ queued, cache, slab }) {
   if (slab) found.push(["hand-off memory", `${bytes(slab.used_bytes)} of ${bytes(slab.capacity_bytes)}`]);
   return found;
 }
+
+page["model-choice"].addEventListener("change", () => {
+  service.chosen = page["model-choice"].value;
+  refresh();
+});
 
 function askForKey() {
   const first = page["key-form"].hidden;

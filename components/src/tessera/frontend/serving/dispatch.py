@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tessera import wire
 from tessera.errors import EngineDead, HandOffError, ProtocolError, TesseraError, Unavailable
-from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.router import Router
 from tessera.image_plan import ImagePlan
 from tessera.logs import count as count_on_line
@@ -225,7 +225,7 @@ class Dispatcher:
         self,
         peers: Peers,
         router: Router,
-        metrics: FrontendMetrics,
+        metrics: ModelMetrics,
         output: Output,
         *,
         lender: RowLender | None = None,

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from tessera import tracing, wire
 from tessera.errors import InvalidInput, TesseraError
 from tessera.frontend.media import MediaLoader
-from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input, ScoreRequest
 from tessera.frontend.serving.dispatch import Answer, Embedder, indices_within, row_bounds
 from tessera.frontend.serving.prompts import ImageReader, KnownMedia, Prompter, Visions
@@ -105,7 +105,7 @@ class Pipeline:
         media: MediaLoader,
         embedder: Embedder,
         limits: Limits,
-        metrics: FrontendMetrics,
+        metrics: ModelMetrics,
         known: KnownMedia | None = None,
         *,
         widths: Widths | None = None,
@@ -116,9 +116,6 @@ class Pipeline:
         self._embedder = embedder
         self._limits = limits
         self._metrics = metrics
-        # Bound once: finding a series takes longer than counting in it.
-        self._inputs = {kind: metrics.inputs.labels(kind) for kind in ("text", "image")}
-        self._tokens = {kind: metrics.tokens.labels(kind) for kind in ("text", "image", "cached")}
         self._prompter = Prompter(model, min(limits.max_tokens or model.max_tokens, model.max_tokens))
 
     @property
@@ -236,7 +233,7 @@ class Pipeline:
         )
         self._count(request.inputs, usage, count)
         for error in errors.values():
-            self._metrics.input_errors.labels(error.code).inc()
+            self._metrics.count_input_error(error.code)
         return Result(
             request_id=request_id,
             rows=np.zeros((count, output.width), np.float32) if rows is None else rows,
@@ -353,14 +350,15 @@ class Pipeline:
                 )
 
     def _count(self, inputs: Sequence[Input], usage: Usage, rows: int) -> None:
-        self._metrics.output_rows.inc(rows)
+        metrics = self._metrics
+        metrics.output_rows.inc(rows)
         with_images = sum(1 for entry in inputs if entry.images)
-        self._inputs["text"].inc(len(inputs) - with_images)
-        self._tokens["text"].inc(usage.text_tokens)
+        metrics.inputs["text"].inc(len(inputs) - with_images)
+        metrics.tokens["text"].inc(usage.text_tokens)
         if with_images:
-            self._inputs["image"].inc(with_images)
-            self._tokens["image"].inc(usage.image_tokens)
-            self._tokens["cached"].inc(usage.cached_tokens)
+            metrics.inputs["image"].inc(with_images)
+            metrics.tokens["image"].inc(usage.image_tokens)
+            metrics.tokens["cached"].inc(usage.cached_tokens)
 
 
 _Embed = Callable[..., Awaitable[Answer]]

@@ -15,7 +15,7 @@ from blake3 import blake3
 from tessera import tracing, wire
 from tessera.cache import BoundedLru, SharedCache, SingleFlight
 from tessera.errors import DeadlineExceeded, RequestError, TesseraError, Unavailable
-from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.dispatch import SCORES, Answer, Embedder
 from tessera.logs import note
 from tessera.models.base import Output
@@ -113,7 +113,7 @@ class ResultCache:
     def __init__(
         self,
         dispatcher: Embedder,
-        metrics: FrontendMetrics,
+        metrics: ModelMetrics,
         *,
         capacity: int,
         output: Output,
@@ -160,7 +160,7 @@ class ResultCache:
             else:
                 _put(answer, index, entry)
                 answer.cached_tokens[index] = _image_tokens(items[index])
-        self._metrics.result_cache.labels("hit").inc(len(items) - len(missing))
+        self._metrics.result_cache["hit"].inc(len(items) - len(missing))
         note(result_cache_hits=len(items) - len(missing))
         tracing.annotate({"tessera.result_cache.hits": len(items) - len(missing)})
         if missing:
@@ -198,7 +198,7 @@ class ResultCache:
             return error if ours else await self._alone(item, batch, deadline)
         except TesseraError as error:
             return error
-        self._metrics.result_cache.labels("miss" if ours else "joined").inc()
+        self._metrics.result_cache["miss" if ours else "joined"].inc()
         return computed
 
     async def _alone(self, item: wire.Item, batch: _Batch, deadline: Deadline) -> _Computed | TesseraError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tessera.frontend.api.endpoint import find_name
+from tessera.model_names import find_name
 
 NAMES = ("nvidia/llama-3.2-nv-embedqa-1b-v2", "other_model", "Other.model")
 

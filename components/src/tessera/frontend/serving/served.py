@@ -1,0 +1,93 @@
+"""One model as it is served: its workers, its room for requests, and the way from a request to its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tessera.errors import ModelNotFound
+from tessera.frontend.http.admission import Room
+from tessera.frontend.metrics import ModelMetrics
+from tessera.frontend.model_settings import ModelSettings
+from tessera.frontend.request import RequestLimits
+from tessera.frontend.serving.pipeline import Pipeline
+from tessera.model_names import find_name
+from tessera.models import Model
+from tessera.models.base import Output
+from tessera.rpc import Peers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workers:
+    """The workers of a model that can serve now, by component.
+
+    The encode workers are watched for health and capacity alone: the embed workers call them.
+    """
+
+    embed: Peers
+    encode: Peers
+
+    @property
+    def by_component(self) -> Mapping[str, Peers]:
+        return {"embed": self.embed, "encode": self.encode}
+
+    @property
+    def count(self) -> tuple[int, int]:
+        """Embed and encode workers."""
+        return len(self.embed.ready), len(self.encode.ready)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """What a client's form of a request is read with: the served model's names, its output, and the limits.
+
+    Answers say ``model``, the first of the ``names``.
+    """
+
+    names: tuple[str, ...]
+    output: Output
+    limits: RequestLimits
+    model: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", self.names[0])
+
+    def check(self, name: str) -> str:
+        """The one of the names that a client means; raises ``ModelNotFound`` if it is none of them."""
+        if (found := find_name(name, self.names)) is None:
+            raise not_found(name, self.names)
+        return found
+
+
+def not_found(name: str, names: Sequence[str]) -> ModelNotFound:
+    """The error for a name that is none of those that are served."""
+    known = ", ".join(map(repr, names))
+    return ModelNotFound(
+        f"the model {name!r} is not served here, {known or 'none'} {'are' if len(names) > 1 else 'is'}",
+        param="model",
+    )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class ServedModel:
+    """A model, owned by one event loop; ``close`` ends it.
+
+    ``settings`` may get other numbers of expected workers.
+    """
+
+    settings: ModelSettings
+    model: Model
+    served: Served
+    workers: Workers
+    pipeline: Pipeline
+    room: Room
+    metrics: ModelMetrics
+
+    def expects(self, component: str) -> int:
+        """The number of workers that were started."""
+        return self.settings.expected_embed if component == "embed" else self.settings.expected_encode
+
+    async def close(self) -> None:
+        self.metrics.forget()
+        for peers in self.workers.by_component.values():
+            await peers.close()
