@@ -26,6 +26,7 @@ MARKERS = {
     "measures": ("all", "runs a benchmark, which loads a service of its own for as long as it can"),
     "fuzzes": ("all", "tries hundreds of requests that nobody wrote"),
     "operates": ("all", "runs a scheduler's job or a monitoring server around a service of its own"),
+    "several": ("all", "serves several models, with workers for each"),
     "large": ("all", "sends hundreds of megabytes through a service of its own"),
     "soak": ("all", "keeps the service under load for minutes"),
     "gpu": ("all", "needs a CUDA device"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tessera.errors import Overloaded
-from tessera.frontend.http.admission import RESPONSES_IN_FLIGHT, Admission, Capacity, Ticket
+from tessera.frontend.http.admission import RESPONSES_IN_FLIGHT, Admission, Capacity, Room, Ticket
 
 
 class Workers:
@@ -198,3 +200,72 @@ def test_a_request_is_taken_to_cost_what_those_before_it_did() -> None:
             waiting.append(workers.admission.enter(""))
     assert 100 <= len(waiting) < 120
     close(waiting)
+
+
+class TwoModels:
+    """Two models with 10,000 tokens each, 100 requests each."""
+
+    def __init__(self) -> None:
+        self.admission = Admission(max_requests=100, max_response_bytes=1 << 30)
+        capacity = [Capacity(lambda: 10_000, lambda: 100, unknown=1) for _ in range(2)]
+        self.one, self.other = map(self.admission.open_room, ("one", "other"), capacity)
+
+    def fill(self, room: Room, tokens: int) -> list[Ticket]:
+        tickets: list[Ticket] = []
+        while True:
+            try:
+                ticket = self.admission.enter("")
+            except Overloaded:
+                return tickets
+            try:
+                ticket.enter(room)
+                ticket.charge(tokens, 0, 0)
+            except Overloaded:
+                ticket.close()
+                return tickets
+            tickets.append(ticket)
+
+
+@pytest.mark.parametrize(("tokens", "most"), [(1000, 10), (1, 100)], ids=["tokens", "requests"])
+def test_a_flood_for_one_model_refuses_nobody_who_asks_another(tokens: int, most: int) -> None:
+    models = TwoModels()
+    flood = models.fill(models.one, tokens)
+    assert len(flood) == most and models.one.tokens == most * tokens
+    # Heads of more of them are read before it is known whose they are, and hold no room of the other's.
+    heads = [models.admission.enter("") for _ in range(50)]
+    for head in heads:
+        with pytest.raises(Overloaded):
+            head.enter(models.one)
+        head.close()
+    others = models.fill(models.other, tokens)
+    assert len(others) == most
+    close(flood + others)
+    assert (models.admission.requests, models.one.tokens, models.other.tokens) == (0, 0, 0)
+
+
+def test_a_head_is_refused_once_every_model_is_full() -> None:
+    models = TwoModels()
+    full = models.fill(models.one, 1000) + models.fill(models.other, 1000)
+    with pytest.raises(Overloaded):
+        models.admission.enter("")
+    full.pop().close()
+    close([*full, models.admission.enter("")])
+
+
+async def test_a_room_is_empty_once_its_last_request_has_left() -> None:
+    models = TwoModels()
+    first, second = (models.admission.enter("") for _ in range(2))
+    first.enter(models.one)
+    second.enter(models.one)
+    waiting = asyncio.ensure_future(models.one.empty())
+    first.close()
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    # It goes to the other model's room.
+    second.enter(models.other)
+    await asyncio.wait_for(waiting, 10)
+    second.close()
+    models.admission.close_room(models.one)
+    ticket = models.admission.enter("")
+    assert models.other.tokens > 0
+    ticket.close()
