@@ -68,7 +68,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Time to answer", "s", quantiles("tessera_request_seconds", "route")),
         Panel("Errors", "reqps", (rate("tessera_errors_total", "code"),)),
-        Panel("Inputs", "ops", (rate("tessera_inputs_total", "kind"),)),
+        Panel("Inputs", "ops", (rate("tessera_inputs_total", "kind, model"),)),
         Panel("Tokens", "ops", (rate("tessera_tokens_total", "kind"),)),
         Panel(
             "Pairs and output rows",
@@ -169,7 +169,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Workers that can serve",
             "short",
-            (Query("max by (component) (tessera_workers)", "{{component}}"),),
+            (Query("max by (component, model) (tessera_workers)", "{{component}} {{model}}"),),
         ),
         Panel(
             "Retries",
