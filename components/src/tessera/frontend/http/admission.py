@@ -289,9 +289,9 @@ class Room:
         group: FrontendGroup | None = None,
     ) -> None:
         self.model = model
-        group = group or FrontendGroup()
-        places = _Places(group, model)
-        self._requests = _GroupBudget(lambda: max_requests, group, places, HELD_REQUESTS)
+        self._group = group = group or FrontendGroup()
+        self._places = places = _Places(group, model)
+        self._max_requests = max_requests
         self._tokens = _GroupBudget(capacity.tokens, group, places, HELD_TOKENS)
         self._units = _GroupBudget(capacity.units, group, places, HELD_UNITS)
         self._costs = _Costs(pairs=pairs)
@@ -316,28 +316,42 @@ class Room:
     def _guess(self, body_bytes: int | None) -> int:
         return _share(self._tokens, self._costs.guess(body_bytes))
 
+    @property
+    def requests(self) -> int:
+        """Requests in flight."""
+        own, others = self._places.find("")
+        words = self._group.words
+        total: int = words[own + HELD_REQUESTS]
+        for at in others:
+            total += words[at + HELD_REQUESTS]
+        return total
+
+    def _is_full(self) -> bool:
+        most = self._max_requests
+        return self.requests >= most and not (self._group.look() and self.requests < most)
+
     def _admits(self, client: str, guess: int) -> bool:
-        # All clients share the number of requests.
-        return self._requests.admits("", 1) and self._tokens.admits(client, guess)
+        return not self._is_full() and self._tokens.admits(client, guess)
 
-    def _refusal(self, client: str, guess: int) -> Overloaded:
-        if not self._requests.admits("", 1):
-            return _too_many(self._requests.used)
-        return _full(self._tokens, "tokens")
+    def _refusal(self) -> Overloaded:
+        return _too_many(self.requests) if self._is_full() else _full(self._tokens, "tokens")
 
-    def _take(self, client: str, guess: int) -> None:
-        self._requests.take("", 1)
-        self._tokens.take(client, guess)
-        self._here += 1
-        self._empty.clear()
-
-    def _give(self, client: str, tokens: int, units: int) -> None:
-        self._requests.give("", 1)
-        self._tokens.give(client, tokens)
-        self._units.give(client, units)
-        self._here -= 1
-        if not self._here:
-            self._empty.set()
+    def _change(self, client: str, *, tokens: int, units: int = 0, requests: int = 0) -> None:
+        words, find = self._group.words, self._places.find
+        at = find("")[0]
+        words[at + HELD_TOKENS] += tokens
+        words[at + HELD_UNITS] += units
+        words[at + HELD_REQUESTS] += requests
+        if client:
+            at = find(client)[0]
+            words[at + HELD_TOKENS] += tokens
+            words[at + HELD_UNITS] += units
+        if requests:
+            self._here += requests
+            if not self._here:
+                self._empty.set()
+            else:
+                self._empty.clear()
 
 
 class Admission:
@@ -400,7 +414,7 @@ class Admission:
         if len(self._rooms) == 1:
             ticket.enter(self._rooms[0])
         elif self._rooms and not any(room._admits(client, room._guess(body_bytes)) for room in self._rooms):
-            raise self._rooms[0]._refusal(client, self._rooms[0]._guess(body_bytes))
+            raise self._rooms[0]._refusal()
         self._count(1)
         return ticket
 
@@ -447,14 +461,14 @@ class Ticket:
             return
         guess = room._guess(self._body_bytes)
         if not room._admits(self._client, guess):
-            raise room._refusal(self._client, guess)
+            raise room._refusal()
         self._leave()
-        room._take(self._client, guess)
+        room._change(self._client, tokens=guess, requests=1)
         self._room, self._tokens = room, guess
 
     def _leave(self) -> None:
         if self._room is not None:
-            self._room._give(self._client, self._tokens, self._units)
+            self._room._change(self._client, tokens=-self._tokens, units=-self._units, requests=-1)
             self._room, self._tokens, self._units = None, 0, 0
 
     def charge(self, tokens: int, units: int, response_bytes: int) -> None:
@@ -465,19 +479,19 @@ class Ticket:
         room, answers, client = self._room, self._admission._response_bytes, self._client
         assert room is not None
         room._costs.learn(self._body_bytes, tokens)
-        room._tokens.give(client, self._tokens)
+        room._change(client, tokens=-self._tokens)
         self._tokens = 0
         tokens, units = _share(room._tokens, tokens), _share(room._units, units)
         _check(room._tokens, client, tokens, "tokens")
         if units:
             _check(room._units, client, units, "units")
         _check(answers, client, response_bytes, "bytes of answers")
-        room._tokens.take(client, tokens)
-        room._units.take(client, units)
+        room._change(client, tokens=tokens, units=units)
         answers.take(client, response_bytes)
         self._tokens, self._units, self._response_bytes = tokens, units, response_bytes
 
     def close(self) -> None:
         self._leave()
         self._admission._count(-1)
-        self._admission._response_bytes.give(self._client, self._response_bytes)
+        if self._response_bytes:
+            self._admission._response_bytes.give(self._client, self._response_bytes)
