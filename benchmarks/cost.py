@@ -4,6 +4,7 @@ The engines cost nothing, so that what is left is the service. The floor is meas
 ASGI application, the tokenizer, and one empty call over Dynamo. Each input is sent alone and then with
 ``--concurrency`` requests at once; images are never seen before. A part is the threads of one name.
 ``--against`` compares with another commit: both services run in turns, A B B A, driven alike by this one.
+``--beside`` compares with itself while further models are served that nobody asks, in the same turns.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Final
 from benchmarks import cpu, usage
 from benchmarks.free_family import DESCRIBED, installed
 from benchmarks.ports import free_ports
-from benchmarks.service import Deployment, service
+from benchmarks.service import NAME, Deployment, service
 from tessera.tools.load.bodies import HttpWorkload
 from tessera.tools.load.clients import Load, drive
 from tessera.tools.load.words import CheckpointWords
@@ -42,6 +43,7 @@ WORKLOADS: Final = {
 }
 _ROOT: Final = Path(__file__).parent.parent
 _FLOOR: Final = "floor"
+_BESIDE: Final = "beside others"
 _STARTS_SECONDS: Final = 60.0
 # A part of less than this share of a request's processor time is one of the others.
 _LEAST_SHARE: Final = 0.01
@@ -221,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         checkpoint = stack.enter_context(installed())
         load = Load(
             words=CheckpointWords(checkpoint),
-            model_name="benchmark",
+            model_name=NAME,
             clients=options.clients,
             warm=options.warm,
             seconds=options.seconds,
@@ -232,27 +234,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.against is not None:
             old = replace(new, source=stack.enter_context(_worktree(options.against)))
             turns = [(options.against, old), ("this", new), ("this", new), (options.against, old)]
+        elif options.beside:
+            several = replace(new, beside=options.beside)
+            turns = [("this", new), (_BESIDE, several), (_BESIDE, several), ("this", new)]
         logs = options.out / "logs"
         print(_FLOOR, flush=True)
         with floor(checkpoint / DESCRIBED / "tokenizer.json", options.frontends, logs) as urls:
             measure(options, replace(load, check=False), urls, services[_FLOOR])
         for name, deployment in turns:
             print(name, flush=True)
-            with service(deployment, logs / name) as urls:
+            with service(deployment, logs / name.replace(" ", "-")) as urls:
                 measure(options, load, urls, services.setdefault(name, {}))
-    header, rows = _rows(services, options.against or _FLOOR)
+    header, rows = _rows(services, options.against or ("this" if options.beside else _FLOOR))
     print("\n" + table(header, rows))
     write_csv(options.out / "cost.csv", header, rows)
     for name, costs in services.items():
         header, part_rows = _parts(costs)
         print(f"\nCPU ms of a request, {name}\n" + table(header, part_rows))
-        write_csv(options.out / f"cost-{name}.csv", header, part_rows)
+        write_csv(options.out / f"cost-{name.replace(' ', '-')}.csv", header, part_rows)
     return 0
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = usage.parser("benchmarks.cost", __doc__)
-    parser.add_argument("--against", metavar="COMMIT", help="compare with this commit of the repository")
+    turns = parser.add_mutually_exclusive_group()
+    turns.add_argument("--against", metavar="COMMIT", help="compare with this commit of the repository")
+    turns.add_argument("--beside", type=int, default=0, metavar="N", help="models that nobody asks")
     parser.add_argument("--inputs", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--mode", choices=("agg", "e_p"), default="agg")
     parser.add_argument("--frontends", type=int, default=1)

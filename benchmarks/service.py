@@ -12,19 +12,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from benchmarks.ports import free_ports
 from tessera.launch.port import Port
 from tessera.launch.ready import workers
+from tessera.model_names import namespace_of
 
 _ROOT = Path(__file__).parent.parent
+
+NAME: Final = "benchmark"
+"""Of the model in requests."""
+
+_NAMESPACE: Final = "tessera"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployment:
     """``mode`` is agg or e_p; ``engine`` is merged over the engine configuration as JSON.
 
-    ``source`` is the folder of the package ``tessera`` that runs.
+    ``source`` is the folder of the package ``tessera`` that runs. ``beside`` is a number of further models,
+    each the same checkpoint under a name of its own with workers of its own.
     """
 
     model_path: Path
@@ -34,6 +42,11 @@ class Deployment:
     worker_flags: tuple[str, ...] = ()
     frontend_flags: tuple[str, ...] = ("--max-in-flight", "100000")
     source: Path = _ROOT / "components/src"
+    beside: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (NAME, *(f"beside-{number}" for number in range(self.beside)))
 
 
 @contextmanager
@@ -42,11 +55,12 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
     logs.mkdir(parents=True, exist_ok=True)
     modes = {"agg": ["agg"], "e_p": ["encode", "embed"]}[deployment.mode]
     # Workers answer /metrics on the first ones.
+    modes *= len(deployment.names)
     found = free_ports(len(modes) + deployment.frontends)
     together = deployment.source == _ROOT / "components/src"
     ports = found[len(modes) :][: 1 if together else None]
     urls = tuple(f"http://127.0.0.1:{port}" for port in ports)
-    shared = ["--model-path", str(deployment.model_path), "--served-model-name", "benchmark"]
+    model = ["--model-path", str(deployment.model_path)]
     processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory() as store, ExitStack() as stack:
         environment = os.environ | {"DYN_FILE_KV": store}
@@ -54,11 +68,17 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
             [str(deployment.source), os.environ.get("PYTHONPATH", "")]
         )
         try:
-            for mode, port in zip(modes, found, strict=False):
-                flags = [*shared, "--disaggregation-mode", mode, *deployment.worker_flags]
+            places = _places(deployment)
+            for number, (mode, port) in enumerate(zip(modes, found, strict=False)):
+                name = deployment.names[number * len(deployment.names) // len(modes)]
+                flags = [*model, "--served-model-name", name, "--namespace", places[name]]
+                flags += ["--disaggregation-mode", mode, *deployment.worker_flags]
                 flags += ["--override-engine-args", json.dumps(deployment.engine)]
                 own = environment | {"DYN_SYSTEM_PORT": str(port)}
-                processes.append(_start("tessera.worker", flags, own, logs / f"{mode}.log"))
+                processes.append(_start("tessera.worker", flags, own, logs / f"{mode}-{number}.log"))
+            served = [*model, "--served-model-name", NAME]
+            if deployment.beside:
+                served = ["--models", str(_listed(deployment, Path(store)))]
             shared_port: Port | None = None
             if together:
                 counts = Path(store, "metrics")
@@ -66,12 +86,13 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
                 shared_port = Port.open("127.0.0.1", ports[0], deployment.frontends, metrics=counts)
                 stack.callback(shared_port.close)
             for number in range(deployment.frontends):
-                flags = [*shared, "--port", str(ports[number % len(ports)]), *deployment.frontend_flags]
+                flags = [*served, "--port", str(ports[number % len(ports)]), *deployment.frontend_flags]
                 inherited = shared_port.descriptors if shared_port else []
                 own = environment | (shared_port.seat(number, inherited) if shared_port else {})
                 log = logs / f"frontend-{number}.log"
                 processes.append(_start("tessera.frontend", flags, own, log, inherited))
-            there = {"embed": 1, "encode": int(deployment.mode == "e_p")}
+            count = len(deployment.names)
+            there = {"embed": count, "encode": count * (deployment.mode == "e_p")}
             there["frontends"] = deployment.frontends if together else 1
             _wait(urls, processes, there, timeout=timeout)
             yield urls
@@ -84,6 +105,23 @@ def service(deployment: Deployment, logs: Path, *, timeout: float = 180) -> Iter
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
+
+
+def _places(deployment: Deployment) -> dict[str, str]:
+    """The namespace of each model's workers."""
+    if not deployment.beside:
+        return {NAME: _NAMESPACE}
+    return {name: namespace_of(_NAMESPACE, name) for name in deployment.names}
+
+
+def _listed(deployment: Deployment, folder: Path) -> Path:
+    """The file that frontends read of several models."""
+    models = [
+        {"model_path": str(deployment.model_path), "served_model_names": [name]} for name in deployment.names
+    ]
+    path = folder / "models.json"
+    path.write_text(json.dumps({"models": models}))
+    return path
 
 
 def _start(
