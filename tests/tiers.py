@@ -25,7 +25,10 @@ MARKERS = {
     "installs": ("all", "waits for an environment of its own"),
     "measures": ("all", "runs a benchmark, which loads a service of its own for as long as it can"),
     "fuzzes": ("all", "tries hundreds of requests that nobody wrote"),
-    "operates": ("all", "runs a scheduler's job or a monitoring server around a service of its own"),
+    "operates": (
+        "all",
+        "runs a scheduler's job or a monitoring server around a service of its own, or changes its models",
+    ),
     "several": ("all", "serves several models, with workers for each"),
     "large": ("all", "sends hundreds of megabytes through a service of its own"),
     "soak": ("all", "keeps the service under load for minutes"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tessera.cli import serve
-from tessera.cli.serve import Asked, UnknownWord, is_split, read
+from tessera.cli.serve import Asked, UnknownWord, changed, is_split, read, wanted
 from tessera.frontend.settings import parse as parse_frontend
 from tessera.launch.settings import LaunchSettings, SettingError, settings
 from tessera.worker.settings import parse as parse_worker
@@ -65,8 +65,6 @@ def test_the_model_is_the_one_word_without_a_flag() -> None:
     assert of(read(["--max-inputs", "3", "/models/one"])).model_path == "/models/one"
     with pytest.raises(UnknownWord, match="/models/one and --model-path /models/two"):
         read(["/models/one", "--model-path", "/models/two"])
-    with pytest.raises(UnknownWord, match="two"):
-        read(["one", "two"])
 
 
 def test_several_names_of_a_model_leave_no_doubt_what_is_served(tmp_path: Path) -> None:
@@ -77,6 +75,112 @@ def test_several_names_of_a_model_leave_no_doubt_what_is_served(tmp_path: Path) 
         read(["--served-model-name", "a", "m"])
     assert of(read(["--served-model-name", "a,b"])).model_names == ["a", "b"]
     assert of(asked(tmp_path, "served_model_name: [a, b]\n")).model_names == ["a", "b"]
+
+
+TWO = """
+agg_workers: 2
+model_options: {max_pixels: 8192}
+drain_seconds: 5
+models:
+  - model: /models/one
+    served_model_name: [first, eins]
+    multimodal_embedding_cache_capacity_gb: 3
+  - model_path: org/two
+    revision: v2
+    encode-workers: 1
+    embed_workers: 0
+    override_engine_args: {threads: 1}
+    namespace: elsewhere
+  - three
+"""
+
+
+def test_several_models_have_the_settings_of_all_with_their_own_over_them(tmp_path: Path) -> None:
+    found = asked(tmp_path, TWO, "--port", "3")
+    given, several, models = wanted(found)
+    assert several and (given.dyn_http_port, given.dyn_namespace) == (3, "tessera")
+    one, two, three = models
+    assert [model.settings.model_names for model in models] == [["first", "eins"], ["org/two"], ["three"]]
+    assert [model.settings.dyn_namespace for model in models] == [
+        *("tessera-first", "elsewhere"),
+        "tessera-three",
+    ]
+    assert [model.split for model in models] == [False, True, False]
+    assert (one.settings.agg_workers, three.settings.agg_workers) == (2, 2)
+    assert (two.settings.encode_workers, two.settings.embed_workers) == (1, 0)
+    assert {model.settings.model_options for model in models} == {'{"max_pixels": 8192}'}
+    assert two.settings.model_revision == "v2" and not one.settings.model_revision
+    assert one.said == f"{tmp_path}/serve.yaml: models[0]"
+    assert one.settings.named("model_path") == f"{tmp_path}/serve.yaml: models[0]: model-path: /models/one"
+    drained, cached, threads = (
+        parse_worker([*each.worker, "--model-path", "m"]) for each in (three, one, two)
+    )
+    assert drained.drain_seconds == cached.drain_seconds == threads.drain_seconds == 5
+    assert (drained.cache_bytes, cached.cache_bytes) == (None, 3 << 30)
+    assert (threads.stages.threads, drained.stages.threads) == (1, 0)
+
+
+def test_several_words_are_several_models() -> None:
+    _, several, models = wanted(read(["/models/one", "--agg-workers", "3", "org/two@v1", "--port", "3"]))
+    assert several and [model.settings.model_path for model in models] == ["/models/one", "org/two@v1"]
+    assert {model.settings.agg_workers for model in models} == {3}
+    assert not wanted(read(["/models/one"]))[1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["one", "two", "--model-path", "three"], "one and --model-path three: name models without a flag"),
+        (["one", "two", "--served-model-name=a"], "--served-model-name a: is of one model"),
+        (["--models", "file"], "there is no flag --models"),
+    ],
+)
+def test_words_that_would_be_of_one_of_several_are_refused(words: list[str], said: str) -> None:
+    with pytest.raises(UnknownWord, match=said):
+        read(words)
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("{model: a, port: 3}", r"models\[0\]: port: is of the whole service: write it beside models"),
+        ("{model: a, max_inputs: 3}", r"models\[0\]: max-inputs: is of the whole service"),
+        (
+            "{model: a, agg_worker: 3}",
+            r"models\[0\]: there is no setting agg-worker, did you mean agg-workers",
+        ),
+        ("{model: a, drain_seconds: -1}", r"models\[0\]: .*--drain-seconds must be 0 or more"),
+        ("{agg_workers: 3}", r"models\[0\]: model: names no model"),
+        ("3", r"models\[0\]: must be a model with its settings, not a int"),
+        ("{model: a, agg_workers: x}", r"models\[0\]: agg-workers: x: is not a whole number"),
+        (
+            "{model: a, agg_workers: 1, embed_workers: 1}",
+            r"models\[0\]: .*agg-workers: 1 and .*embed-workers: 1",
+        ),
+        (
+            "{model: a}, {model: b, served_model_name: A}",
+            r"models\[1\]: 'A' is the name of .*models\[0\] already",
+        ),
+        ("", "models: must be a list of models"),
+    ],
+)
+def test_what_is_wrong_with_a_model_is_named_with_its_place(tmp_path: Path, entry: str, said: str) -> None:
+    with pytest.raises(SettingError, match=f"^{tmp_path}/serve.yaml: {said}"):
+        wanted(asked(tmp_path, f"models: [{entry}]"))
+
+
+def test_what_changed_beside_the_models_is_named(tmp_path: Path) -> None:
+    before = asked(tmp_path, TWO)
+    assert changed(before, asked(tmp_path, TWO.replace("eins", "uno"))) == []
+    now = asked(tmp_path, TWO.replace("agg_workers: 2", "port: 3").replace("seconds: 5", "seconds: 6"))
+    assert changed(before, now) == [
+        f"{tmp_path}/serve.yaml: agg-workers: 2",
+        f"{tmp_path}/serve.yaml: port: 3",
+        "--drain-seconds=6",
+    ]
+    assert changed(before, asked(tmp_path, TWO.partition("models")[0]))[-1:] == [
+        f"{tmp_path}/serve.yaml: models"
+    ]
 
 
 def test_values_of_yaml_are_what_a_variable_would_hold(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ def test_it_needs_nothing_but_the_standard_library(module: str) -> None:
     first, *others = said.split()
     assert first == "tessera"
     # What it reads of the machine, and chooses from it, is for workers as well.
-    ours = ("tessera.launch", "tessera.machine", "tessera.defaults")
+    ours = ("tessera.launch", "tessera.machine", "tessera.defaults", "tessera.model_names")
     assert all(name.startswith(ours) for name in others), others
 
 

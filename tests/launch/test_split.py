@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,7 +90,7 @@ def test_lists_that_are_given_win() -> None:
         ("e_p", host(2), {}, [[2, 2], [2, 2]]),
         ("e_p", host(2), {"ENCODE_WORKERS": "1", "EMBED_WORKERS": "1"}, [[1], [1]]),
         ("e_p", host(2), {"ENCODE_WORKERS": "1"}, [[2], [1, 2]]),
-        ("e_p", host(2), {"EMBED_CUDA_VISIBLE_DEVICES": "0"}, [[2, 1], [2]]),
+        ("e_p", host(2), {"EMBED_CUDA_VISIBLE_DEVICES": "0"}, [[1, 2], [2]]),
     ],
 )
 def test_workers_are_told_who_is_on_their_card(
@@ -172,3 +173,34 @@ def test_frontends_bound_their_requests_together_and_arguments_win(tmp_path: Pat
 
     assert (limit(), limit(FRONTENDS="1")) == (6144, 1024)
     assert limit(FRONTEND_ARGS="--max-in-flight 7") == 7
+
+
+def several(machine: Machine, *given: dict[str, str]) -> list[Workers]:
+    """The workers of models, each with both stages, that are placed at once."""
+    kinds = []
+    for number, own in enumerate(given):
+        (kind,) = agg_workers(settled(LaunchSettings.read(own), machine), ())
+        kinds.append(replace(kind, model=f"m{number}"))
+    return on_cards(kinds, machine)
+
+
+def test_models_spread_over_the_cards() -> None:
+    assert [kind.cards for kind in several(host(2), {}, {})] == [["0", "1"], ["0", "1"]]
+    one = {"AGG_WORKERS": "1"}
+    assert [kind.cards for kind in several(host(4), one, one, one)] == [["0"], ["1"], ["2"]]
+    # What is tied to a card is not joined while others are free.
+    tied = one | {"AGG_CUDA_VISIBLE_DEVICES": "0"}
+    assert [kind.cards for kind in several(host(2), one, tied)] == [["1"], ["0"]]
+    later = on_cards([replace(several(host(2), one)[0], gpus="")], host(2), several(host(2), one))
+    assert later[0].cards == ["1"]
+    assert [kind.cards for kind in several(host(1), one, one)] == [[""], [""]]
+
+
+def test_workers_of_models_are_named_and_counted_together() -> None:
+    kinds = several(host(2), {}, {"AGG_WORKERS": "1"})
+    assert [kind.name(0) for kind in kinds] == ["agg worker 0 of m0", "agg worker 0 of m1"]
+    assert sharing(kinds, host(2)) == [[2, 1], [2]]
+    said = described(LaunchSettings(frontends=1), kinds, host(2))
+    assert said.endswith(
+        "1 frontend, 3 agg workers; card 0: 1 agg of m0 and 1 agg of m1; card 1: 1 agg of m0"
+    )

@@ -23,14 +23,23 @@ import json, os, pathlib, sys
 from tessera.launch.children import Signals, Told
 from tessera.launch.report import Report
 from tessera.launch.supervisor import Supervisor
-supervisor = Supervisor(Signals(), Report("text"), 1)
+signals = Signals()
+if "reread" in sys.argv:
+    signals.reread_when_told()
+supervisor = Supervisor(signals, Report("text"), 1)
 for name, role, *command in json.loads(sys.argv[1]):
     if role == "other":
         supervisor.start_other(command, os.environ, pathlib.Path(name))
     else:
         supervisor.start(name, role, command, os.environ)
+def beside():
+    if signals.told_to_reread:
+        signals.told_to_reread = False
+        print("told", file=sys.stderr)
+        supervisor.leave([child for child in supervisor.children if child.name.startswith("leaving")])
+        supervisor.tell("frontend", 15)
 try:
-    supervisor.supervise()
+    supervisor.supervise(beside)
 except Told as told:
     supervisor.stop()
     sys.exit(told.status)
@@ -44,7 +53,11 @@ STUBBORN = ["bash", "-c", "trap '' TERM; while :; do sleep 0.05; done"]
 
 @contextmanager
 def supervising(
-    tmp_path: Path, commands: Sequence[Sequence[str]], *, ignored: Sequence[signal.Signals] = ()
+    tmp_path: Path,
+    commands: Sequence[Sequence[str]],
+    *more: str,
+    ignored: Sequence[signal.Signals] = (),
+    new_session: bool = True,
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     def signals() -> None:
         for number in (signal.SIGINT, signal.SIGHUP):
@@ -53,7 +66,11 @@ def supervising(
     log = tmp_path / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, json.dumps(commands)], stderr=output, preexec_fn=signals
+            [sys.executable, "-c", _PROGRAM, json.dumps(commands), *more],
+            stderr=output,
+            preexec_fn=signals,
+            # Without a terminal, whatever the tests are run from.
+            start_new_session=new_session,
         )
     try:
         wait_for(lambda: len(children(process.pid)) == len(commands))
@@ -163,3 +180,58 @@ def test_a_program_that_has_gone_is_looked_for_again(tmp_path: Path) -> None:
         wait_for(lambda: "No such file" in log.read_text())
         (tmp_path / "away").rename(program)
         wait_for(lambda: [command_line(pid) for pid in children(process.pid)] == [SLEEP])
+
+
+def test_what_is_told_to_leave_is_not_started_again_and_killed_in_the_end(tmp_path: Path) -> None:
+    commands = [["leaving 1", "agg", *STUBBORN], ["leaving 2", "agg", *SLEEP], ["stays", "agg", *SLEEP]]
+    with supervising(tmp_path, commands, "reread") as (process, log):
+        stubborn, _, stays = children(process.pid)
+        wait_for(lambda: bool(ignored_by(stubborn) & bit(signal.SIGTERM)))
+        process.send_signal(signal.SIGHUP)
+        wait_for(lambda: children(process.pid) == [stays])
+        killed = "tessera: killing leaving 1, which has not ended after 1 s\n"
+        assert log.read_text() == f"told\n{killed}"
+        os.kill(stays, signal.SIGKILL)
+        wait_for(lambda: "stays (pid" in log.read_text())
+
+
+def test_one_role_is_told_alone(tmp_path: Path) -> None:
+    commands = [["a", "frontend", *SLEEP], ["b", "agg", *SLEEP]]
+    with supervising(tmp_path, commands, "reread") as (process, log):
+        process.send_signal(signal.SIGHUP)
+        wait_for(lambda: "a (pid" in log.read_text())
+        assert "b (pid" not in log.read_text()
+
+
+def test_a_terminal_that_is_closed_ends_what_reads_its_file_again_too(tmp_path: Path) -> None:
+    def told() -> int:
+        return log.read_text().count("told")
+
+    # A session of its own, on a terminal of its own.
+    master, slave = os.openpty()
+    log = tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _ON_A_TERMINAL, _PROGRAM, json.dumps([["one", "agg", *SLEEP]])],
+            stdin=slave,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        os.close(slave)
+        wait_for(lambda: bool(children(process.pid)))
+        process.send_signal(signal.SIGHUP)
+        wait_for(lambda: told() == 1)
+        os.close(master)
+        assert process.wait(20) == 128 + signal.SIGHUP
+        assert told() == 1
+    finally:
+        process.kill()
+        process.wait()
+
+
+_ON_A_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, "-c", *sys.argv[1:], "reread"])
+"""

@@ -12,7 +12,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib.util import find_spec
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from tessera.launch.children import Signals
-from tessera.launch.processes import Workers, agg_workers, e_p_workers
+from tessera.launch.models import WantedModel, check_apart, wanted_models
 from tessera.launch.report import Report
 from tessera.launch.service import Service, status_of
 from tessera.launch.settings import OPEN, Given, LaunchSettings, Setting, SettingError, plain, settings
@@ -29,12 +29,14 @@ _TEXT: Final = """\
 Starts a service on this machine and keeps it running until Ctrl-C or SIGTERM: frontends on
 one port, and workers, one for each card. A worker runs both stages of the model unless
 --encode-workers or --embed-workers is given: then each stage has workers of its own. Without
-MODEL it serves the demonstration model.
+MODEL it serves the demonstration model. Of several models each has workers of its own, and
+requests choose by name.
 
 Flags of frontends and workers are taken as well: --help-all lists them, too.
 
 A flag wins over the file that --config names, the file over the environment. The file is YAML
-with a key for each flag: `port: 8000`, `encode_workers: 2`."""
+with a key for each flag: `port: 8000`, `encode_workers: 2`. Under `models:` it lists several
+models: each has `model`, and what settings of its own it needs. SIGHUP reads that list again."""
 
 _NAMES: Final = "--served-model-name"
 # Of worker flags the only one that an encode worker refuses.
@@ -65,13 +67,28 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AskedModel:
+    """One of several models: the settings that are its own, and flags of its workers; ``said`` is where."""
+
+    said: str
+    given: Mapping[str, Given]
+    worker: Sequence[str] = ()
+    encode_worker: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What a command line and its file say: settings by field, and flags of the processes."""
+    """What a command line and its file say: settings by field, and flags of the processes.
+
+    ``models`` are several, which have all of that with their own over it.
+    """
 
     given: Mapping[str, Given]
     frontend: Sequence[str] = ()
     worker: Sequence[str] = ()
     encode_worker: Sequence[str] = ()
+    models: Sequence[AskedModel] = ()
+    config: Path | None = None
 
 
 def main(arguments: Sequence[str], prog: str = "tessera serve") -> int:
@@ -91,26 +108,34 @@ def main(arguments: Sequence[str], prog: str = "tessera serve") -> int:
         sys.stderr.write(f"{prog}: {error}\n")
         return 1
     signals = Signals()
+    if asked.config is not None:
+        signals.reread_when_told()
     log_format = asked.given.get("log_format")
     report = Report(log_format.text if log_format else os.environ.get("LOG_FORMAT", ""))
 
+    def reread() -> tuple[list[WantedModel], list[str]]:
+        try:
+            now = read(words, prog)
+        except UnknownWord as error:
+            raise SettingError(str(error)) from error
+        models = wanted(replace(asked, models=now.models))[2] if now.models and asked.models else first
+        return models, changed(asked, now)
+
+    given, several, first = LaunchSettings(), False, list[WantedModel]()
+
     def serve() -> None:
-        given = replace(LaunchSettings.read(os.environ, asked.given), passed=tuple(asked.frontend))
-        split = is_split(given)
-
-        def workers(settings: LaunchSettings) -> list[Workers]:
-            if split:
-                return e_p_workers(settings, asked.worker, asked.encode_worker)
-            return agg_workers(settings, asked.worker)
-
+        nonlocal given, several, first
+        given, several, first = wanted(asked)
         service = Service(
             given,
-            workers,
+            first,
+            several=several,
             python=sys.executable,
             # What lies in the folder that it is started from is no part of the service.
             environment={**os.environ, "PYTHONSAFEPATH": "1"},
             signals=signals,
             report=report,
+            reread=reread,
         )
         if service.worker_count and (
             missing := [name for name in ("torch", "safetensors") if not find_spec(name)]
@@ -123,6 +148,62 @@ def main(arguments: Sequence[str], prog: str = "tessera serve") -> int:
         service.run()
 
     return status_of(serve, report)
+
+
+def wanted(asked: Asked) -> tuple[LaunchSettings, bool, list[WantedModel]]:
+    """The settings of the service, whether it has several models, and its models. Raises ``SettingError``."""
+    given = replace(LaunchSettings.read(os.environ, asked.given), passed=tuple(asked.frontend))
+    if not asked.models:
+        several, found = wanted_models(
+            given, split=is_split(given), worker=asked.worker, encode_worker=asked.encode_worker
+        )
+        return given, several, found
+    found = []
+    for model in asked.models:
+        common = {name: each for name, each in asked.given.items() if name not in _other_shape(model.given)}
+        settings = LaunchSettings.read(os.environ, {**common, **model.given})
+        try:
+            split = is_split(settings)
+        except SettingError as error:
+            raise SettingError(f"{model.said}: {error}") from error
+        found.append(
+            WantedModel.one_of_several(
+                settings,
+                own_namespace="dyn_namespace" in model.given,
+                split=split,
+                worker=(*asked.worker, *model.worker),
+                encode_worker=(*asked.encode_worker, *model.encode_worker),
+                said=model.said,
+            )
+        )
+    check_apart(found)
+    return given, True, found
+
+
+def _other_shape(given: Collection[str]) -> set[str]:
+    """Numbers of workers of all models that one has no use for: its own workers are of the other kind."""
+    split = {"encode_workers", "embed_workers"}
+    if not split.isdisjoint(given):
+        return {"agg_workers"}
+    return split if "agg_workers" in given else set()
+
+
+def changed(before: Asked, now: Asked) -> list[str]:
+    """What has changed beside the models, as whoever wrote it calls it."""
+    found = [
+        (now.given.get(name) or before.given[name]).said
+        for name in sorted(before.given.keys() | now.given.keys())
+        if _text_of(before.given.get(name)) != _text_of(now.given.get(name))
+    ]
+    for words, others in ((before.frontend, now.frontend), (before.worker, now.worker)):
+        found += [word for word in others if word not in words] or [w for w in words if w not in others]
+    if bool(before.models) is not bool(now.models):
+        found.append(f"{now.config}: models")
+    return list(dict.fromkeys(found))
+
+
+def _text_of(given: Given | None) -> str | None:
+    return None if given is None else given.text
 
 
 def is_split(settings: LaunchSettings) -> bool:
@@ -143,6 +224,7 @@ def read(words: Sequence[str], prog: str = "tessera serve") -> Asked:
     own = {each.variable.flag: each for each in settings() if each.variable.flag}
     config, left = _config(words)
     file = {} if config is None else _read_file(config)
+    listed = file.pop("models", None)
     flags = {word.partition("=")[0] for word in left if word.startswith("--") and word != "--"}
     others = (flags | {f"--{key}" for key in file}) - own.keys()
     known = _known_to_processes() if others else {}
@@ -153,12 +235,12 @@ def read(words: Sequence[str], prog: str = "tessera serve") -> Asked:
         raise SettingError(f"{config}: there is no setting {flag.removeprefix('--')}{meant}")
 
     parser = _Parser(prog=prog, add_help=False, allow_abbrev=False)
-    parser.add_argument("model", nargs="?", metavar="MODEL")
+    parser.add_argument("models", nargs="*", metavar="MODEL")
     for flag in own:
         parser.add_argument(flag, dest=flag, default=None, nargs="+" if flag == _NAMES else None)
     for flag in sorted(flags & others):
         parser.add_argument(flag, action=_Collect, dest="passed", nargs=known[flag].values, default=[])
-    parsed = vars(parser.parse_args(left))
+    parsed = vars(parser.parse_intermixed_args(left))
 
     given = {
         each.field: Given(_setting_text(file[key]), f"{config}: {key}: {_setting_text(file[key])}")
@@ -167,21 +249,74 @@ def read(words: Sequence[str], prog: str = "tessera serve") -> Asked:
     }
     passed = [_from_file(f"--{key}", value, known) for key, value in file.items() if f"--{key}" in others]
     names = parsed[_NAMES] or []
-    if len(names) > 1 and parsed["model"] is None and parsed["--model-path"] is None:
+    named = parsed["models"]
+    if len(names) > 1 and not named and parsed["--model-path"] is None:
         # The last may have been meant as MODEL.
         raise UnknownWord(f"{_NAMES} {' '.join(names)}: write MODEL before it, or a comma between names")
     parsed[_NAMES] = ",".join(names) or None
     for flag, each in own.items():
         if parsed[flag] is not None:
             given[each.field] = Given(parsed[flag], f"{flag} {parsed[flag]}")
-    if parsed["model"] is not None:
-        if parsed["--model-path"] is not None:
-            raise UnknownWord(
-                f"{parsed['model']} and --model-path {parsed['--model-path']}: one model is served"
-            )
-        given["model_path"] = Given(parsed["model"], parsed["model"])
+    if named and parsed["--model-path"] is not None:
+        raise UnknownWord(
+            f"{named[0]} and --model-path {parsed['--model-path']}: name models without a flag, all of them"
+        )
+    models = [] if listed is None else _listed(listed, config, own)
+    if len(named) == 1 and not models:
+        given["model_path"] = Given(named[0], named[0])
+    elif named and models:
+        raise UnknownWord(f"{' '.join(named)}: the models are those that {config} lists")
+    elif named:
+        models = [AskedModel(said=each, given={"model_path": Given(each, each)}) for each in named]
+    if models and (twice := next((each for each in _OF_ONE if each in given), None)) is not None:
+        raise UnknownWord(f"{given[twice].said}: is of one model, and there are several")
     passed += parsed.get("passed", [])
-    return _asked(given, [each for each in passed if each is not None], known)
+    asked = _asked(given, [each for each in passed if each is not None], known)
+    return replace(asked, models=models, config=config)
+
+
+# The names of one model; each of several has its own.
+_OF_ONE: Final = ("model_path", "served_model_name")
+
+
+def _listed(listed: Any, config: Path | None, own: Mapping[str, Setting]) -> list[AskedModel]:
+    """The models that stand in the file. Raises ``SettingError``."""
+    if not isinstance(listed, list) or not listed:
+        raise SettingError(f"{config}: models: must be a list of models")
+    return [_listed_model(each, f"{config}: models[{index}]", own) for index, each in enumerate(listed)]
+
+
+def _listed_model(entry: Any, said: str, own: Mapping[str, Setting]) -> AskedModel:
+    if isinstance(entry, str):
+        entry = {"model": entry}
+    if not isinstance(entry, dict):
+        raise SettingError(f"{said}: must be a model with its settings, not a {type(entry).__name__}")
+    values = {f"--{str(key).replace('_', '-')}": value for key, value in entry.items()}
+    if "--model" in values:
+        values["--model-path"] = values.pop("--model")
+    given, passed = {}, []
+    known = _known_to_processes() if values.keys() - own.keys() else {}
+    for flag, value in values.items():
+        key = flag.removeprefix("--")
+        if flag in own and own[flag].variable.of_model:
+            if value is not None:
+                text = _setting_text(value)
+                given[own[flag].field] = Given(text, f"{said}: {key}: {text}")
+        elif flag in known and known[flag].worker and flag not in own:
+            passed.append(_from_file(flag, value, known))
+        elif flag in own or flag in known:
+            raise SettingError(f"{said}: {key}: is of the whole service: write it beside models")
+        else:
+            of_models = {each for each in own if own[each].variable.of_model}
+            meant = _meant(flag, of_models | {each for each in known if known[each].worker})
+            raise SettingError(f"{said}: there is no setting {key}{meant.replace('--', '')}")
+    if not given.get("model_path", Given("", "")).text:
+        raise SettingError(f"{said}: model: names no model")
+    try:
+        asked = _asked({}, [each for each in passed if each is not None], known)
+    except UnknownWord as error:
+        raise SettingError(f"{said}: {error}") from error
+    return AskedModel(said=said, given=given, worker=asked.worker, encode_worker=asked.encode_worker)
 
 
 class _Collect(argparse.Action):
@@ -239,6 +374,7 @@ class _Flag:
 def _known_to_processes() -> dict[str, _Flag]:
     """The flags of frontends and workers by name."""
     # Imported for these alone: they take a quarter of a second.
+    from tessera.frontend.model_settings import MODELS_FLAG
     from tessera.frontend.settings import FrontendSettings
     from tessera.settings import flags_of
     from tessera.worker.settings import WorkerSettings
@@ -247,6 +383,8 @@ def _known_to_processes() -> dict[str, _Flag]:
     return {
         flag: _Flag(values=(frontend | worker)[flag], frontend=flag in frontend, worker=flag in worker)
         for flag in frontend | worker
+        # It is the launcher that writes the file.
+        if flag != MODELS_FLAG
     }
 
 
@@ -298,13 +436,13 @@ def _meant(flag: str, known: set[str]) -> str:
 def _help(prog: str, *, everything: bool) -> None:
     parser = argparse.ArgumentParser(
         prog=prog,
-        usage=f"{prog} [MODEL] [FLAG...]",
+        usage=f"{prog} [MODEL...] [FLAG...]",
         description=_TEXT,
         add_help=False,
         formatter_class=_Formatter,
     )
     group = parser.add_argument_group("arguments")
-    group.add_argument("model", nargs="?", metavar="MODEL", help="what is served, as --model-path says")
+    group.add_argument("model", nargs="*", metavar="MODEL", help="what is served, as --model-path says")
     group.add_argument("--config", metavar="FILE", help="YAML with settings: flags without their dashes")
     headings = {}
     for each in settings():

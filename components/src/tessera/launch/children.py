@@ -40,18 +40,29 @@ class Signals:
         self._early = signal.sigpending() & self._heard
         for number in self.from_the_terminal:
             signal.signal(number, signal.SIG_IGN)
+        self._rereads = False
+        self._had_terminal = _has_terminal()
+        self.told_to_reread = False
+        """Whether SIGHUP has come since somebody made this false."""
+
+    def reread_when_told(self) -> None:
+        """From now on SIGHUP is not for the end, as long as the terminal of the start is there."""
+        self._rereads = True
 
     @property
     def from_the_terminal(self) -> set[signal.Signals]:
         return self._heard.intersection(_OF_THE_TERMINAL)
 
     def wait(self, seconds: float | None) -> None:
-        """Wait for the end of a child, for ``seconds`` at most. Raises ``Told``."""
-        if self._early:
-            raise Told(self._early.pop())
-        number = _wait({*self._heard, signal.SIGCHLD}, seconds)
-        if number in self._heard:
-            raise Told(number)
+        """Wait for the end of a child or for SIGHUP, for ``seconds`` at most. Raises ``Told``."""
+        number = self._early.pop() if self._early else _wait({*self._heard, signal.SIGCHLD}, seconds)
+        if number not in self._heard:
+            return
+        # A terminal that is closed is taken from all of its processes before they are told.
+        if number == signal.SIGHUP and self._rereads and _has_terminal() >= self._had_terminal:
+            self.told_to_reread = True
+            return
+        raise Told(number)
 
     def wait_for_children(self, seconds: float | None) -> None:
         """The same, while nothing else is listened to."""
@@ -61,6 +72,14 @@ class Signals:
         """Before another program takes this one's place: it is to find signals as they were, but blocked."""
         for number in self.from_the_terminal:
             signal.signal(number, signal.SIG_DFL)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
 
 
 def _wait(numbers: set[signal.Signals], seconds: float | None) -> int:
@@ -137,7 +156,8 @@ class Child:
     ``status`` is what it ended with last, as a shell says it.
     ``descriptors`` are what it inherits.
     ``due`` is when it will be started again, of ``time.monotonic``. ``delay`` is how many seconds after its
-    end that is.
+    end that is. One that is ``leaving`` was told to end and is not started again; ``due`` is
+    when it is killed.
     """
 
     name: str
@@ -150,3 +170,4 @@ class Child:
     delay: int = 1
     due: float | None = None
     status: int | None = None
+    leaving: bool = False

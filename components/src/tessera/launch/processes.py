@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -35,11 +35,14 @@ def model_flags(settings: Shared) -> list[str]:
     return flags
 
 
-def shared_flags(settings: Shared) -> list[str]:
-    """The flags of every process."""
+def named_model_flags(settings: Shared) -> list[str]:
+    """Those, and its names."""
+    return [*model_flags(settings), "--served-model-name", *settings.model_names]
+
+
+def common_flags(settings: Shared) -> list[str]:
+    """The flags of every process, whatever it serves."""
     return [
-        *model_flags(settings),
-        *("--served-model-name", *settings.model_names),
         *("--namespace", settings.dyn_namespace),
         *("--discovery-backend", settings.dyn_discovery_backend),
         *("--request-plane", settings.dyn_request_plane),
@@ -48,15 +51,22 @@ def shared_flags(settings: Shared) -> list[str]:
     ]
 
 
-def frontend_flags(settings: Shared, port: int) -> list[str]:
-    """What frontends alone have."""
+def shared_flags(settings: Shared) -> list[str]:
+    """The flags of every process of one model."""
+    return [*named_model_flags(settings), *common_flags(settings)]
+
+
+def frontend_flags(settings: Shared, port: int, models: Path | None = None) -> list[str]:
+    """What frontends alone have; ``models`` is a file with what they serve, where that is not one model."""
     flags = ["--host", settings.dyn_http_host, "--port", str(port)]
     flags += ["--max-file-size-mb", settings.max_file_size_mb]
     if settings.tls_cert:
         flags.append(f"--tls-cert={settings.tls_cert}")
     if settings.tls_key:
         flags.append(f"--tls-key={settings.tls_key}")
-    if settings.dimensions_allowed:
+    if models is not None:
+        flags += ["--models", str(models)]
+    elif settings.dimensions_allowed:
         flags.append(f"--dimensions-allowed={settings.dimensions_allowed}")
     if settings.allowed_local_media_path:
         flags += ["--allowed-local-media-path", settings.allowed_local_media_path]
@@ -69,10 +79,14 @@ def worker_flags(settings: Shared, role: str, engine_args: str) -> list[str]:
     return [*mode, "--extra-engine-args", engine_args]
 
 
-def share_flags(*, on_host: int, on_card: int) -> list[str]:
+def share_flags(
+    *, on_host: int = 1, on_card: int = 1, host_share: float = 0.0, card_share: float = 0.0
+) -> list[str]:
     """What a worker that does not have its host, or its card, for itself is told."""
     flags = ["--workers-on-host", str(on_host)] if on_host > 1 else []
-    return flags + (["--workers-on-card", str(on_card)] if on_card > 1 else [])
+    flags += ["--workers-on-card", str(on_card)] if on_card > 1 else []
+    flags += ["--host-share", str(host_share)] if host_share else []
+    return flags + (["--card-share", str(card_share)] if card_share else [])
 
 
 def without_source(environment: Mapping[str, str], root: Path) -> dict[str, str]:
@@ -111,13 +125,21 @@ def listed(gpus: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """``count`` workers of one kind; ``gpus`` is a list like 0,1 of which each takes one in turn."""
+    """``count`` workers of one kind; ``gpus`` is a list like 0,1 of which each takes one in turn.
+
+    ``model`` is the name of what they serve where the service has several models.
+    """
 
     role: str
     count: int
     gpus: str
     engine_args: str
     flags: tuple[str, ...] = ()
+    model: str = ""
+
+    def name(self, index: int) -> str:
+        """What one of them is called."""
+        return f"{self.role} worker {index}" + (f" of {self.model}" if self.model else "")
 
     @property
     def cards(self) -> list[str]:
@@ -164,43 +186,73 @@ def processes(
     sharing: Sequence[Sequence[int]],
     port: Port | None = None,
 ) -> list[Process]:
-    """Every process of a service on one machine, in the order in which they are started.
+    """Every process of a service of one model on one machine, in the order in which they are started.
 
     ``sharing`` says for each worker of each kind how many workers are on its card. ``port`` is the one that
     the frontends share; without it each opens its own.
     """
     counts = {kind.role: kind.count for kind in workers}
     embed, encode = counts.get("agg", 0) + counts.get("embed", 0), counts.get("encode", 0)
+    # The numbers of workers that will be started, so that a missing one shows.
+    flags = ["--expect-embed", settings.expect_embed_workers or str(embed)]
+    flags += ["--expect-encode", settings.expect_encode_workers or str(encode)]
+    flags += named_model_flags(settings)
+    shares = [
+        [share_flags(on_host=kind.count, on_card=count) for count in counts]
+        for kind, counts in zip(workers, sharing, strict=True)
+    ]
+    ports = range(settings.dyn_system_port_base, 1 << 16)
+    return [
+        *frontend_processes(settings, environment, port, flags),
+        *worker_processes(settings, workers, environment, shares, ports),
+    ]
+
+
+def frontend_processes(
+    settings: LaunchSettings,
+    environment: Mapping[str, str],
+    port: Port | None,
+    own_flags: Sequence[str] = (),
+    models: Path | None = None,
+) -> list[Process]:
+    """The frontends: of one model, by ``own_flags``, or of those in the file ``models``."""
     found = []
     for index in range(settings.frontends):
-        flags = frontend_flags(settings, settings.dyn_http_port)
-        # The numbers of workers that will be started, so that a missing one shows.
-        flags += ["--expect-embed", settings.expect_embed_workers or str(embed)]
-        flags += ["--expect-encode", settings.expect_encode_workers or str(encode)]
+        flags = [*frontend_flags(settings, settings.dyn_http_port, models), *own_flags]
         if settings.frontend_page == "off":
             flags.append("--no-page")
         # Of all frontends together.
         flags += ["--max-in-flight", str(requests_in_flight(settings.frontends))]
-        flags += [*settings.frontend_flags, *shared_flags(settings)]
+        flags += [*settings.frontend_flags, *common_flags(settings)]
         name = f"frontend {index}" if settings.frontends > 1 else "frontend"
         arguments = ("-m", "tessera.frontend", *flags)
         own = without_system_port(environment)
         if port is not None:
             own |= port.seat(index)
         found.append(Process(name, "frontend", arguments, own, port.descriptors if port else ()))
-    system_port = settings.dyn_system_port_base
-    for kind, on_card in zip(workers, sharing, strict=True):
+    return found
+
+
+def worker_processes(
+    settings: LaunchSettings,
+    workers: Sequence[Workers],
+    environment: Mapping[str, str],
+    shares: Sequence[Sequence[Sequence[str]]],
+    ports: Iterable[int],
+) -> list[Process]:
+    """The workers of one model: ``shares`` are flags of each of each kind, ``ports`` are for each in turn."""
+    found, left = [], iter(ports)
+    for kind, shared in zip(workers, shares, strict=True):
         for index, card in enumerate(kind.cards):
-            own = _without_secrets(environment) | {"DYN_SYSTEM_PORT": str(system_port)}
+            own = _without_secrets(environment) | {"DYN_SYSTEM_PORT": str(next(left))}
             if kind.gpus:
                 own["CUDA_VISIBLE_DEVICES"] = card
             flags = [
                 *worker_flags(settings, kind.role, kind.engine_args),
                 *shared_flags(settings),
-                *share_flags(on_host=kind.count, on_card=on_card[index]),
+                *shared[index],
                 *kind.flags,
             ]
             arguments = ("-m", "tessera.worker", *flags)
-            found.append(Process(f"{kind.role} worker {index}", kind.role, arguments, own))
-            system_port += 1
+            found.append(Process(kind.name(index), kind.role, arguments, own))
     return found

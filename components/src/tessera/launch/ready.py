@@ -14,10 +14,10 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tessera.logs import add_log_arguments, log_as, log_settings
 
@@ -40,8 +40,8 @@ _opener = urllib.request.build_opener(
 )
 
 
-def workers(url: str) -> dict[str, int] | None:
-    """The numbers of workers, and of the ``frontends`` that know so many; None when nothing answers yet."""
+def _health(url: str) -> dict[str, Any]:
+    """What a frontend says of itself; nothing when it does not answer yet."""
     request = urllib.request.Request(f"{url}/health")
     try:
         try:
@@ -50,9 +50,23 @@ def workers(url: str) -> dict[str, int] | None:
         except urllib.error.HTTPError as error:
             body = json.load(error)
     except (OSError, ValueError, http.client.HTTPException):
-        return None
-    found = body.get("workers") if isinstance(body, dict) else None
+        return {}
+    return body if isinstance(body, dict) else {}
+
+
+def workers(url: str, model: str = "") -> dict[str, int] | None:
+    """The numbers of workers, and of the ``frontends`` that know so many; None when nothing answers yet.
+
+    Those of one of several models where it is named.
+    """
+    body = _health(url)
+    found = (_models(body).get(model, {}) if model else body).get("workers")
     return {**found, "frontends": body.get("frontends", 1)} if isinstance(found, dict) else None
+
+
+def _models(body: Mapping[str, Any]) -> dict[str, Any]:
+    found = body.get("models")
+    return found if isinstance(found, dict) else {}
 
 
 def _serves(url: str) -> bool:
@@ -69,24 +83,29 @@ class Expected:
     """What a service is ready with: ``embed`` and ``encode`` workers known to each of ``frontends``.
 
     ``workers`` are asked themselves, on a host without a frontend. Both are URLs; ``together`` is how many
-    frontends answer behind each.
+    frontends answer behind each. ``models`` has those two numbers for each of several models.
     """
 
     frontends: Sequence[str]
     workers: Sequence[str]
-    embed: int
-    encode: int
+    embed: int = 0
+    encode: int = 0
     together: int = 1
+    models: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
     def _is_there(self) -> bool:
         return all(self._knows_all(url) for url in self.frontends) and all(map(_serves, self.workers))
 
     def _knows_all(self, url: str) -> bool:
-        found = workers(url)
+        wanted = self.models or {"": (self.embed, self.encode)}
+        return all(self._knows(url, name, *counts) for name, counts in wanted.items())
+
+    def _knows(self, url: str, model: str, embed: int, encode: int) -> bool:
+        found = workers(url, model)
         return (
             found is not None
-            and found.get("embed", 0) >= self.embed
-            and found.get("encode", 0) >= self.encode
+            and found.get("embed", 0) >= embed
+            and found.get("encode", 0) >= encode
             and found["frontends"] >= self.together
         )
 
@@ -102,21 +121,55 @@ class Expected:
             if hopeless():
                 return False
             time.sleep(_INTERVAL_SECONDS)
-        found = [workers(url) for url in self.frontends] + [_serves(url) for url in self.workers]
+        known = [{**_models(body)} or body.get("workers") for body in map(_health, self.frontends)]
+        found = [*known, *(_serves(url) for url in self.workers)]
         log.error("not ready after %.0f s: %s", timeout, found)
         return False
 
 
-class Asking:
-    """Waits until a service is ready, on a thread; sends SIGCHLD to the process when ``done``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """That no frontend has work for these models any more; ``together`` frontends answer behind each URL.
 
-    def __init__(self, expected: Expected, timeout: float) -> None:
+    ``models`` has the status that says so, empty for one that is not to be named any more.
+    """
+
+    frontends: Sequence[str]
+    models: Mapping[str, str]
+    together: int = 1
+
+    def wait(self, timeout: float, hopeless: Callable[[], bool]) -> bool:
+        """Ask until it is so, as ``Expected.wait`` does."""
+        deadline, left = time.monotonic() + timeout, self._answers
+        while left and time.monotonic() < deadline and not hopeless():
+            time.sleep(_INTERVAL_SECONDS)
+            # Any of them may answer.
+            left = left - 1 if self._is_so() else self._answers
+        return not left
+
+    @property
+    def _answers(self) -> int:
+        return 1 if self.together == 1 else 4 * self.together
+
+    def _is_so(self) -> bool:
+        found = [_models(body) for body in map(_health, self.frontends) if body]
+        return all(
+            models.get(name, {}).get("status", "") == status
+            for models in found
+            for name, status in self.models.items()
+        )
+
+
+class Asking:
+    """Waits until a service is as ``expected``, on a thread; sends SIGCHLD to the process when ``done``."""
+
+    def __init__(self, expected: Expected | Gone, timeout: float) -> None:
         self.done = threading.Event()
         self.hopeless = threading.Event()
         self.ready = False
         threading.Thread(target=self._ask, args=(expected, timeout), daemon=True).start()
 
-    def _ask(self, expected: Expected, timeout: float) -> None:
+    def _ask(self, expected: Expected | Gone, timeout: float) -> None:
         try:
             self.ready = expected.wait(timeout, self.hopeless.is_set)
         finally:

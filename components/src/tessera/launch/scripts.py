@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tessera.launch.children import Signals, run
-from tessera.launch.processes import Workers, agg_workers, e_p_workers, without_source
+from tessera.launch.models import wanted_models
+from tessera.launch.processes import without_source
 from tessera.launch.report import Report
 from tessera.launch.service import Service, status_of
 from tessera.launch.settings import LaunchSettings, variables_help
@@ -22,7 +23,7 @@ class Script:
 
     command: str
     text: str
-    workers: Callable[[LaunchSettings, Sequence[str]], list[Workers]]
+    split: bool
 
     def help(self) -> str:
         return (
@@ -38,7 +39,7 @@ SCRIPTS: Final = {
         "agg",
         "FRONTENDS frontends, and AGG_WORKERS aggregated workers: both stages in one process.\n"
         "Extra arguments go to the workers, for example --multimodal-embedding-cache-capacity-gb 10\n",
-        agg_workers,
+        split=False,
     ),
     "e_p": Script(
         "e_p",
@@ -47,7 +48,7 @@ SCRIPTS: Final = {
         "Any of the numbers may be 0: the rest then runs on other hosts, and EXPECT_ENCODE_WORKERS and\n"
         "EXPECT_EMBED_WORKERS tell the frontends how many there are in all.\n"
         "Extra arguments go to the embed workers, for example --multimodal-embedding-cache-capacity-gb 10\n",
-        e_p_workers,
+        split=True,
     ),
 }
 
@@ -76,9 +77,11 @@ def launch(
         given = LaunchSettings.read(os.environ)
         environment = without_source(os.environ, root)
         python = os.path.join(given.venv or root / ".venv", "bin", "python")
+        several, wanted = wanted_models(given, split=script.split, worker=flags)
         service = Service(
             given,
-            lambda settings: script.workers(settings, flags),
+            wanted,
+            several=several,
             python=python,
             environment=environment,
             signals=signals,

@@ -5,27 +5,46 @@ from __future__ import annotations
 import errno
 import json
 import os
-import signal
 import socket
 import sys
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from tessera.launch import mps
-from tessera.launch.children import Signals, Told, collect, spawn
+from tessera.launch.children import Child, Signals, Told
 from tessera.launch.folders import Folders
+from tessera.launch.models import Deployed, WantedModel, document, free_slot
 from tessera.launch.port import Port
-from tessera.launch.processes import Workers, model_flags, processes
+from tessera.launch.processes import (
+    Process,
+    Workers,
+    frontend_processes,
+    model_flags,
+    named_model_flags,
+    share_flags,
+    worker_processes,
+)
+from tessera.launch.reload import reload
 from tessera.launch.report import Report
 from tessera.launch.settings import LaunchSettings, SettingError
-from tessera.launch.split import described, on_cards, settled, sharing, with_frontends
+from tessera.launch.split import described, on_cards, placed, settled, sharing, with_frontends
 from tessera.launch.supervisor import Supervisor
-from tessera.machine import this_machine
+from tessera.machine import free_memory_bytes, this_machine
+
+if TYPE_CHECKING:
+    from tessera.launch.ready import Expected
+
+Answer = TypeVar("Answer")
+Steps = Generator[None, None, Answer]
+"""What is done while children are looked after: each step ends where something has to be waited for."""
 
 # Dynamo's.
 _HIGHEST_SYSTEM_PORT: Final = 32767
+
+_STEP_SECONDS: Final = 0.1
 
 
 def status_of(run: Callable[[], None], report: Report) -> int:
@@ -45,42 +64,64 @@ class NotReady(Exception):
 
 
 class Service:
-    """The processes of a service. Raises ``SettingError`` for settings that cannot be used.
+    """The processes of a service of one model, or of ``several``.
 
-    ``workers`` makes workers of the settings once these have numbers. ``python`` is the interpreter of every
-    process, and ``environment`` their environment.
+    ``given`` are its settings, and each of ``wanted`` has them with its own over them. ``python`` is the
+    interpreter of every process, and ``environment`` their environment. ``reread`` says what models are
+    wanted now, and which other settings have changed: it is asked when SIGHUP comes, and raises
+    ``SettingError``. What cannot be used is a ``SettingError``, too.
     """
 
     def __init__(
         self,
         given: LaunchSettings,
-        workers: Callable[[LaunchSettings], list[Workers]],
+        wanted: Sequence[WantedModel],
         *,
+        several: bool = False,
         python: str,
         environment: Mapping[str, str],
         signals: Signals,
         report: Report,
+        reread: Callable[[], tuple[Sequence[WantedModel], Sequence[str]]] | None = None,
     ) -> None:
         self._python = python
-        self._signals, self._report = signals, report
+        self.signals, self.report = signals, report
         self._machine = this_machine(environment)
-        settings = settled(given, self._machine)
-        self._workers = workers(settings)
-        self._settings = with_frontends(settings, self._workers, self._machine)
-        self._environment = {**environment, **self._settings.of_dynamo()}
-        self._supervisor = Supervisor(signals, report, self._settings.stop_timeout_seconds)
+        self.several, self._reread = several, reread
+        self.models: list[Deployed] = []
+        for one in wanted:
+            self.models.append(self.deployed(one, [other.slot for other in self.models]))
+        self.settings = with_frontends(given, self._workers, self._machine)
+        self._given_environment = {**environment, **self.settings.of_dynamo()}
+        self._environment = dict(self._given_environment)
+        self.supervisor = Supervisor(signals, report, self.settings.stop_timeout_seconds)
         self._folders: Folders | None = None
+        self._made: dict[str, Path] = {}
         self._port: Port | None = None
+        self._steps: Steps[None] | None = None
+
+    def deployed(self, wanted: WantedModel, slots: Collection[int]) -> Deployed:
+        """A model of which nothing runs yet; other models have those slots."""
+        settings = settled(wanted.settings, self._machine)
+        workers = wanted.workers(settings)
+        if self.several:
+            workers = [replace(kind, model=wanted.name) for kind in workers]
+        return Deployed(wanted=wanted, slot=free_slot(slots), settings=settings, workers=workers)
+
+    @property
+    def _workers(self) -> list[Workers]:
+        """Of all models."""
+        return [kind for model in self.models for kind in model.workers]
 
     @property
     def worker_count(self) -> int:
         """Workers of this host."""
-        return sum(kind.count for kind in self._workers)
+        return sum(model.worker_count for model in self.models)
 
     @property
     def _http_ports(self) -> dict[int, str]:
         """Every port on which frontends answer, with the setting that it comes from."""
-        settings = self._settings
+        settings = self.settings
         if not settings.frontends:
             return {}
         first = settings.frontend_port_base
@@ -90,30 +131,29 @@ class Service:
         )
 
     @property
-    def _system_ports(self) -> range:
-        first = self._settings.dyn_system_port_base
-        return range(first, first + self.worker_count)
+    def urls(self) -> list[str]:
+        settings = self.settings
+        return [f"{settings.scheme}://{settings.dyn_http_host}:{port}" for port in self._http_ports]
 
     def check(self) -> None:
         """Look for what would fail later, before the environment is made, which may take minutes.
 
         Raises ``SettingError``.
         """
-        settings = self._settings
+        settings = self.settings
         # Somebody else's answers on that port would look like our own.
         for port, setting in self._http_ports.items():
             if _listens(settings.dyn_http_host, port):
                 raise SettingError(f"{setting}: something listens on {settings.dyn_http_host}:{port} already")
-        ports, said = self._system_ports, settings.named("dyn_system_port_base")
+        first, said = settings.dyn_system_port_base, settings.named("dyn_system_port_base")
+        ports = range(first, first + self.worker_count)
         if ports.start < 1 or ports.stop > _HIGHEST_SYSTEM_PORT + 1:
             raise SettingError(f"{said}: Dynamo takes ports up to {_HIGHEST_SYSTEM_PORT}")
         for port in ports:
             if _listens("127.0.0.1", port):
                 raise SettingError(f"{said}: something listens on port {port} already")
-        if not os.path.isdir(settings.model_path) and settings.hub_model is None:
-            raise SettingError(
-                f"{settings.named('model_path')}: no such directory; a model of a hub is ORG/NAME"
-            )
+        for model in self.models:
+            model.wanted.check()
 
     def run(self) -> NoReturn:
         """Start every process, wait until they are ready, and keep them running until a signal ends all.
@@ -123,31 +163,170 @@ class Service:
         try:
             self._start()
             self._wait_ready()
-            self._supervisor.supervise()
+            self.supervisor.supervise(self._step)
         finally:
             self._stop()
 
     def _start(self) -> None:
         """Start every process. Raises ``SettingError`` when one cannot be started."""
-        if self._settings.dyn_discovery_backend == "file" and not self._environment.get("DYN_FILE_KV"):
+        if self.settings.dyn_discovery_backend == "file" and not self._environment.get("DYN_FILE_KV"):
             self._environment["DYN_FILE_KV"] = str(self._folder("discovery"))
         try:
-            self._find_model()
-            workers = on_cards(self._workers, self._machine)
-            shares = sharing(workers, self._machine)
-            self._report.say(described(self._settings, workers, self._machine))
-            self._start_mps(any(count > 1 for counts in shares for count in counts))
+            for model in self.models:
+                self._finish(self.find(model))
+            self._finish(self.place(self.models))
+            self.report.say(described(self.settings, self._workers, self._machine))
+            counts = [count for kind in sharing(self._workers, self._machine) for count in kind]
+            self._start_mps(any(count > 1 for count in counts))
             self._open_port()
-            for process in processes(self._settings, workers, self._environment, shares, self._port):
-                command = [self._python, *process.arguments]
-                self._supervisor.start(
-                    process.name, process.role, command, process.environment, process.descriptors
-                )
+            for process in self._frontends():
+                self._supervise(process)
+            for model in self.models:
+                self.start_workers(model)
         except OSError as error:
             raise SettingError(str(error)) from error
 
+    def _finish(self, steps: Steps[Answer]) -> Answer:
+        """Take every step, while nothing else has to be done. Raises ``Told``."""
+        while True:
+            try:
+                next(steps)
+            except StopIteration as done:
+                answer: Answer = done.value
+                return answer
+            self.signals.wait(None)
+
+    def _frontends(self) -> list[Process]:
+        if self.several:
+            return frontend_processes(
+                self.settings, self._environment, self._port, models=self.write_models()
+            )
+        (model,) = self.models
+        embed, encode = model.expected
+        # The numbers of workers that will be started, so that a missing one shows.
+        flags = ["--expect-embed", embed, "--expect-encode", encode, *named_model_flags(model.settings)]
+        found = replace(model.settings, frontends=self.settings.frontends)
+        return frontend_processes(found, self._of_model(model), self._port, flags)
+
+    def write_models(self) -> Path:
+        """The file that frontends read, as a whole or not at all."""
+        folder = self._folder("models")
+        path, new = folder / "models.json", folder / "new"
+        new.write_text(document(self.models))
+        new.rename(path)
+        return path
+
+    def _of_model(self, model: Deployed) -> dict[str, str]:
+        """The environment of processes that serve one model."""
+        from tessera.checkpoint.source import SOURCE_VARIABLE
+
+        own = {**self._environment, **model.settings.of_dynamo()}
+        return own | ({SOURCE_VARIABLE: model.source} if model.source else {})
+
+    def _processes_of(self, model: Deployed) -> list[Process]:
+        return worker_processes(
+            model.settings, model.workers, self._of_model(model), model.share_flags, model.ports
+        )
+
+    def start_workers(self, model: Deployed) -> None:
+        """Raises ``OSError``."""
+        model.children = [self._supervise(process) for process in self._processes_of(model)]
+
+    def _supervise(self, process: Process) -> Child:
+        command = [self._python, *process.arguments]
+        return self.supervisor.start(
+            process.name, process.role, command, process.environment, process.descriptors
+        )
+
+    def place(
+        self, models: Sequence[Deployed], others: Sequence[Deployed] = (), leaving: Sequence[Deployed] = ()
+    ) -> Steps[None]:
+        """Find cards, ports and memory for the workers of models, beside those of others that run.
+
+        What is ``leaving`` will have gone. Raises ``SettingError`` where they do not fit.
+        """
+        running = [kind for model in others for kind in model.workers]
+        dealt = iter(on_cards([kind for model in models for kind in model.workers], self._machine, running))
+        taken = {port for model in (*others, *leaving) for port in model.ports}
+        for model in models:
+            model.workers = [next(dealt) for _ in model.workers]
+            model.ports = self._free_ports(model.worker_count, taken)
+            taken.update(model.ports)
+        kinds = [*running, *(kind for model in models for kind in model.workers)]
+        on_host: Counter[str] = Counter()
+        for kind in kinds:
+            on_host[kind.role] += kind.count
+        on_card = iter(sharing(kinds, self._machine)[len(running) :])
+        for model in models:
+            counts = [(on_host[kind.role], next(on_card)) for kind in model.workers]
+            model.share_flags = [
+                [share_flags(on_host=host, on_card=card) for card in cards] for host, cards in counts
+            ]
+        if self.several and any(model.worker_count for model in models):
+            yield from self._share_memory(models, others, leaving)
+
+    def _share_memory(
+        self, models: Sequence[Deployed], others: Sequence[Deployed], leaving: Sequence[Deployed]
+    ) -> Steps[None]:
+        freed = sum(takes["host"] for model in leaving for takes in model.takes)
+        asked = [
+            {"name": child.name, "arguments": [], "card": card, "takes": takes}
+            for model in others
+            for child, card, takes in zip(model.children, self._cards_of(model), model.takes, strict=True)
+        ]
+        for model in models:
+            for process, card in zip(self._processes_of(model), self._cards_of(model), strict=True):
+                arguments = list(process.arguments[2:])
+                asked.append(
+                    {"name": process.name, "arguments": arguments, "card": card, "source": model.source}
+                )
+        host = {
+            "workers": asked,
+            "nbytes": self._machine.nbytes,
+            "free": min(self._machine.nbytes, free_memory_bytes() + freed),
+            "cards": {card.entry: card.nbytes for card in self._machine.cards},
+        }
+        file = self._folder("asked") / "host"
+        file.write_text(json.dumps(host))
+        words = ["-m", "tessera.worker.together", str(file), "--log-format", self.settings.log_format]
+        said = yield from self._ask(words, self._environment, "what adds up the memory of workers")
+        if "error" in said:
+            raise SettingError(said["error"])
+        given = iter(said["workers"][sum(model.worker_count for model in others) :])
+        for model in models:
+            own = [[next(given) for _ in kind.cards] for kind in model.workers]
+            model.takes = [each["takes"] for kind in own for each in kind]
+            model.share_flags = [
+                [
+                    [
+                        *flags,
+                        *share_flags(host_share=each["host_share"], card_share=each["card_share"]),
+                    ]
+                    for flags, each in zip(kind_flags, kind, strict=True)
+                ]
+                for kind_flags, kind in zip(model.share_flags, own, strict=True)
+            ]
+        self.report.say(f"memory of the workers:\n{said['table']}")
+
+    def _cards_of(self, model: Deployed) -> list[str]:
+        return [card for kind in model.workers for card in placed(kind, self._machine)]
+
+    def _free_ports(self, count: int, taken: Collection[int]) -> list[int]:
+        """The lowest on which nothing listens; the first ones were looked at when the service was checked."""
+        found: list[int] = []
+        for port in range(self.settings.dyn_system_port_base, _HIGHEST_SYSTEM_PORT + 1):
+            if len(found) == count:
+                break
+            if port not in taken and not (taken and _listens("127.0.0.1", port)):
+                found.append(port)
+        if len(found) < count:
+            raise SettingError(
+                f"{self.settings.named('dyn_system_port_base')}: {count} ports are not free above it"
+            )
+        return found
+
     def _open_port(self) -> None:
-        settings = self._settings
+        settings = self.settings
         if not settings.frontends:
             return
         host, port = settings.dyn_http_host, settings.dyn_http_port
@@ -165,71 +344,68 @@ class Service:
                 said = f"something listens on {host}:{port} already"
             raise SettingError(f"{settings.named('dyn_http_port')}: {said}") from error
 
-    def _find_model(self) -> None:
+    def find(self, model: Deployed) -> Steps[None]:
         """Download a model of a hub for all processes; no encode workers for one that reads text alone.
 
         Raises ``SettingError`` for what is no model.
         """
-        from tessera.checkpoint.source import SOURCE_VARIABLE
-
-        settings = self._settings
-        splits = any(kind.role == "encode" and kind.count for kind in self._workers)
+        settings = model.settings
+        splits = any(kind.role == "encode" and kind.count for kind in model.workers)
         if os.path.isdir(settings.model_path) and not splits and not settings.model_revision:
             return
-        said = self._ask_what_the_model_is()
-        # It is as nobody's token that processes read what was downloaded.
-        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-            self._environment.pop(name, None)
-        self._environment[SOURCE_VARIABLE] = json.dumps(said["source"])
-        self._settings = replace(settings, model_revision="")
+        said = yield from self._ask_what_it_is(settings)
+        self._forget_tokens()
+        model.source = json.dumps(said["source"])
+        model.settings = replace(settings, model_revision="")
         if not os.path.isdir(settings.model_path):
             # Named as it was asked for; a directory's own name may have spaces, which part names.
-            self._settings = replace(
-                self._settings,
+            model.settings = replace(
+                model.settings,
                 model_path=said["source"]["directory"],
                 served_model_name=settings.served_model_name or settings.model_name,
             )
         if splits and not said["images"]:
-            self._workers = [kind for kind in self._workers if kind.role != "encode"]
-            reads = f"{self._settings.model_name} reads text alone"
-            if not (self.worker_count or self._settings.frontends):
+            model.workers = [kind for kind in model.workers if kind.role != "encode"]
+            reads = f"{model.settings.model_name} reads text alone"
+            if not (self.worker_count or self.settings.frontends):
                 raise SettingError(f"{reads}: there is nothing to start here")
-            self._report.say(f"{reads}: no encode workers are started")
+            self.report.say(f"{reads}: no encode workers are started")
 
-    def _ask_what_the_model_is(self) -> dict[str, Any]:
+    def _forget_tokens(self) -> None:
+        """It is as nobody's token that processes read what was downloaded."""
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            self._environment.pop(name, None)
+
+    def _ask_what_it_is(self, settings: LaunchSettings) -> Steps[dict[str, Any]]:
         # A process of its own: models need libraries that are not there before the environment is made.
-        answer = self._folder("model") / "answer"
-        settings = self._settings
         words = ["-m", "tessera.models", *model_flags(settings)]
         words += ["--log-format", settings.log_format, "--log-level", settings.log_level]
-        # Its progress is for whoever looks at this process's.
-        pid = spawn([self._python, *words], self._environment, output=answer, errors=False)
-        try:
-            while (status := collect(pid)) is None:
-                self._signals.wait(None)
-        except Told:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise
-        try:
-            said: dict[str, Any] = json.loads(answer.read_bytes())
-        except ValueError:
-            raise SettingError(
-                f"{settings.named('model_path')}: what looks for it ended with status {status}"
-            ) from None
+        own = settings.named("model_path")
+        said = yield from self._ask(words, self._given_environment, f"{own}: what looks for it")
         if "error" in said:
             # One that was given without a flag may begin the line already.
-            own = settings.named("model_path")
             raise SettingError(said["error"] if said["error"].startswith(own) else f"{own}: {said['error']}")
         return said
 
+    def _ask(self, words: Sequence[str], environment: Mapping[str, str], who: str) -> Steps[dict[str, Any]]:
+        """What a process answers in JSON; its log is for whoever looks at this process's."""
+        answer = self._folder("asked") / "answer"
+        pid = self.supervisor.start_other([self._python, *words], environment, answer, errors=False)
+        while (status := self.supervisor.status_of(pid)) is None:
+            yield
+        try:
+            said: dict[str, Any] = json.loads(answer.read_bytes())
+        except ValueError:
+            raise SettingError(f"{who} ended with status {status}") from None
+        return said
+
     def _start_mps(self, shared: bool) -> None:
-        if not mps.wanted(self._settings.cuda_mps, shared, self._machine.cards, self._environment):
+        if not mps.wanted(self.settings.cuda_mps, shared, self._machine.cards, self._environment):
             return
         folder = self._folder("mps")
-        self._supervisor.start_other(mps.COMMAND, mps.of_service(self._environment, folder), folder / "out")
+        self.supervisor.start_other(mps.COMMAND, mps.of_service(self._environment, folder), folder / "out")
         self._environment |= mps.of_workers(folder)
-        self._report.say(
+        self.report.say(
             "workers share a card: started NVIDIA's Multi-Process Service (CUDA_MPS=off turns this off)"
         )
 
@@ -243,41 +419,49 @@ class Service:
             import site
 
             site.main()
-        from tessera.launch.ready import Asking, Expected, say_ended
+        from tessera.launch.ready import Asking, say_ended
         from tessera.logs import log_as, log_settings
 
-        settings = self._settings
+        settings = self.settings
         log_as(
             "launch", log_settings(["--log-format", settings.log_format, "--log-level", settings.log_level])
         )
-        counts = {kind.role: kind.count for kind in self._workers}
-        urls = [f"{settings.scheme}://{settings.dyn_http_host}:{port}" for port in self._http_ports]
-        expected = Expected(
-            frontends=urls,
-            together=settings.frontends,
-            # A host without a frontend has its workers to ask.
-            workers=[f"http://{settings.dyn_system_host}:{port}" for port in self._system_ports if not urls],
-            embed=counts.get("agg", 0) + counts.get("embed", 0),
-            encode=counts.get("encode", 0),
-        )
-        asking = Asking(expected, settings.ready_timeout_seconds)
-        ended = self._supervisor.wait_until(asking.done.is_set)
+        urls = self.urls
+        asking = Asking(self.expected(self.models), settings.ready_timeout_seconds)
+        ended = self.supervisor.wait_until(asking.done.is_set)
         if ended is not None:
             asking.hopeless.set()
             say_ended(ended)
         if ended is not None or not asking.ready:
             raise NotReady("the service did not become ready; see the messages above")
         if not urls:
-            self._report.say(f"ready: {' '.join(child.name for child in self._supervisor.children)}")
+            self.report.say(f"ready: {' '.join(child.name for child in self.supervisor.children)}")
             return
-        said = f"ready at {' '.join(urls)}, model {settings.model_name}"
+        names = ", ".join(model.name for model in self.models)
+        said = f"ready at {' '.join(urls)}, model{'s' if self.several else ''} {names}"
         if settings.log_format == "json":
-            self._report.say(said)
+            self.report.say(said)
         else:
-            self._report.show(f"tessera: {said}. Try:\n\n{self._examples(urls[0])}\n")
+            self.report.show(f"tessera: {said}. Try:\n\n{self._examples(urls[0])}\n")
+
+    def expected(self, models: Sequence[Deployed]) -> Expected:
+        """What the service is ready with, as to these models."""
+        from tessera.launch.ready import Expected
+
+        urls, host = self.urls, self.settings.dyn_system_host
+        embed, encode = (sum(counts) for counts in zip(*(model.here for model in models), strict=True))
+        return Expected(
+            frontends=urls,
+            together=self.settings.frontends,
+            # A host without a frontend has its workers to ask.
+            workers=[f"http://{host}:{port}" for model in models for port in model.ports if not urls],
+            embed=embed,
+            encode=encode,
+            models={model.name: model.here for model in models} if self.several else {},
+        )
 
     def _examples(self, url: str) -> str:
-        settings = self._settings
+        settings = self.settings
         page = ""
         if settings.frontend_page != "off" and "--no-page" not in settings.frontend_flags:
             page = f"  open {url}/ in a browser, or\n\n"
@@ -288,23 +472,43 @@ class Service:
             key = " -H 'Authorization: Bearer KEY'"
         return (
             f"{page}  curl -s {url}/v1/embeddings -H 'Content-Type: application/json'{key} \\\n"
-            f'    -d \'{{"model": "{settings.model_name}", "input": "a yellow heart"}}\'\n'
+            f'    -d \'{{"model": "{self.models[0].name}", "input": "a yellow heart"}}\'\n'
         )
 
     def _stop(self) -> None:
         """End every process in order, and remove what was made for them."""
         if self._port is not None:
             self._port.close()
-        self._supervisor.stop()
+        self.supervisor.stop()
         if self._folders is not None:
             self._folders.remove()
 
     def _folder(self, name: str) -> Path:
-        """A new folder that is gone when the service is."""
+        """A folder that is gone when the service is."""
         if self._folders is None:
             self._folders = Folders()
-            self._supervisor.inherited.append(self._folders.descriptor)
-        return self._folders.make(name)
+            self.supervisor.inherited.append(self._folders.descriptor)
+        if name not in self._made:
+            self._made[name] = self._folders.make(name)
+        return self._made[name]
+
+    def _step(self) -> float | None:
+        """Do what SIGHUP asks for, a step at a time; in how many seconds to go on."""
+        if self._steps is None:
+            if not self.signals.told_to_reread or self._reread is None:
+                return None
+            self.signals.told_to_reread = False
+            self._steps = reload(self, self._reread)
+        try:
+            next(self._steps)
+        except StopIteration:
+            self._steps = None
+            return 0.0
+        except (SettingError, OSError) as error:
+            self._steps = None
+            self.report.complain(f"{error}; the models stay as they are")
+            return 0.0
+        return _STEP_SECONDS
 
 
 def _listens(host: str, port: int) -> bool:

@@ -34,7 +34,7 @@ class Variable:
     ``flag`` is that of ``tessera serve``, and without its dashes the key of a YAML file; the launch scripts
     alone read what has none. ``group`` is a heading of ``--help``, ``default`` what stands there where it is
     not the field's own. It is one of ``choices`` where there are such. Only services of one ``shape``, agg or
-    e_p, have it where that is given.
+    e_p, have it where that is given. With ``of_model`` each of several models may have its own.
     """
 
     help: str
@@ -44,6 +44,7 @@ class Variable:
     default: str | None = None
     shape: str = ""
     choices: tuple[str, ...] = ()
+    of_model: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,16 +70,19 @@ class Shared:
     model_path: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--model-path",
             metavar="MODEL",
             group="model",
-            help="a checkpoint directory, or ORG/NAME or ORG/NAME@REVISION of a hub, downloaded once",
+            help="a checkpoint directory, or ORG/NAME or ORG/NAME@REVISION of a hub, downloaded once; in the "
+            "variable commas separate several",
             default="the demonstration model",
         ),
     ] = str(MODEL)
     model_revision: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--revision",
             group="model",
             help="the branch, tag or commit of a hub's model; `main` by default",
@@ -87,6 +91,7 @@ class Shared:
     served_model_name: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--served-model-name",
             metavar="NAME",
             group="model",
@@ -97,6 +102,7 @@ class Shared:
     model_options: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--model-options",
             metavar="JSON",
             group="model",
@@ -106,6 +112,7 @@ class Shared:
     dimensions_allowed: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--dimensions-allowed",
             metavar="WIDTHS",
             group="model",
@@ -116,6 +123,7 @@ class Shared:
     modality: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--modality",
             choices=("multimodal", "text"),
             group="model",
@@ -149,7 +157,12 @@ class Shared:
     ] = ""
     dyn_namespace: Annotated[
         str,
-        Variable(flag="--namespace", group="Dynamo", help="processes of one namespace find each other"),
+        Variable(
+            of_model=True,
+            flag="--namespace",
+            group="Dynamo",
+            help="processes of one namespace find each other",
+        ),
     ] = "tessera"
     dyn_discovery_backend: Annotated[
         str,
@@ -206,6 +219,7 @@ class Shared:
     engine_args: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--engine-args",
             metavar="FILE",
             group="engines and cards",
@@ -216,6 +230,7 @@ class Shared:
     encode_endpoint: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--encode-endpoint",
             metavar="ENDPOINT",
             group="several hosts",
@@ -312,6 +327,7 @@ class LaunchSettings(Shared):
     agg_workers: Annotated[
         int,
         Variable(
+            of_model=True,
             flag="--agg-workers",
             group="processes",
             help="workers with both stages: one for each card, or entry of AGG_CUDA_VISIBLE_DEVICES; one "
@@ -323,6 +339,7 @@ class LaunchSettings(Shared):
     encode_workers: Annotated[
         int,
         Variable(
+            of_model=True,
             flag="--encode-workers",
             group="processes",
             help=f"{_A_KIND}; no encode workers for a model of text alone",
@@ -333,6 +350,7 @@ class LaunchSettings(Shared):
     embed_workers: Annotated[
         int,
         Variable(
+            of_model=True,
             flag="--embed-workers",
             group="processes",
             help=f"{_A_KIND}; no encode workers for a model of text alone",
@@ -353,6 +371,7 @@ class LaunchSettings(Shared):
     agg_engine_args: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--agg-engine-args",
             metavar="FILE",
             group="engines and cards",
@@ -364,6 +383,7 @@ class LaunchSettings(Shared):
     encode_engine_args: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--encode-engine-args",
             metavar="FILE",
             group="engines and cards",
@@ -375,6 +395,7 @@ class LaunchSettings(Shared):
     embed_engine_args: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--embed-engine-args",
             metavar="FILE",
             group="engines and cards",
@@ -386,6 +407,7 @@ class LaunchSettings(Shared):
     agg_cuda_visible_devices: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--agg-cuda-visible-devices",
             metavar="CARDS",
             group="engines and cards",
@@ -397,6 +419,7 @@ class LaunchSettings(Shared):
     encode_cuda_visible_devices: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--encode-cuda-visible-devices",
             metavar="CARDS",
             group="engines and cards",
@@ -408,6 +431,7 @@ class LaunchSettings(Shared):
     embed_cuda_visible_devices: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--embed-cuda-visible-devices",
             metavar="CARDS",
             group="engines and cards",
@@ -451,6 +475,7 @@ class LaunchSettings(Shared):
     expect_embed_workers: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--expect-embed-workers",
             group="several hosts",
             help="workers of all hosts, so that a missing one shows",
@@ -460,6 +485,7 @@ class LaunchSettings(Shared):
     expect_encode_workers: Annotated[
         str,
         Variable(
+            of_model=True,
             flag="--expect-encode-workers",
             group="several hosts",
             help="workers of all hosts, so that a missing one shows",

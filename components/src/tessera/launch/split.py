@@ -44,37 +44,49 @@ def with_frontends(settings: LaunchSettings, workers: Sequence[Workers], machine
     return replace(settings, frontends=count)
 
 
-def on_cards(workers: Sequence[Workers], machine: Machine) -> list[Workers]:
-    """The workers with lists of the machine's cards where none is given, so that they take them in turn.
+def on_cards(workers: Sequence[Workers], machine: Machine, others: Sequence[Workers] = ()) -> list[Workers]:
+    """The workers with lists of the machine's cards where none is given.
 
-    Those of the next mode go on where the last one's ended. With one card there is nothing to say.
+    Each worker gets the card with the fewest of its kind, and of those the one with the fewest of all; the
+    ``others`` count, which are placed already. With one card there is nothing to say.
     """
-    cards, place, found = [card.entry for card in machine.cards], 0, []
+    cards = [card.entry for card in machine.cards]
+    if len(cards) < 2:
+        return list(workers)
+    placed = [*others, *(kind for kind in workers if kind.gpus)]
+    taken = Counter(card for kind in placed for card in kind.cards)
+    found = []
     for kind in workers:
-        if len(cards) > 1 and not kind.gpus:
-            turned = [cards[(place + index) % len(cards)] for index in range(len(cards))]
-            kind = replace(kind, gpus=",".join(turned))
-        place += kind.count
+        if not kind.gpus and kind.count:
+            own: list[str] = []
+            for _ in range(kind.count):
+                own.append(min(cards, key=lambda card: (own.count(card), taken[card], cards.index(card))))
+                taken[own[-1]] += 1
+            kind = replace(kind, gpus=",".join(own))
         found.append(kind)
     return found
 
 
 def sharing(workers: Sequence[Workers], machine: Machine) -> list[list[int]]:
-    """For each worker of each kind how many workers its card has, itself included; 1 without a card.
-
-    A worker without a list takes the first card that it sees.
-    """
-    first = machine.cards[0].entry if machine.cards else ""
-    of = [[card or first for card in kind.cards] for kind in workers]
+    """For each worker of each kind how many workers its card has, itself included; 1 without a card."""
+    of = [placed(kind, machine) for kind in workers]
     counts = Counter(card for cards in of for card in cards if card)
     return [[counts.get(card, 1) for card in cards] for cards in of]
 
 
+def placed(kind: Workers, machine: Machine) -> list[str]:
+    """The card of each worker; empty without one. A worker without a list takes the first that it sees."""
+    first = machine.cards[0].entry if machine.cards else ""
+    return [card or first for card in kind.cards]
+
+
 def described(settings: LaunchSettings, workers: Sequence[Workers], machine: Machine) -> str:
     """One line: what the machine has, and what is started on it."""
-    kinds = [_counted(kind.count, f"{kind.role} worker") for kind in workers if kind.count]
+    kinds: Counter[str] = Counter()
+    for kind in workers:
+        kinds[kind.role] += kind.count
     started = [_counted(settings.frontends, "frontend")] if settings.frontends else []
-    started += kinds or ["no worker"]
+    started += [_counted(count, f"{role} worker") for role, count in kinds.items() if count] or ["no worker"]
     return f"this host: {_machine(machine)}: {', '.join(started)}{_places(workers, machine)}"
 
 
@@ -93,11 +105,10 @@ def _places(workers: Sequence[Workers], machine: Machine) -> str:
     """Which workers are on which card, where there are several of either."""
     if not machine.cards or sum(kind.count for kind in workers) < 2:
         return ""
-    first = machine.cards[0].entry
     of: dict[str, Counter[str]] = {}
     for kind in workers:
-        for card in kind.cards:
-            of.setdefault(card or first, Counter())[kind.role] += 1
+        for card in placed(kind, machine):
+            of.setdefault(card, Counter())[kind.role + (f" of {kind.model}" if kind.model else "")] += 1
     said = {
         card: " and ".join(f"{count} {role}" for role, count in roles.items()) for card, roles in of.items()
     }

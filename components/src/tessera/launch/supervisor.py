@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from os import kill
@@ -60,8 +60,8 @@ class Supervisor:
         self._report = report
         self._stop_seconds = stop_seconds
         self._hopeless = hopeless
-        # Processes beside the service, which are not started again.
-        self._others: set[int] = set()
+        # Processes beside the service, which are not started again, with the status of what has ended.
+        self._others: dict[int, int | None] = {}
 
     def start(
         self,
@@ -70,7 +70,7 @@ class Supervisor:
         command: Sequence[str],
         environment: Mapping[str, str],
         descriptors: Sequence[int] = (),
-    ) -> None:
+    ) -> Child:
         """Start a process that is started again whenever it ends. Raises ``OSError``.
 
         It inherits copies of ``descriptors``, as ``children.spawn`` says.
@@ -78,10 +78,43 @@ class Supervisor:
         child = Child(name, role, command, environment, descriptors)
         self.children.append(child)
         self._start(child)
+        return child
 
-    def start_other(self, command: Sequence[str], environment: Mapping[str, str], output: Path) -> None:
-        """Start a process that ends with the service, after all others. Raises ``OSError``."""
-        self._others.add(spawn(command, environment, output=output))
+    def start_other(
+        self, command: Sequence[str], environment: Mapping[str, str], output: Path, *, errors: bool = True
+    ) -> int:
+        """Start a process that ends with the service, after all others; its id. Raises ``OSError``.
+
+        ``output`` is for what it writes, with its ``errors`` if these are to go there, too.
+        """
+        pid = spawn(command, environment, output=output, errors=errors)
+        self._others[pid] = None
+        return pid
+
+    def status_of(self, pid: int) -> int | None:
+        """What such a process ended with, None while it runs; asked for no more once it has ended."""
+        self._collect_others()
+        status = self._others[pid]
+        if status is not None:
+            del self._others[pid]
+        return status
+
+    def leave(self, children: Iterable[Child]) -> None:
+        """Tell these to end; none is started again, and what has ended is no child any more."""
+        due = None if self._stop_seconds is None else time.monotonic() + self._stop_seconds
+        for child in children:
+            child.leaving, child.due = True, due
+            if child.pid is not None:
+                # What is frozen cannot obey.
+                _signal(child.pid, SIGCONT)
+                _signal(child.pid, SIGTERM)
+        self._forget()
+
+    def tell(self, role: str, number: Number) -> None:
+        """Send a signal to all children of a role."""
+        for child in self.children:
+            if child.role == role and child.pid is not None:
+                _signal(child.pid, number)
 
     def wait_until(self, done: Callable[[], bool]) -> int | None:
         """Wait until something is done, or a child ends before: its id. Raises ``Told``.
@@ -96,21 +129,28 @@ class Supervisor:
                 self._replace(ended)
         return None
 
-    def supervise(self) -> NoReturn:
+    def supervise(self, beside: Callable[[], float | None] = lambda: None) -> NoReturn:
         """Start every child that ends again, each time a little later if it keeps ending at once.
 
-        No child waits for another one's pause. Raises ``Told``, and ``Hopeless`` for such a status.
+        No child waits for another one's pause. ``beside`` is called at each turn, and says in how many
+        seconds it wants to be called again at the latest. Raises ``Told``, and ``Hopeless`` for such a
+        status.
         """
         while True:
             now = time.monotonic()
             for child in self.children:
                 if child.due is not None and child.due <= now:
-                    self._start_again(child)
+                    if child.leaving:
+                        self._kill(child)
+                    else:
+                        self._start_again(child)
             # One signal may stand for several children.
             for ended in self._ended():
                 self._replace(ended)
-            due = [child.due for child in self.children if child.due is not None]
-            self._signals.wait(min(due) - time.monotonic() if due else None)
+            seconds = beside()
+            due = [child.due - time.monotonic() for child in self.children if child.due is not None]
+            waits = due if seconds is None else [*due, seconds]
+            self._signals.wait(min(waits) if waits else None)
 
     def stop(self) -> None:
         """End every child and wait for it, in their order; none is started again.
@@ -122,7 +162,7 @@ class Supervisor:
             _signal(pid, SIGCONT)
         for roles in _ORDER:
             self._end({child.pid for child in self.children if child.role in roles and child.pid is not None})
-        self._end(set(self._others))
+        self._end(self._running_others())
 
     def _start(self, child: Child) -> None:
         child.due = None
@@ -138,6 +178,21 @@ class Supervisor:
             child.due = child.started + child.delay
             self._report.complain(f"{child.name}: {error}; starting it again in {child.delay} s")
 
+    def _kill(self, child: Child) -> None:
+        self._report.warn(f"killing {child.name}, which has not ended after {self._stop_seconds} s")
+        child.due = None
+        if child.pid is not None:
+            _signal(child.pid, SIGKILL)
+
+    def _forget(self) -> None:
+        """Leave out what was told to leave and has ended."""
+        self.children = [child for child in self.children if not child.leaving or child.pid is not None]
+
+    def _collect_others(self) -> None:
+        for pid, status in self._others.items():
+            if status is None:
+                self._others[pid] = collect(pid)
+
     def _ended(self) -> list[_Ended]:
         """Children that have ended since the last call; from now on their ids may be others'."""
         found = []
@@ -145,7 +200,7 @@ class Supervisor:
             if child.pid is not None and (status := collect(child.pid)) is not None:
                 found.append(_Ended(child, child.pid, status))
                 child.pid, child.status = None, status
-        self._others -= {pid for pid in self._others if collect(pid) is not None}
+        self._collect_others()
         return found
 
     def _replace(self, ended: _Ended) -> None:
@@ -153,6 +208,9 @@ class Supervisor:
         if ended.status in self._hopeless:
             raise Hopeless(ended.status)
         child, now = ended.child, time.monotonic()
+        if child.leaving:
+            self._forget()
+            return
         if now - child.started > _SETTLED_SECONDS:
             child.delay = _FIRST_DELAY
         # One that was told to end, for a rolling restart, ends with 0.
@@ -162,7 +220,10 @@ class Supervisor:
         child.due = now + child.delay
 
     def _pids(self) -> set[int]:
-        return {child.pid for child in self.children if child.pid is not None} | self._others
+        return {child.pid for child in self.children if child.pid is not None} | self._running_others()
+
+    def _running_others(self) -> set[int]:
+        return {pid for pid, status in self._others.items() if status is None}
 
     def _end(self, pids: set[int]) -> None:
         """Ask these children to end, all at once, and wait until they have."""

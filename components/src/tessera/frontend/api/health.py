@@ -35,6 +35,7 @@ _HEALTH: Final = object_of(
 _COMPONENTS: Final = ("embed", "encode")
 _NONE: Final = dict.fromkeys(_COMPONENTS, 0)
 _NOTHING: Final[JsonObject] = {"workers": _NONE, "missing": _NONE, "images": False}
+_LEAVING: Final = "answers what is in flight"
 _NIM: Final = object_of(
     ("object", "message"), object={"const": "health.response"}, message=_TEXT, ready=_FLAG, live=_FLAG
 )
@@ -73,7 +74,8 @@ def _routes(service: Service) -> APIRouter:
     async def health() -> Response:
         """With several models: whether one of them can be served, and of each the same."""
         models = {model.settings.name: _model(service, model) for model in service.models}
-        found, waiting = list(models.values()), dict(service.models.waiting)
+        found = list(models.values())
+        others = service.models.waiting | dict.fromkeys(service.models.leaving, _LEAVING)
         ready = is_ready()
         body = {
             "status": "ready" if ready else "not ready",
@@ -81,7 +83,7 @@ def _routes(service: Service) -> APIRouter:
             "workers": _sum(found, "workers"),
             "missing": _sum(found, "missing"),
             "images": any(model["images"] for model in found),
-            "models": models | {name: {**_NOTHING, "status": why} for name, why in waiting.items()},
+            "models": {name: {**_NOTHING, "status": why} for name, why in others.items()} | models,
         }
         return JSONResponse(body, status_code=200 if ready else 503)
 

@@ -16,6 +16,9 @@ from tessera.model_names import find_name
 
 log = logging.getLogger(__name__)
 
+# How often the other frontends of a port are looked at that may have work for a model that is leaving.
+_LOOK_SECONDS: Final = 0.05
+
 # Opening a checkpoint takes a second or so; a download takes longer, and clients ask again.
 _AGAIN_SECONDS: Final = 1.0
 
@@ -26,7 +29,8 @@ class Models:
     ``open_model`` makes a model of its settings, and ``leave`` says that it is asked for no more; what is in
     flight is waited for, ``patience`` seconds at most, before it is closed. ``served`` are in the order of
     the settings; ``by_name`` has each of them under each of its names. ``waiting`` says of names why there
-    is nothing to ask under them now; ``names`` are all.
+    is nothing to ask under them now; ``names`` are all. ``leaving`` are those by name that are asked for no
+    more, until nothing of theirs is in flight, in all frontends of a port.
     """
 
     def __init__(
@@ -43,6 +47,7 @@ class Models:
         self.by_name: dict[str, ServedModel] = {}
         self.waiting: dict[str, str] = {}
         self.names: tuple[str, ...] = ()
+        self.leaving: dict[str, ServedModel] = {}
         self._ending: set[asyncio.Task[None]] = set()
         self._following = asyncio.Lock()
 
@@ -117,6 +122,7 @@ class Models:
 
     def _end(self, model: ServedModel) -> None:
         self._leave(model)
+        self.leaving[model.settings.name] = model
         task = asyncio.create_task(self._close(model), name=f"end {model.settings.name}")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -125,8 +131,12 @@ class Models:
         try:
             async with asyncio.timeout(self._patience):
                 await model.room.empty()
+                while model.room.requests:  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_SECONDS)
         except TimeoutError:
             log.warning("%s is closed with requests in flight", model.settings.name)
+        if self.leaving.get(model.settings.name) is model:
+            del self.leaving[model.settings.name]
         await model.close()
 
     async def close(self) -> None:

@@ -1,0 +1,185 @@
+"""The models that a service has: those that are asked for, and what of each is there."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from tessera.launch.children import Child
+from tessera.launch.processes import Workers, agg_workers, e_p_workers
+from tessera.launch.settings import LaunchSettings, SettingError
+from tessera.model_names import fold_name, namespace_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedModel:
+    """A model as it is asked for: the settings of the service with its own over them.
+
+    ``split`` gives each stage workers of its own. ``worker`` are further flags of its workers,
+    ``encode_worker`` those of its encode workers. ``said`` is how whoever asked for it finds it.
+    """
+
+    settings: LaunchSettings
+    split: bool
+    worker: tuple[str, ...] = ()
+    encode_worker: tuple[str, ...] = ()
+    said: str = field(default="", compare=False)
+
+    @classmethod
+    def one_of_several(cls, settings: LaunchSettings, *, own_namespace: bool = False, **rest: Any) -> Self:
+        """With a namespace for its workers alone, unless it was given one."""
+        if not own_namespace:
+            space = namespace_of(settings.dyn_namespace, settings.model_name)
+            settings = replace(settings, dyn_namespace=space)
+        return cls(settings=settings, **rest)
+
+    @property
+    def name(self) -> str:
+        """The one that answers say."""
+        return self.settings.model_name
+
+    @property
+    def key(self) -> str:
+        """The same for all ways to write that name."""
+        return fold_name(self.name)
+
+    def workers(self, settings: LaunchSettings) -> list[Workers]:
+        """Its workers, by settings that have numbers."""
+        if self.split:
+            return e_p_workers(settings, self.worker, self.encode_worker)
+        return agg_workers(settings, self.worker)
+
+    def check(self) -> None:
+        """Raises ``SettingError`` for what can be no model."""
+        settings = self.settings
+        if not os.path.isdir(settings.model_path) and settings.hub_model is None:
+            raise SettingError(
+                f"{settings.named('model_path')}: no such directory; a model of a hub is ORG/NAME"
+            )
+        for name in ("expect_embed_workers", "expect_encode_workers"):
+            if not (getattr(settings, name) or "0").isdecimal():
+                raise SettingError(f"{settings.named(name)}: is not a whole number")
+        try:
+            options = json.loads(settings.model_options or "{}")
+        except ValueError:
+            options = None
+        if not isinstance(options, dict):
+            raise SettingError(f"{settings.named('model_options')}: is not a JSON object")
+
+
+def check_apart(models: Iterable[WantedModel]) -> None:
+    """Raises ``SettingError`` for two models that a request, or a worker, could not tell apart."""
+    names: dict[str, WantedModel] = {}
+    spaces: dict[str, WantedModel] = {}
+    for model in models:
+        for name in model.settings.model_names:
+            if (other := names.setdefault(fold_name(name), model)) is not model:
+                raise SettingError(
+                    f"{model.said}: {name!r} is the name of {other.said} already; give one of them another "
+                    "by served-model-name"
+                )
+        space = model.settings.dyn_namespace
+        if (other := spaces.setdefault(space, model)) is not model:
+            raise SettingError(
+                f"{model.said}: its workers would be in {space!r} like those of {other.said}; give one of "
+                "them another namespace"
+            )
+
+
+def listed_models(model_path: str) -> list[str]:
+    """The models that MODEL_PATH names: several are separated by commas."""
+    if os.path.isdir(model_path):
+        return [model_path]
+    return [each for each in (each.strip() for each in model_path.split(",")) if each]
+
+
+def wanted_models(
+    given: LaunchSettings, *, split: bool, worker: Sequence[str] = (), encode_worker: Sequence[str] = ()
+) -> tuple[bool, list[WantedModel]]:
+    """Whether MODEL_PATH names several models, and what it names. Raises ``SettingError``."""
+    paths = listed_models(given.model_path)
+    flags: Any = {"worker": tuple(worker), "encode_worker": tuple(encode_worker), "split": split}
+    if len(paths) < 2:
+        return False, [WantedModel(settings=given, **flags)]
+    found = []
+    for path in paths:
+        settings = replace(given, model_path=path, written={**given.written, "model_path": path})
+        found.append(WantedModel.one_of_several(settings, said=path, **flags))
+    check_apart(found)
+    return True, found
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Deployed:
+    """A model of a running service.
+
+    ``slot`` is its own for as long as it is served. ``settings`` have numbers, and the directory that was
+    found; ``source`` is what the hub's is a copy of (``checkpoint/source``), in JSON. ``ports`` are those of
+    its workers, in their order, ``share_flags`` what each of them is told of its share, and ``takes`` what it
+    is counted with. ``loading`` says why it cannot be opened yet.
+    """
+
+    wanted: WantedModel
+    slot: int
+    settings: LaunchSettings
+    workers: list[Workers]
+    source: str = ""
+    loading: str = ""
+    ports: Sequence[int] = ()
+    share_flags: Sequence[Sequence[Sequence[str]]] = ()
+    takes: Sequence[Any] = ()
+    children: list[Child] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.wanted.name
+
+    @property
+    def worker_count(self) -> int:
+        """Of this host."""
+        return sum(kind.count for kind in self.workers)
+
+    @property
+    def here(self) -> tuple[int, int]:
+        """Embed and encode workers of this host; those with both stages embed."""
+        counts = {kind.role: kind.count for kind in self.workers}
+        return counts.get("agg", 0) + counts.get("embed", 0), counts.get("encode", 0)
+
+    @property
+    def expected(self) -> tuple[str, str]:
+        """Embed and encode workers of all hosts."""
+        embed, encode = self.here
+        settings = self.settings
+        return settings.expect_embed_workers or str(embed), settings.expect_encode_workers or str(encode)
+
+    def described(self) -> dict[str, Any]:
+        """For the file that frontends read."""
+        settings, space = self.settings, self.settings.dyn_namespace
+        embed, encode = self.expected
+        return {
+            "model_path": settings.model_path,
+            "revision": settings.model_revision,
+            "model_options": json.loads(settings.model_options or "{}"),
+            "served_model_names": self.wanted.settings.model_names,
+            "dimensions_allowed": settings.dimensions_allowed,
+            "embed_endpoint": f"dyn://{space}.embed.generate",
+            "encode_endpoint": settings.encode_endpoint or f"dyn://{space}.encode.generate",
+            "expected_embed": int(embed),
+            "expected_encode": int(encode),
+            "slot": self.slot,
+            "source": json.loads(self.source) if self.source else None,
+            "loading": self.loading,
+        }
+
+
+def document(models: Iterable[Deployed]) -> str:
+    """What frontends read: ``--models``."""
+    return json.dumps({"models": [model.described() for model in models]}, indent=1) + "\n"
+
+
+def free_slot(taken: Collection[int]) -> int:
+    """The lowest that is not taken."""
+    return next(slot for slot in range(len(taken) + 1) if slot not in taken)

@@ -1,0 +1,275 @@
+"""``tessera serve`` with several models in its file, and what SIGHUP does to them while one is asked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+from benchmarks.proc import children
+
+from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera.tools.random_checkpoint.llama_nemotron_vl import TINY
+from tests.checkpoint.local_hub import COMMIT, REPOSITORY, files_of, local_hub
+from tests.e2e.service import default_signals, free_ports, lasting_members
+from tests.proc import command_line
+
+pytestmark = pytest.mark.operates
+
+
+class Serve:
+    """``tessera serve`` with a file that a test changes."""
+
+    def __init__(self, folder: Path, *models: dict[str, Any], **common: Any) -> None:
+        self.folder, self.log = folder, folder / "log"
+        self.file = folder / "serve.yaml"
+        self.common = {
+            "port": free_ports(1)[0],
+            "system_port_base": free_ports(6)[0],
+            "agg_workers": 1,
+            **common,
+        }
+        self.url = f"http://127.0.0.1:{self.common['port']}"
+        self.write(*models)
+
+    def write(self, *models: dict[str, Any], **common: Any) -> None:
+        self.file.write_text(yaml.safe_dump({**self.common, **common, "models": list(models)}))
+
+    @contextmanager
+    def running(self, environment: dict[str, str] | None = None) -> Iterator[Serve]:
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "tessera.cli", "serve", "--config", str(self.file)],
+                env={**(environment or os.environ), "OMP_NUM_THREADS": "1", "TMPDIR": str(self.folder)},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=default_signals,
+            )
+        try:
+            self.wait_for("tessera: ready at")
+            yield self
+            self.process.send_signal(signal.SIGTERM)
+            assert self.process.wait(timeout=90) == 143, self.log.read_text()
+        finally:
+            if self.process.poll() is None:
+                os.killpg(self.process.pid, signal.SIGKILL)
+                self.process.wait()
+        assert lasting_members(self.process.pid) == []
+
+    def wait_for(self, line: str, count: int = 1) -> None:
+        """Until the log has it so often."""
+        self.wait(lambda: self.log.read_text().count(line) >= count)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 120
+        while not condition():
+            assert self.process.poll() is None and time.monotonic() < deadline, self.log.read_text()
+            time.sleep(0.05)
+
+    def reload(self, said: str) -> None:
+        """Tell it to read its file again, and wait until it says so."""
+        before = self.log.read_text().count(said)
+        self.process.send_signal(signal.SIGHUP)
+        self.wait_for(said, before + 1)
+
+    def ask(self, model: str) -> httpx.Response:
+        body = {"model": model, "input": "a yellow heart"}
+        return httpx.post(f"{self.url}/v1/embeddings", json=body, timeout=60)
+
+    def vector(self, model: str) -> list[float]:
+        answer = self.ask(model)
+        assert answer.status_code == 200, (answer.text, self.log.read_text())
+        found: list[float] = answer.json()["data"][0]["embedding"]
+        return found
+
+    def models(self) -> dict[str, dict[str, Any]]:
+        found: dict[str, dict[str, Any]] = httpx.get(f"{self.url}/health").json()["models"]
+        return found
+
+    def worker(self, namespace: str) -> list[int]:
+        """The workers in a namespace."""
+        found = []
+        for pid in children(self.process.pid):
+            words = command_line(pid)
+            if "tessera.worker" in words and words[words.index("--namespace") + 1] == namespace:
+                found.append(pid)
+        return found
+
+
+@contextmanager
+def client(serve: Serve, model: str) -> Iterator[list[int]]:
+    """Asks one model without a pause, one request after another; the statuses of its answers."""
+    statuses: list[int] = []
+    done = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(timeout=60) as session:
+            while not done.is_set():
+                body = {"model": model, "input": f"text {len(statuses)}"}
+                statuses.append(session.post(f"{serve.url}/v1/embeddings", json=body).status_code)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        yield statuses
+    finally:
+        done.set()
+        thread.join()
+    assert len(statuses) > 10 and set(statuses) == {200}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Random checkpoints whose vectors differ."""
+    folder = tmp_path_factory.mktemp("reload")
+    found = {name: folder / name for name in ("one", "two", "other")}
+    for seed, path in enumerate(found.values()):
+        write_checkpoint(path, TINY, seed=seed)
+    return found
+
+
+def test_models_come_and_go_and_change_while_another_one_answers(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    one, two = {"model": str(checkpoints["one"])}, {"model": str(checkpoints["two"])}
+    split = {**two, "encode_workers": 1, "embed_workers": 1}
+    serve = Serve(tmp_path, one, two)
+    with serve.running(), client(serve, "one") as statuses:
+        assert serve.vector("one") != (of_two := serve.vector("two"))
+        (first,), (second,) = serve.worker("tessera-one"), serve.worker("tessera-two")
+        said = serve.log.read_text()
+        assert "agg worker 0 of one" in said and "in all" in said and "models one, two" in said
+
+        # A worker that is killed is missed by its own model alone.
+        os.kill(second, signal.SIGKILL)
+        serve.wait_for(f"agg worker 0 of two (pid {second}) ended with status 137")
+        serve.wait(lambda: serve.ask("two").status_code == 200)
+        assert serve.worker("tessera-one") == [first]
+
+        # Added, with names of its own.
+        three = {"model": str(checkpoints["other"]), "served_model_name": ["three", "drei"]}
+        serve.write(one, two, three)
+        serve.reload("tessera: ready: three")
+        of_three = serve.vector("Drei")
+        assert of_three != of_two and list(serve.models()) == ["one", "two", "three"]
+
+        # Changed: another shape, another checkpoint under the name of before.
+        serve.write(one, split, {**three, "model": str(checkpoints["two"])})
+        serve.reload("tessera: ready: two, three")
+        assert serve.vector("two") == serve.vector("three") == pytest.approx(of_two, abs=1e-5)
+        assert serve.models()["two"]["workers"] == {"embed": 1, "encode": 1}
+
+        # Taken away.
+        workers = serve.worker("tessera-two")
+        serve.write(one, {**three, "model": str(checkpoints["two"])})
+        serve.reload("tessera: models: taken away two")
+        assert serve.ask("two").status_code == 404
+        assert len(workers) == 2 and serve.worker("tessera-two") == []
+        assert "killing" not in serve.log.read_text()
+
+        # Nothing of it, and what only a restart changes.
+        serve.write(one, {**three, "model": str(checkpoints["two"])}, agg_workers=2)
+        serve.reload("tessera: no model was added, taken away or changed")
+        assert "agg-workers: 2 has changed, which takes effect after a restart" in serve.log.read_text()
+        assert serve.worker("tessera-one") == [first]
+        assert statuses
+
+
+def test_what_cannot_be_used_changes_nothing(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    one, two = {"model": str(checkpoints["one"])}, {"model": str(checkpoints["two"])}
+    serve = Serve(tmp_path, one)
+    with serve.running(), client(serve, "one"):
+        (pid,) = serve.worker("tessera-one")
+        stays = "; the models stay as they are"
+        serve.file.write_text("models: [")
+        serve.reload(stays)
+        serve.write(one, {"model": "/nowhere/model"})
+        serve.reload(f"/nowhere/model: no such directory; a model of a hub is ORG/NAME{stays}")
+        serve.write(one, two, {**two, "served_model_name": "ONE"})
+        serve.reload(f"models[2]: 'ONE' is the name of {serve.file}: models[0] already")
+        # Large enough for no machine.
+        serve.write(two, {**one, "served_model_name": "b", "multimodal_embedding_cache_capacity_gb": 1 << 20})
+        serve.reload("do not fit into memory together")
+        assert "agg worker 0 of b " in serve.log.read_text()
+        serve.write(
+            two, {**one, "served_model_name": "b", "override_engine_args": {"text": {"max_batch_csot": 1}}}
+        )
+        serve.reload("max_batch_csot")
+        assert serve.worker("tessera-one") == [pid] and list(serve.models()) == ["one"]
+        serve.write(one, two)
+        serve.reload("tessera: ready: two")
+        assert serve.ask("two").status_code == 200
+
+
+def test_a_model_is_downloaded_while_another_one_answers(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    one, hub_model = {"model": str(checkpoints["one"])}, {"model": REPOSITORY}
+    serve = Serve(tmp_path, one)
+    with local_hub(files_of(checkpoints["two"])) as hub:
+        waiting = threading.Event()
+
+        def hold(path: str) -> None:
+            if path.endswith("model.safetensors"):
+                waiting.wait(60)
+
+        hub.answer = hold
+        hub.token = "hf_notToBeSeenAnywhere"
+        environment = hub.environment(tmp_path / "cache") | {"HF_TOKEN": hub.token}
+        with serve.running(environment), client(serve, "one"):
+            serve.write(one, hub_model)
+            serve.process.send_signal(signal.SIGHUP)
+            serve.wait(lambda: REPOSITORY in serve.models())
+            refused = serve.ask(REPOSITORY)
+            assert refused.status_code == 503 and "is being downloaded" in refused.text
+            assert refused.headers["retry-after"]
+            waiting.set()
+            serve.wait_for(f"tessera: ready: {REPOSITORY}")
+            assert serve.ask(REPOSITORY).status_code == 200
+            cards = {
+                card["id"]: card["source"] for card in httpx.get(f"{serve.url}/v1/models").json()["data"]
+            }
+            assert cards["one"] is None and cards[REPOSITORY]["commit"] == COMMIT
+            # What is no model of the hub is said, and forgotten.
+            serve.write(one, hub_model, {"model": "some-org/nothing"})
+            serve.reload("; the models stay as they are")
+            # Frontends take a moment to hear of it.
+            serve.wait(lambda: serve.ask("some-org/nothing").status_code == 404)
+            for pid in children(serve.process.pid):
+                if "tessera.worker" in command_line(pid) and "tessera-one" not in command_line(pid):
+                    assert hub.token.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
+
+
+def test_too_much_memory_is_refused_before_anything_is_started(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    serve = Serve(
+        tmp_path,
+        {"model": str(checkpoints["one"]), "multimodal_embedding_cache_capacity_gb": 1 << 20},
+        {"model": str(checkpoints["two"])},
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "tessera.cli", "serve", "--config", str(serve.file)],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    lines = done.stderr.splitlines()
+    assert lines[0].startswith("tessera: the models do not fit into memory together")
+    assert any("agg worker 0 of one" in line and "cache of vision rows 1048576.00" in line for line in lines)
+    assert any("agg worker 0 of two" in line for line in lines)
+    assert lines[-1].endswith("does not fit") and len(lines) < 10
