@@ -13,6 +13,8 @@ import httpx
 import pytest
 import yaml
 
+from tessera.frontend.model_settings import read_models
+from tessera.launch.role import command
 from tests.deploy.conftest import run_script
 from tests.deploy.dockerfile import PREFIX, Build, Stage
 from tests.deploy.processes import etcd, healthy, running, wait_for
@@ -166,11 +168,35 @@ def test_what_start_role_cannot_start_is_named(
     assert said in ran.stderr
 
 
-@pytest.mark.parametrize("file", ["compose.yaml", "compose.cuda.yaml"])
+@pytest.mark.parametrize("file", ["compose.yaml", "compose.cuda.yaml", "compose.models.yaml"])
 def test_a_compose_file_fits_its_schema(file: str) -> None:
     command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec"]
     ran = run_script(*command, ROOT / "deploy" / file)
     assert ran.returncode == 0, ran.stdout
+
+
+def test_a_second_model_of_compose_is_where_frontends_look_for_it(tmp_path: Path) -> None:
+    folder = ROOT / "deploy"
+    over = yaml.safe_load((folder / "compose.models.yaml").read_text())
+    text = (folder / "models.yaml").read_text()
+    for name in ("model", "second"):
+        text = text.replace(f"/models/{name}", str(tmp_path))
+    (file := tmp_path / "models.yaml").write_text(text)
+    looked_at = {(model.name, model.embed_endpoint) for model in read_models(file, "tessera")}
+    there = set()
+    for name, service in over["services"].items():
+        if name == "prometheus":
+            continue
+        assert "./models.yaml:/etc/tessera/models.yaml:ro" in service["volumes"]
+        assert service["environment"]["MODELS_FILE"] == "/etc/tessera/models.yaml"
+        if name != "frontend":
+            served = service["environment"]["SERVED_MODEL_NAME"]
+            own = {"MODELS_FILE": str(file), "HOST_ADDRESS": "127.0.0.1", "SERVED_MODEL_NAME": served}
+            _, words, _ = command(service.get("command", [name]), own)
+            space = words[words.index("--namespace") + 1]
+            there.add((served, f"dyn://{space}.embed.generate"))
+    assert looked_at == there
+    assert (folder / "prometheus/models/second.yaml").is_file()
 
 
 def test_a_compose_file_names_what_is_there() -> None:

@@ -23,10 +23,23 @@ from tests.deploy.schemas import CUSTOM
 from tests.e2e.service import ROOT
 
 FOLDER = ROOT / "deploy/kubernetes"
-RENDERED = ("overlays/etcd", "overlays/kubernetes", "overlays/try", "overlays/hub-try", "dynamo")
+RENDERED = (
+    "overlays/etcd",
+    "overlays/kubernetes",
+    "overlays/try",
+    "overlays/hub-try",
+    "overlays/models",
+    "overlays/models-try",
+    "dynamo",
+)
 VERSIONS = ("1.30", "1.37")
 ROLES = ("frontend", "encode", "embed")
 Resource = dict[str, Any]
+
+
+def roles(name: str) -> tuple[str, ...]:
+    """The kinds of pods; with several models each has its own."""
+    return (*ROLES, "rerank") if "models" in name else ROLES
 
 
 @functools.cache
@@ -93,7 +106,7 @@ def templates(name: str) -> dict[str, Resource]:
         elif resource["kind"] == "DynamoGraphDeployment":
             for component in resource["spec"]["components"]:
                 found[component["name"]] = component["podTemplate"]
-    assert found.keys() == set(ROLES)
+    assert found.keys() == set(roles(name))
     return found
 
 
@@ -101,7 +114,7 @@ def settings(name: str, container: Resource) -> dict[str, str]:
     """The variables with a value of their own, from the ConfigMap, the graph and the container."""
     values: dict[str, str] = {}
     for resource in render(name):
-        if resource["kind"] == "ConfigMap":
+        if resource["kind"] == "ConfigMap" and resource["metadata"]["name"] == "tessera":
             values |= resource["data"]
         elif resource["kind"] == "DynamoGraphDeployment":
             values |= {entry["name"]: entry["value"] for entry in resource["spec"]["env"]}
@@ -143,6 +156,16 @@ def test_pods_are_hardened_and_have_time_to_drain(name: str) -> None:
         assert gpus == ([] if role == "frontend" or name.endswith("try") else ["nvidia.com/gpu"])
 
 
+def listed_models(name: str, folder: Path) -> Path | None:
+    """The file of models that pods read, with a folder in place of each checkpoint; None without one."""
+    for resource in render(name):
+        if resource["kind"] == "ConfigMap" and "models.yaml" in resource["data"]:
+            text = re.sub(r"/models/[\w.-]+", str(folder), resource["data"]["models.yaml"])
+            (path := folder / "models.yaml").write_text(text)
+            return path
+    return None
+
+
 @pytest.mark.parametrize("name", RENDERED)
 def test_the_arguments_are_understood(name: str, tmp_path: Path) -> None:
     """start-role is run with a Python that prints what it was given, and the parsers read that."""
@@ -153,6 +176,7 @@ def test_the_arguments_are_understood(name: str, tmp_path: Path) -> None:
     )
     python.chmod(0o755)
     (tmp_path / "config.json").write_text('{"model_type": "llama_nemotron_vl"}')
+    endpoints: dict[str, set[str]] = {}
     for role, template in templates(name).items():
         (container,) = template["spec"]["containers"]
         environment = settings(name, container) | {
@@ -160,6 +184,13 @@ def test_the_arguments_are_understood(name: str, tmp_path: Path) -> None:
             "MODEL_PATH": str(tmp_path),
             "POD_IP": "127.0.0.1",
         }
+        several = listed_models(name, tmp_path)
+        if several is not None:
+            assert environment["MODELS_FILE"] == "/etc/tessera/models.yaml"
+            mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+            volumes = {volume["name"]: volume for volume in template["spec"]["volumes"]}
+            assert volumes[mounts["/etc/tessera"]]["configMap"] == {"name": "tessera-models"}
+            environment["MODELS_FILE"] = str(several)
         ran = run_script(ROOT / "deploy/start-role", *container["args"], **environment)
         assert ran.returncode == 0, ran.stderr
         flag, module, *flags = ran.stdout.splitlines()
@@ -168,10 +199,19 @@ def test_the_arguments_are_understood(name: str, tmp_path: Path) -> None:
             parsed = parse_frontend(flags)
             assert (parsed.host, parsed.port) == ("0.0.0.0", 8000)
             assert parsed.access.open_metrics, "Prometheus has no API key"
+            assert len(parsed.models) == (1 if several is None else 2)
+            endpoints[role] = {model.embed_endpoint for model in parsed.models}
         else:
             worker = parse_worker(flags)
-            assert worker.mode == role and worker.stages.transport.nixl_interfaces == "lo"
+            assert (
+                worker.mode == ("agg" if role == "rerank" else role)
+                and worker.stages.transport.nixl_interfaces == "lo"
+            )
             assert worker.cache_bytes == (4 << 30 if role == "embed" else None)
+            endpoints[role] = {f"dyn://{worker.rpc.namespace}.embed.generate"}
+    assert endpoints["embed"] == endpoints["encode"]
+    # Frontends look where the workers are.
+    assert endpoints["frontend"] == endpoints["embed"] | endpoints.get("rerank", set())
 
 
 def test_a_job_downloads_what_the_pods_read(tmp_path: Path) -> None:
@@ -209,7 +249,7 @@ def test_policies_budgets_and_services_select_pods(name: str) -> None:
         ]
 
     kinds = [resource["kind"] for resource in render(name)]
-    assert kinds.count("PodDisruptionBudget") == 3 and kinds.count("NetworkPolicy") >= 5
+    assert kinds.count("PodDisruptionBudget") == len(labels) and kinds.count("NetworkPolicy") >= 5
     for resource in render(name):
         spec = resource.get("spec", {})
         if resource["kind"] == "Service":
@@ -254,8 +294,8 @@ def allowed(name: str) -> set[tuple[str, str, int]]:
 
     return {
         (caller, called, port)
-        for caller in ROLES
-        for called in ROLES
+        for caller in roles(name)
+        for called in roles(name)
         if caller != called
         for port in side("egress", "to", caller, called) & side("ingress", "from", called, caller)
     }
@@ -263,12 +303,26 @@ def allowed(name: str) -> set[tuple[str, str, int]]:
 
 @pytest.mark.parametrize("name", RENDERED)
 def test_who_may_talk_to_whom(name: str) -> None:
-    calls = {("frontend", "encode", 9091), ("frontend", "embed", 9091), ("embed", "encode", 9091)}
+    calls = {("frontend", role, 9091) for role in roles(name)[1:]} | {("embed", "encode", 9091)}
     answers = {(called, caller, 9092) for caller, called, _ in calls}
     rows = {
         (*pair, port) for pair in (("embed", "encode"), ("encode", "embed")) for port in range(9100, 9200)
     }
     assert allowed(name) == calls | answers | rows
+
+
+@pytest.mark.parametrize("name", [name for name in RENDERED if name != "dynamo"])
+def test_everybody_may_ask_discovery(name: str) -> None:
+    allowed_pods = set()
+    for resource in render(name):
+        if resource["kind"] != "NetworkPolicy" or resource["metadata"]["name"] == "tessera-nothing-else":
+            continue
+        for rule in resource["spec"].get("egress", []):
+            ports = {port["port"] for port in rule["ports"]}
+            if ports & {2379, 6443}:
+                (chosen,) = resource["spec"]["podSelector"]["matchExpressions"]
+                allowed_pods |= set(chosen["values"])
+    assert allowed_pods >= set(roles(name))
 
 
 def test_the_images_use_the_ports_that_the_policies_open() -> None:
@@ -281,11 +335,11 @@ def test_the_images_use_the_ports_that_the_policies_open() -> None:
         assert setting in text
 
 
-@pytest.mark.parametrize("name", ["overlays/etcd", "dynamo"])
+@pytest.mark.parametrize("name", ["overlays/etcd", "overlays/models", "dynamo"])
 def test_autoscaling_asks_for_metrics_that_are_there(name: str, tmp_path: Path) -> None:
     documented = set(re.findall(r"`(tessera_\w+)`", (ROOT / "docs/metrics.md").read_text()))
     scaled = [resource for resource in render(name) if resource["kind"] == "ScaledObject"]
-    assert len(scaled) == 3
+    assert len(scaled) == len(roles(name))
     rules = []
     for resource in scaled:
         target = resource["spec"]["scaleTargetRef"]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from tests.deploy.conftest import run_script
 from tests.deploy.processes import running, wait_for
@@ -93,28 +94,90 @@ def tasks(nodes: dict[str, str], module: str) -> dict[int, str]:
     return found
 
 
-def test_a_job_serves_over_three_nodes_and_drains(
-    nodes: dict[str, str], checkpoint: Path, photos: dict[str, bytes], tmp_path: Path
-) -> None:
+def of_a_job(nodes: dict[str, str], scratch: Path) -> dict[str, str]:
+    """The environment of a job's script."""
     if shutil.which("etcd") is None:
         pytest.skip("etcd is not installed (Debian package etcd-server)")
-    first, second, third = nodes
-    scratch = tmp_path / "scratch"
     scratch.mkdir()
-    environment = os.environ | {
+    return os.environ | {
         "PATH": f"{STAND_INS}:{os.environ['PATH']}",
         "NODE_NAMESPACES": ",".join(f"{address}={name}" for address, name in nodes.items()),
         "SLURM_SUBMIT_DIR": str(ROOT),
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": ",".join(nodes),
         "VENV": str(Path(sys.executable).parents[1]),
+        "READY_TIMEOUT_SECONDS": "120",
+        "OMP_NUM_THREADS": "1",
+        "TMPDIR": str(scratch),
+    }
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        ("a:text:1", "MODELS: 'a:text:1' is not NAME:ROLE:NODES"),
+        ("a:agg:2 b:embed:2", "MODELS asks for 4 nodes, and the job has 1"),
+        ("", "MODELS: says which nodes have workers of which model"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_named(tmp_path: Path, plan: str, said: str) -> None:
+    ran = run_script(
+        *("bash", SCRIPT),
+        SLURM_SUBMIT_DIR=str(ROOT),
+        SLURM_JOB_ID="7",
+        SLURM_JOB_NODELIST="one",
+        MODELS_FILE=str(tmp_path),
+        MODELS=plan,
+        PATH=f"{STAND_INS}:{os.environ['PATH']}",
+    )
+    assert ran.returncode == 1
+    assert said in ran.stderr
+
+
+def test_a_job_serves_two_models_on_nodes_of_their_own(
+    nodes: dict[str, str], checkpoint: Path, tmp_path: Path
+) -> None:
+    first, second, third = nodes
+    file = tmp_path / "models.yaml"
+    listed = [
+        {"model_path": str(checkpoint), "served_model_names": ["one", "uno"]},
+        {"model_path": str(checkpoint), "served_model_names": ["two"]},
+    ]
+    file.write_text(yaml.safe_dump({"models": listed}))
+    environment = of_a_job(nodes, tmp_path / "scratch") | {
+        "MODELS_FILE": str(file),
+        "MODELS": "one:encode:1 one:embed:1 two:agg:1",
+    }
+    environment.pop("MODEL_PATH", None)
+    log, url = tmp_path / "log", f"http://{first}:8000"
+    with running(["bash", SCRIPT], environment, log, stop_seconds=60) as job:
+        deadline = time.monotonic() + 180
+        while f"ready at {url}" not in log.read_text():
+            assert job.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        workers = {
+            (node, words[words.index("--namespace") + 1].rpartition("-")[2])
+            for pid, node in tasks(nodes, "tessera.worker").items()
+            for words in [command_line(pid)]
+        }
+        assert workers == {(first, "one"), (second, "one"), (third, "two")}
+        for name in ("uno", "two"):
+            answer = httpx.post(f"{url}/v1/embeddings", json={"model": name, "input": "x"}, timeout=60)
+            assert answer.status_code == 200, answer.text
+    assert job.returncode == 0, log.read_text()
+    assert [pid for module in ("tessera.frontend", "tessera.worker") for pid in tasks(nodes, module)] == []
+
+
+def test_a_job_serves_over_three_nodes_and_drains(
+    nodes: dict[str, str], checkpoint: Path, photos: dict[str, bytes], tmp_path: Path
+) -> None:
+    first, second, third = nodes
+    scratch = tmp_path / "scratch"
+    environment = of_a_job(nodes, scratch) | {
         "MODEL_PATH": str(checkpoint),
         "SERVED_MODEL_NAME": MODEL,
         # Nodes share a kernel here, and would find each other's memory.
         "EMBED_ARGS": '--override-engine-args {"transport":{"kind":"nixl","nixl_interfaces":"eth0"}}',
-        "READY_TIMEOUT_SECONDS": "120",
-        "OMP_NUM_THREADS": "1",
-        "TMPDIR": str(scratch),
     }
     log = tmp_path / "log"
     url = f"http://{first}:8000"

@@ -12,9 +12,10 @@ from tessera.frontend.settings import parse as parse_frontend
 from tessera.launch import mps
 from tessera.launch.processes import Process, agg_workers, e_p_workers, processes
 from tessera.launch.role import command
-from tessera.launch.settings import LaunchSettings
+from tessera.launch.settings import LaunchSettings, SettingError
 from tessera.launch.split import settled, with_frontends
 from tessera.machine import Card, Machine
+from tessera.worker.settings import parse as parse_worker
 
 
 def after(process: Process, flag: str) -> str:
@@ -124,3 +125,55 @@ def test_a_role_is_reached_at_its_host_and_further_flags_come_last(tmp_path: Pat
     assert words[words.index("--override-engine-args") + 1] == '{"transport": {"nixl_interfaces": ""}}'
     _, words, own = command(["frontend"], environment | {"DYN_SYSTEM_PORT": "9"})
     assert "DYN_SYSTEM_PORT" not in own and words[words.index("--host") + 1] == "0.0.0.0"
+
+
+LIST = """
+models:
+  - {model_path: PATH, served_model_names: [Embed_1, other], model_options: {max_pixels: 8192}}
+  - {model_path: org/two, embed_endpoint: "dyn://far.embed.generate", encode_endpoint: "dyn://x.encode.generate"}
+"""
+
+
+def test_roles_of_several_models_read_one_file(checkpoint: Path, tmp_path: Path) -> None:
+    file = tmp_path / "models.yaml"
+    file.write_text(LIST.replace("PATH", str(checkpoint)))
+    environment = {"MODELS_FILE": str(file), "HOST_ADDRESS": "127.0.0.1", "DYN_NAMESPACE": "ns"}
+    _, words, own = command(["frontend"], environment)
+    assert after_word(words, "--models") == str(file) and "--model-path" not in words
+    assert own["DYN_NAMESPACE"] == "ns"
+    _, words, own = command(["embed"], environment | {"SERVED_MODEL_NAME": "EMBED.1"})
+    worker = parse_worker(words[2:])
+    assert (worker.model_path, worker.served_model_names) == (checkpoint, ("Embed_1", "other"))
+    assert worker.model_options == {"max_pixels": 8192}
+    assert worker.rpc.namespace == own["DYN_NAMESPACE"] == "ns-embed-1"
+    assert worker.encode_endpoint == "dyn://ns-embed-1.encode.generate"
+    _, words, _ = command(["embed"], environment | {"SERVED_MODEL_NAME": "org/two"})
+    assert [after_word(words, flag) for flag in ("--model-path", "--namespace", "--encode-endpoint")] == [
+        *("org/two", "far"),
+        "dyn://x.encode.generate",
+    ]
+
+
+def after_word(words: list[str], flag: str) -> str:
+    return words[words.index(flag) + 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "said"),
+    [
+        (LIST, "three", "SERVED_MODEL_NAME=three: says which of Embed_1, other, org/two of "),
+        (LIST, "", "SERVED_MODEL_NAME=: says which of"),
+        ("models: 3", "a", "MODELS_FILE=.*: is no list of models"),
+        ("models: [{}]", "a", "MODELS_FILE=.*: is no list of models: 'model_path'"),
+        ("{", "a", "MODELS_FILE=.*: is no list of models"),
+        (None, "a", "MODELS_FILE=.*: No such file"),
+    ],
+)
+def test_a_worker_of_no_model_of_the_file_is_refused(
+    tmp_path: Path, text: str | None, name: str, said: str
+) -> None:
+    file = tmp_path / "models.yaml"
+    if text is not None:
+        file.write_text(text.replace("PATH", str(tmp_path)))
+    with pytest.raises(SettingError, match=said):
+        command(["agg"], {"MODELS_FILE": str(file), "SERVED_MODEL_NAME": name, "HOST_ADDRESS": "127.0.0.1"})

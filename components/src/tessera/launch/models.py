@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tessera.launch.children import Child
 from tessera.launch.processes import Workers, agg_workers, e_p_workers
-from tessera.launch.settings import LaunchSettings, SettingError
-from tessera.model_names import fold_name, namespace_of
+from tessera.launch.settings import LaunchSettings, SettingError, Shared
+from tessera.model_names import find_name, fold_name, namespace_of
+
+S = TypeVar("S", bound=Shared)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +112,52 @@ def wanted_models(
         found.append(WantedModel.one_of_several(settings, said=path, **flags))
     check_apart(found)
     return True, found
+
+
+def of_list(path: str, settings: S) -> S:
+    """The settings for workers of the model that ``served_model_name`` names in a file which frontends read.
+
+    Raises ``SettingError`` for what is not there.
+    """
+    import yaml
+
+    wanted = settings.served_model_name.strip()
+    try:
+        with open(path, "rb") as file:
+            listed = yaml.safe_load(file)["models"]
+        entries = {name: entry for entry in listed for name in _names(settings, entry)}
+    except OSError as error:
+        raise SettingError(f"MODELS_FILE={path}: {error.strerror}") from error
+    except (yaml.YAMLError, LookupError, TypeError, AttributeError) as error:
+        raise SettingError(
+            f"MODELS_FILE={path}: is no list of models: {' '.join(str(error).split())}"
+        ) from error
+    name = find_name(wanted, entries)
+    if name is None:
+        raise SettingError(
+            f"SERVED_MODEL_NAME={wanted}: says which of {', '.join(entries)} of {path} the workers serve"
+        )
+    entry = entries[name]
+    names = _names(settings, entry)
+    space = (
+        str(entry.get("embed_endpoint") or "").removeprefix("dyn://").rpartition(".")[0].rpartition(".")[0]
+    )
+    options = entry.get("model_options")
+    return replace(
+        settings,
+        model_path=str(entry["model_path"]),
+        model_revision=str(entry.get("revision") or ""),
+        model_options=json.dumps(options) if options else "",
+        served_model_name=",".join(names),
+        dyn_namespace=space or namespace_of(settings.dyn_namespace, names[0]),
+        encode_endpoint=str(entry.get("encode_endpoint") or settings.encode_endpoint),
+    )
+
+
+def _names(settings: Shared, entry: Mapping[str, Any]) -> list[str]:
+    """Those of an entry of such a file, or what its checkpoint is called."""
+    given = [str(name) for name in entry.get("served_model_names") or ()]
+    return given or replace(settings, model_path=str(entry["model_path"]), served_model_name="").model_names
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -198,12 +198,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--embed", type=int, default=1, help="embed or aggregated workers to wait for")
     parser.add_argument("--encode", type=int, default=0, help="encode workers to wait for")
+    parser.add_argument(
+        "--workers",
+        nargs=3,
+        action="append",
+        default=[],
+        metavar=("MODEL", "EMBED", "ENCODE"),
+        help="the same for each of several models; '' for all that there are",
+    )
     parser.add_argument("--timeout", type=float, default=600.0, help="seconds")
     parser.add_argument("--pids", type=int, nargs="*", default=[], help="give up when one of these has ended")
     add_log_arguments(parser)
     parsed = parser.parse_args(argv)
     log_as("launch", log_settings(argv))
-    expected = Expected(frontends=parsed.url, workers=parsed.worker, embed=parsed.embed, encode=parsed.encode)
+    try:
+        models = {model: (int(embed), int(encode)) for model, embed, encode in parsed.workers}
+    except ValueError:
+        parser.error("--workers takes a model and two whole numbers")
+    expected = Expected(
+        frontends=parsed.url,
+        workers=parsed.worker,
+        embed=parsed.embed,
+        encode=parsed.encode,
+        models=models,
+    )
 
     def one_has_ended() -> bool:
         for pid in parsed.pids:

@@ -10,10 +10,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fcntl import ioctl
+from pathlib import Path
 from typing import Final, NoReturn
 
 from tessera.launch.children import Signals, Told
+from tessera.launch.models import of_list
 from tessera.launch.processes import (
+    common_flags,
     engine_args,
     frontend_flags,
     share_flags,
@@ -78,10 +81,13 @@ def command(
     if role not in ROLES:
         raise SettingError(f"expected frontend, agg, encode or embed, not '{role}'")
     settings = RoleSettings.read(environment)
-    if not settings.model_path:
+    several = Path(settings.models_file) if settings.models_file and role == "frontend" else None
+    if settings.models_file and several is None:
+        settings = of_list(settings.models_file, settings)
+    if not settings.model_path and several is None:
         raise SettingError("MODEL_PATH must name a checkpoint directory, or ORG/NAME of a hub")
     # The process downloads that itself: it is the only one here that needs it.
-    if not os.path.isdir(settings.model_path) and settings.hub_model is None:
+    if several is None and not os.path.isdir(settings.model_path) and settings.hub_model is None:
         raise SettingError(
             f"MODEL_PATH={settings.model_path}: no such directory; a model of a hub is ORG/NAME"
         )
@@ -95,9 +101,12 @@ def command(
     # Workers call each other; the runtime would bind and announce loopback otherwise.
     own["DYN_TCP_RPC_HOST"] = settings.dyn_tcp_rpc_host or address
     own["DYN_TCP_RESPONSE_STREAM_HOST"] = settings.dyn_tcp_response_stream_host or address
-    flags = [*shared_flags(settings), "--drain-seconds", settings.drain_seconds]
+    own["DYN_NAMESPACE"] = settings.dyn_namespace
+    flags = common_flags(settings) if several else shared_flags(settings)
+    flags += ["--drain-seconds", settings.drain_seconds]
     if role == "frontend":
-        flags += [*frontend_flags(settings, settings.dyn_http_port), *settings.frontend_args.split()]
+        flags += frontend_flags(settings, settings.dyn_http_port, several)
+        flags += settings.frontend_args.split()
         words = ["-m", "tessera.frontend", *flags, *arguments[1:]]
         return settings.python, words, without_system_port(own)
     own["DYN_SYSTEM_PORT"] = settings.dyn_system_port

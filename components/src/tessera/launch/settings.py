@@ -534,6 +534,8 @@ class RoleSettings(Shared):
     """What ``deploy/start-role`` reads: every process is on a host of its own, and reached from others."""
 
     model_path: str = ""
+    # Several: the file that frontends read. A worker serves the one of them that SERVED_MODEL_NAME names.
+    models_file: str = ""
     dyn_http_host: str = "0.0.0.0"
     dyn_discovery_backend: str = "etcd"
     dyn_system_port: str = "9090"
