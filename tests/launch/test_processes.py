@@ -10,12 +10,13 @@ import pytest
 from tessera.defaults import ENGINE_CONFIGS
 from tessera.frontend.settings import parse as parse_frontend
 from tessera.launch import mps
-from tessera.launch.processes import Process, agg_workers, e_p_workers, processes
+from tessera.launch.processes import Process, agg_workers, e_p_workers
 from tessera.launch.role import command
 from tessera.launch.settings import LaunchSettings, SettingError
 from tessera.launch.split import settled, with_frontends
 from tessera.machine import Card, Machine
 from tessera.worker.settings import parse as parse_worker
+from tests.launch.started import processes
 
 
 def after(process: Process, flag: str) -> str:

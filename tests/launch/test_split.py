@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from tessera.frontend.settings import parse as parse_frontend
-from tessera.launch.processes import Workers, agg_workers, e_p_workers, processes
+from tessera.launch.processes import Workers, agg_workers, e_p_workers
 from tessera.launch.settings import LaunchSettings
 from tessera.launch.split import described, on_cards, settled, sharing, with_frontends
 from tessera.machine import Card, Machine
 from tessera.worker.settings import parse
+from tests.launch.started import processes
 
 GIB = 1 << 30
 

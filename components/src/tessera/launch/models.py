@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self, TypeVar
 
 from tessera.launch.children import Child
-from tessera.launch.processes import Workers, agg_workers, e_p_workers
+from tessera.launch.processes import Workers, agg_workers, e_p_workers, named_model_flags
 from tessera.launch.settings import LaunchSettings, SettingError, Shared
 from tessera.model_names import find_name, fold_name, namespace_of
 
@@ -202,6 +202,12 @@ class Deployed:
         embed, encode = self.here
         settings = self.settings
         return settings.expect_embed_workers or str(embed), settings.expect_encode_workers or str(encode)
+
+    def frontend_flags(self) -> list[str]:
+        """What frontends are told that serve this model alone."""
+        embed, encode = self.expected
+        # The numbers of workers that will be started, so that a missing one shows.
+        return ["--expect-embed", embed, "--expect-encode", encode, *named_model_flags(self.settings)]
 
     def described(self) -> dict[str, Any]:
         """For the file that frontends read."""

@@ -179,35 +179,6 @@ def engine_args(settings: Shared, own: str = "") -> str:
     return own or settings.engine_args or str(ENGINE_CONFIGS)
 
 
-def processes(
-    settings: LaunchSettings,
-    workers: list[Workers],
-    environment: Mapping[str, str],
-    sharing: Sequence[Sequence[int]],
-    port: Port | None = None,
-) -> list[Process]:
-    """Every process of a service of one model on one machine, in the order in which they are started.
-
-    ``sharing`` says for each worker of each kind how many workers are on its card. ``port`` is the one that
-    the frontends share; without it each opens its own.
-    """
-    counts = {kind.role: kind.count for kind in workers}
-    embed, encode = counts.get("agg", 0) + counts.get("embed", 0), counts.get("encode", 0)
-    # The numbers of workers that will be started, so that a missing one shows.
-    flags = ["--expect-embed", settings.expect_embed_workers or str(embed)]
-    flags += ["--expect-encode", settings.expect_encode_workers or str(encode)]
-    flags += named_model_flags(settings)
-    shares = [
-        [share_flags(on_host=kind.count, on_card=count) for count in counts]
-        for kind, counts in zip(workers, sharing, strict=True)
-    ]
-    ports = range(settings.dyn_system_port_base, 1 << 16)
-    return [
-        *frontend_processes(settings, environment, port, flags),
-        *worker_processes(settings, workers, environment, shares, ports),
-    ]
-
-
 def frontend_processes(
     settings: LaunchSettings,
     environment: Mapping[str, str],
@@ -215,7 +186,10 @@ def frontend_processes(
     own_flags: Sequence[str] = (),
     models: Path | None = None,
 ) -> list[Process]:
-    """The frontends: of one model, by ``own_flags``, or of those in the file ``models``."""
+    """The frontends: of one model, by ``own_flags``, or of those in the file ``models``.
+
+    ``port`` is the one that they share; without it each opens its own.
+    """
     found = []
     for index in range(settings.frontends):
         flags = [*frontend_flags(settings, settings.dyn_http_port, models), *own_flags]

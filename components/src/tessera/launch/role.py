@@ -101,7 +101,8 @@ def command(
     # Workers call each other; the runtime would bind and announce loopback otherwise.
     own["DYN_TCP_RPC_HOST"] = settings.dyn_tcp_rpc_host or address
     own["DYN_TCP_RESPONSE_STREAM_HOST"] = settings.dyn_tcp_response_stream_host or address
-    own["DYN_NAMESPACE"] = settings.dyn_namespace
+    if settings.models_file:
+        own["DYN_NAMESPACE"] = settings.dyn_namespace
     flags = common_flags(settings) if several else shared_flags(settings)
     flags += ["--drain-seconds", settings.drain_seconds]
     if role == "frontend":

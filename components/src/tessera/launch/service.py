@@ -23,7 +23,6 @@ from tessera.launch.processes import (
     Workers,
     frontend_processes,
     model_flags,
-    named_model_flags,
     share_flags,
     worker_processes,
 )
@@ -202,11 +201,8 @@ class Service:
                 self.settings, self._environment, self._port, models=self.write_models()
             )
         (model,) = self.models
-        embed, encode = model.expected
-        # The numbers of workers that will be started, so that a missing one shows.
-        flags = ["--expect-embed", embed, "--expect-encode", encode, *named_model_flags(model.settings)]
         found = replace(model.settings, frontends=self.settings.frontends)
-        return frontend_processes(found, self._of_model(model), self._port, flags)
+        return frontend_processes(found, self._of_model(model), self._port, model.frontend_flags())
 
     def write_models(self) -> Path:
         """The file that frontends read, as a whole or not at all."""
@@ -270,16 +266,15 @@ class Service:
     ) -> Steps[None]:
         freed = sum(takes["host"] for model in leaving for takes in model.takes)
         asked = [
-            {"name": child.name, "arguments": [], "card": card, "takes": takes}
+            {"name": name, "arguments": [], "card": card, "takes": takes}
             for model in others
-            for child, card, takes in zip(model.children, self._cards_of(model), model.takes, strict=True)
+            for (name, card), takes in zip(self._places_of(model), model.takes, strict=True)
         ]
         for model in models:
-            for process, card in zip(self._processes_of(model), self._cards_of(model), strict=True):
+            processes = self._processes_of(model)
+            for process, (name, card) in zip(processes, self._places_of(model), strict=True):
                 arguments = list(process.arguments[2:])
-                asked.append(
-                    {"name": process.name, "arguments": arguments, "card": card, "source": model.source}
-                )
+                asked.append({"name": name, "arguments": arguments, "card": card, "source": model.source})
         host = {
             "workers": asked,
             "nbytes": self._machine.nbytes,
@@ -308,8 +303,13 @@ class Service:
             ]
         self.report.say(f"memory of the workers:\n{said['table']}")
 
-    def _cards_of(self, model: Deployed) -> list[str]:
-        return [card for kind in model.workers for card in placed(kind, self._machine)]
+    def _places_of(self, model: Deployed) -> list[tuple[str, str]]:
+        """What each worker is called, and its card."""
+        return [
+            (kind.name(index), card)
+            for kind in model.workers
+            for index, card in enumerate(placed(kind, self._machine))
+        ]
 
     def _free_ports(self, count: int, taken: Collection[int]) -> list[int]:
         """The lowest on which nothing listens; the first ones were looked at when the service was checked."""
