@@ -9,7 +9,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +191,72 @@ def test_models_come_and_go_and_change_while_another_one_answers(
         serve.reload("tessera: no model was added, taken away or changed")
         assert "agg-workers: 2 has changed, which takes effect after a restart" in serve.log.read_text()
         assert serve.worker("tessera-one") == [first]
+
+
+@contextmanager
+def slow_image(photo: bytes) -> Iterator[tuple[str, threading.Event, threading.Event]]:
+    """The address of an image: whoever fetches it sets the first event, and waits for the second."""
+    asked, sent = threading.Event(), threading.Event()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.set()
+            sent.wait(60)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(photo)))
+            self.end_headers()
+            self.wfile.write(photo)
+
+        def log_message(self, *words: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/image.jpg", asked, sent
+    finally:
+        sent.set()
+        server.shutdown()
+        server.server_close()
+
+
+def test_what_is_in_flight_is_answered_before_the_workers_end(
+    checkpoints: dict[str, Path], photos: dict[str, bytes], tmp_path: Path
+) -> None:
+    one, two, other = ({"model": str(path)} for path in checkpoints.values())
+    serve = Serve(tmp_path, one, two, allow_private_media=True, media_timeout_seconds=60)
+    with serve.running(), slow_image(photos["flower"]) as (url, asked, sent), ThreadPoolExecutor(1) as pool:
+        image = {"model": "two", "input": [[{"type": "image_url", "image_url": {"url": url}}]]}
+        answer = pool.submit(httpx.post, f"{serve.url}/v1/embeddings", json=image, timeout=60)
+        assert asked.wait(60)
+        (worker,) = serve.worker("tessera-two")
+        serve.write(one)
+        serve.process.send_signal(signal.SIGHUP)
+        serve.wait(lambda: serve.ask("two").status_code == 404)
+        assert serve.models()["two"]["status"] == "answers what is in flight"
+        # What is told meanwhile is next.
+        serve.write(one, other)
+        serve.process.send_signal(signal.SIGHUP)
+        serve.process.send_signal(signal.SIGHUP)
+        assert serve.ask("one").status_code == 200 and serve.worker("tessera-two") == [worker]
+        sent.set()
+        assert answer.result().status_code == 200
+        serve.wait_for("tessera: models: taken away two")
+        serve.wait_for("tessera: ready: other")
+        assert serve.worker("tessera-two") == [] and serve.ask("other").status_code == 200
+
+
+def test_one_model_that_is_no_list_is_not_changed(checkpoints: dict[str, Path], tmp_path: Path) -> None:
+    serve = Serve(tmp_path)
+    alone = {**serve.common, "model_path": str(checkpoints["one"])}
+    serve.file.write_text(yaml.safe_dump(alone))
+    with serve.running():
+        serve.file.write_text(yaml.safe_dump({**alone, "model_path": str(checkpoints["two"])}))
+        serve.reload("tessera: no model was added, taken away or changed")
+        assert f"model-path: {checkpoints['two']} has changed" in serve.log.read_text()
+        serve.write({"model": str(checkpoints["one"])})
+        serve.reload("models has changed, which takes effect after a restart")
+        assert serve.ask("one").status_code == 200
 
 
 def test_what_cannot_be_used_changes_nothing(checkpoints: dict[str, Path], tmp_path: Path) -> None:
