@@ -29,6 +29,7 @@ MARKERS = {
         "all",
         "runs a scheduler's job or a monitoring server around a service of its own, or changes its models",
     ),
+    "kserve": ("all", "asks frontends of its own by KServe v2"),
     "several": ("all", "serves several models, with workers for each"),
     "large": ("all", "sends hundreds of megabytes through a service of its own"),
     "soak": ("all", "keeps the service under load for minutes"),

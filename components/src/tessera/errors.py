@@ -17,6 +17,7 @@ TesseraError
 │   ├── RequestTimeout        the client took too long to send its request
 │   ├── ModelNotFound         the request names a model that is not served here
 │   └── UnsupportedRoute      the served model has another output than the route answers
+│       └── UnsupportedOperation  a client's protocol has it, and this service has not
 ├── ServiceError              the service's state; the same request may succeed later
 │   ├── Overloaded            a queue, slab or admission limit is full
 │   │   └── RateLimited       an API key has used up its rate
@@ -118,6 +119,10 @@ class ModelNotFound(RequestError):
 
 class UnsupportedRoute(RequestError):
     code = "unsupported_route"
+
+
+class UnsupportedOperation(UnsupportedRoute):
+    code = "unsupported_operation"
 
 
 class ServiceError(TesseraError):

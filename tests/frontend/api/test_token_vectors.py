@@ -50,6 +50,7 @@ def result(rows: npt.NDArray[np.float32] = ROWS, bounds: Any = BOUNDS, errors: A
         request_id="1",
         rows=rows,
         bounds=np.asarray(bounds, np.int64),
+        lengths=np.diff(bounds).tolist(),
         errors=errors or {},
         usage=Usage(text_tokens=len(rows)),
         image_pixels=0,

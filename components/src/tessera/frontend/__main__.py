@@ -22,6 +22,7 @@ with quick_imports():
     from tessera.frontend.http.auth import API_KEYS_VARIABLE
     from tessera.frontend.http.server import HttpServer, SharedPort
     from tessera.frontend.http.tls import PASSWORD_VARIABLE, Certificate
+    from tessera.frontend.kserve.inference import Inference
     from tessera.frontend.service import Service
     from tessera.frontend.settings import FrontendSettings, parse
     from tessera.logs import LogFormat, log_as, log_settings, write_behind
@@ -37,8 +38,9 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
     tracing.start("frontend", settings.traces)
     certificate = Certificate.of(settings.tls, key_password)
     service = await Service.connect(settings)
+    inference = Inference(service)
     server = HttpServer(
-        make_app(service),
+        make_app(service, inference),
         host=settings.host,
         port=settings.port,
         drain_seconds=settings.drain_seconds,
@@ -56,6 +58,8 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
 
     when_told(stop)
     write_behind()
+    if settings.kserve.grpc_port:
+        await _serve_grpc(service, inference, certificate)
     if settings.models_file is not None:
         _follow_when_told(service)
     lost = asyncio.create_task(_leave_when_lost(service, stop))
@@ -73,6 +77,21 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
     service.runtime.shutdown()
     if not lost.cancelled():
         raise lost.result()
+
+
+async def _serve_grpc(service: Service, inference: Inference, certificate: Certificate | None) -> None:
+    """Answer KServe calls by gRPC until the service drains, and those under way until they are done."""
+    # Half a second of imports for those who have no such port.
+    from tessera.frontend.kserve.grpc_server import GrpcServer
+
+    server = GrpcServer(service, inference, certificate)
+    await server.start()
+
+    async def drain() -> None:
+        await service.draining.wait()
+        await server.stop(service.settings.drain_seconds)
+
+    service.tasks.add(asyncio.create_task(drain(), name="gRPC"))
 
 
 def _follow_when_told(service: Service) -> None:

@@ -48,7 +48,10 @@ from tessera.frontend.http.middleware import (
     Application,
     RequestMiddleware,
     TraceMiddleware,
+    Waiting,
 )
+from tessera.frontend.kserve import http as kserve
+from tessera.frontend.kserve.inference import Inference
 from tessera.frontend.page import Page
 from tessera.frontend.service import ClientApi, Service
 from tessera.models.base import OutputKind
@@ -81,14 +84,18 @@ def _takes_the_request(route: BaseRoute) -> TypeGuard[APIRoute]:
     )
 
 
-def make_app(service: Service) -> FastAPI:
-    """Without a page in the settings ``/`` is not found; with ``open_metrics`` a scrape needs no key."""
+def make_app(service: Service, inference: Inference | None = None) -> FastAPI:
+    """Without a page in the settings ``/`` is not found; with ``open_metrics`` a scrape needs no key.
+
+    ``inference`` is what answers KServe's calls, where gRPC asks it as well.
+    """
     try_page = Page() if service.settings.page else None
     # The page asks for a key itself, once the service has asked for one.
     open_paths = OPEN_PATHS | (try_page.paths if try_page else frozenset())
     if service.settings.access.open_metrics:
         open_paths |= METRICS_PATHS
-    routers = [(api, api.routes(service)) for api in APIS]
+    apis = (*APIS, kserve.api(inference or Inference(service)))
+    routers = [(api, api.routes(service)) for api in apis]
     error_shapes = {
         route.path: api.error
         for api, router in routers
@@ -113,6 +120,7 @@ def make_app(service: Service) -> FastAPI:
             metrics=service.metrics,
             open_paths=open_paths,
             error_shapes=error_shapes,
+            waiting=Waiting(kserve.BELOW, kserve.write_error),
         )
         # Outside the other, so that what it refuses is seen.
         return TraceMiddleware(guarded) if tracing.recording() else guarded

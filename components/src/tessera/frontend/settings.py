@@ -79,7 +79,8 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
             help=f"one key for each line, perhaps with a name behind it; {API_KEYS_VARIABLE} holds more, "
             "separated by commas; without either everybody is answered",
             more="A key has 8 characters at least and is sent as `Authorization: Bearer` or `X-API-Key`, on "
-            "every route but `/` with its files and examples, `/health`, `/live` and `/v1/health/*`",
+            "every route but `/` with its files and examples, `/health`, `/live`, `/v1/health/*` and "
+            "`/v2/health/*`",
         ),
     ] = None
     open_metrics: Annotated[
@@ -97,6 +98,29 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         float, Setting(flag="--tokens-per-minute", check=NOT_NEGATIVE, help="of each key; 0: unlimited")
     ] = 0.0
     keys: tuple[ApiKey, ...] = ()
+
+
+class Kserve(msgspec.Struct, frozen=True, kw_only=True):
+    """KServe v2 beyond ``/v2`` of the HTTP port, which is always there."""
+
+    grpc_port: Annotated[
+        int,
+        Setting(
+            flag="--grpc-port",
+            check=PORT,
+            help="of KServe v2 over gRPC, where Triton has 8001; 0: none",
+            more="All frontends of a service answer on it, by TLS where HTTP does",
+        ),
+    ] = 0
+    shared_memory: Annotated[
+        str,
+        Setting(
+            flag="--kserve-shared-memory",
+            metavar="PREFIX",
+            help="let KServe clients of this host name tensors in files of /dev/shm that begin so; one "
+            "frontend alone",
+        ),
+    ] = ""
 
 
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,6 +141,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     limits: Annotated[Limits, Setting(group="limits of one request")] = Limits()
     media: Annotated[MediaPolicy, Setting(group="media")] = MediaPolicy()
     access: Annotated[Access, Setting(group="access")] = Access()
+    kserve: Annotated[Kserve, Setting(group="KServe")] = Kserve()
     result_cache_bytes: Annotated[
         int,
         Setting(
@@ -173,12 +198,18 @@ def parse(
     access = given.access
     if access.keys_file is not None or api_keys is not None:
         access = msgspec.structs.replace(access, keys=read_keys(access.keys_file, api_keys))
+    taken = Seat.read(seat)
+    if given.kserve.shared_memory and taken is not None and taken.size > 1:
+        raise ConfigError(
+            "--kserve-shared-memory: regions are one frontend's, and there are "
+            f"{taken.size} on this port; --frontends 1"
+        )
     return msgspec.structs.replace(
         given,
         models=_models(given, source),
         access=access,
         traces=exporters(given.want_traces),
-        seat=Seat.read(seat),
+        seat=taken,
     )
 
 

@@ -507,7 +507,7 @@ class Endpoint:
         note(tokens=tokens, units=units)
         ticket: Ticket = http.scope["state"]["ticket"]
         ticket.charge(tokens, units, nbytes)
-        self._limiter.charge(_key_name(http), tokens)
+        self._limiter.charge(key_name(http), tokens)
 
     async def _body(self, http: Request) -> bytes:
         state = http.scope["state"]
@@ -532,10 +532,11 @@ def identify(http: Request, request: EmbeddingsRequest | ScoreRequest) -> str:
 
 def client(http: Request) -> str:
     """The name of the API key that the request came with; empty where there are no keys."""
-    return client_of(_key_name(http))
+    return client_of(key_name(http))
 
 
-def _key_name(http: Request) -> str:
+def key_name(http: Request) -> str:
+    """The name of the API key, also where there are none."""
     name: str = http.scope["state"].get("key_name", Authenticator.ANONYMOUS)
     return name
 

@@ -7,7 +7,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 from fastapi import FastAPI
@@ -34,6 +34,13 @@ from tessera.frontend.http.errors import (
 )
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.logs import RequestLine, note, serving
+
+
+class Waiting(NamedTuple):
+    """Paths below some prefixes: their routes wait for room themselves, and their errors have one shape."""
+
+    prefixes: tuple[str, ...]
+    shape: ErrorShape
 
 
 class TraceMiddleware:
@@ -98,7 +105,13 @@ def _headers(scope: Scope) -> dict[str, str]:
     return {name: ",".join(values) for name, values in found.items()}
 
 
-OPEN_PATHS = frozenset(("/health", "/live", "/ping", "/v1/health/ready", "/v1/health/live"))
+OPEN_PATHS = frozenset(
+    (
+        *("/health", "/live", "/ping"),
+        *("/v1/health/ready", "/v1/health/live"),
+        *("/v2/health/ready", "/v2/health/live"),
+    )
+)
 """Answered without an API key, because balancers and kubelets have none; a POST is never."""
 
 # It is echoed in a header and in logs, where a line break would forge another line.
@@ -122,8 +135,10 @@ class RequestMiddleware:
         metrics: FrontendMetrics,
         open_paths: frozenset[str] = OPEN_PATHS,
         error_shapes: Mapping[str, ErrorShape] | None = None,
+        waiting: Waiting | None = None,
     ) -> None:
         self._app = app
+        self._waiting = waiting
         self._keys = keys
         self._limiter = limiter
         self._admission = admission
@@ -220,7 +235,7 @@ class RequestMiddleware:
 
     async def _send_failure(self, failure: Failure, scope: Scope, line: RequestLine, send: Send) -> None:
         """Without a ``Response``, which takes as long as all else about a refusal."""
-        status, content = self._error_shapes.get(scope["path"], openai_error)(failure)
+        status, content = self._shape(scope["path"])(failure)
         body = orjson.dumps(content)
         headers = [
             *((name.encode("latin-1"), value.encode("latin-1")) for name, value in failure.headers.items()),
@@ -229,6 +244,13 @@ class RequestMiddleware:
         ]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
+
+    def _waits(self, path: str) -> bool:
+        return self._waiting is not None and path.startswith(self._waiting.prefixes)
+
+    def _shape(self, path: str) -> ErrorShape:
+        shape = self._error_shapes.get(path, openai_error)
+        return self._waiting.shape if self._waiting is not None and self._waits(path) else shape
 
     def _refusal(self, scope: Scope) -> Failure | None:
         if scope["path"] in self._open_paths and scope["method"] != "POST":
@@ -248,6 +270,8 @@ class RequestMiddleware:
                 self._limiter.admit(name)
             except TesseraError as error:
                 rate = isinstance(error, RateLimited)
+                if not rate and self._waits(scope["path"]):
+                    return None
                 self._refused["rate" if rate else "full"]()
                 return render(error)
         return None

@@ -89,6 +89,19 @@ class Certificate:
             # One that is half written now changes again.
             self._seen = seen
 
+    def pem(self) -> tuple[bytes, bytes]:
+        """The chain and the key as they are in the files now, for gRPC, which takes no context.
+
+        Raises ``ConfigError`` for an encrypted key, which it cannot read.
+        """
+        try:
+            chain, key = self._cert.read_bytes(), self._key.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"--tls-cert {self._cert}: {error.strerror}") from error
+        if b"ENCRYPTED" in key:
+            raise ConfigError(f"--grpc-port: gRPC reads no encrypted key, and {self._key} is one")
+        return chain, key
+
     def _signature(self) -> tuple[object, ...]:
         # Of what links lead to: cert-manager's files are links that it moves.
         found = []

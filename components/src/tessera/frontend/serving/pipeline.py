@@ -51,12 +51,14 @@ class Result:
 
     ``bounds``, int64 ``[inputs + 1]``, says which rows are an input's. Where the output is a vector, each
     has one, failed ones too: a unit vector, or as the model pooled it when the request asked for that.
-    ``image_pixels`` counts the pixels of all images as they were sent.
+    ``lengths`` are the inputs' tokens, 0 of what could not be read. ``image_pixels`` counts the pixels of all
+    images as they were sent.
     """
 
     request_id: str
     rows: npt.NDArray[np.float32]
     bounds: npt.NDArray[np.int64]
+    lengths: Sequence[int]
     errors: dict[int, TesseraError]
     usage: Usage
     image_pixels: int
@@ -194,9 +196,8 @@ class Pipeline:
                 assert isinstance(images, tuple)
                 good[index] = prompt, images
         output = self._model.output
-        bounds = row_bounds(
-            output, [0 if isinstance(prompt, TesseraError) else len(prompt.tokens) for prompt in prompts]
-        )
+        lengths = [0 if isinstance(prompt, TesseraError) else len(prompt.tokens) for prompt in prompts]
+        bounds = row_bounds(output, lengths)
         count, rows = int(bounds[-1]), None
         cached, timings = 0, wire.Timings()
         if good:
@@ -238,6 +239,7 @@ class Pipeline:
             request_id=request_id,
             rows=np.zeros((count, output.width), np.float32) if rows is None else rows,
             bounds=bounds,
+            lengths=lengths,
             errors=errors,
             usage=usage,
             image_pixels=sum(vision.pixels for _, images in done for vision in images),

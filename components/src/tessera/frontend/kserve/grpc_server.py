@@ -1,0 +1,514 @@
+"""KServe v2 over gRPC, on a port of its own.
+
+A call passes what an HTTP request passes: key, rate, id, trace, counters and log line, under the path of its
+method. The frontends of a group listen on the port each for itself (SO_REUSEPORT): gRPC takes no sockets from
+elsewhere. The system gives a connection to one of them, and all calls of a connection are that one's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError, Message
+
+from tessera import tracing
+from tessera.errors import ConfigError, InvalidInput, RequestCancelled, TesseraError, UnsupportedOperation
+from tessera.frontend.http.access_log import AccessLog
+from tessera.frontend.http.auth import Authenticator
+from tessera.frontend.http.errors import Failure, release, render, render_status
+from tessera.frontend.http.tls import Certificate
+from tessera.frontend.kserve import messages_pb2 as pb
+from tessera.frontend.kserve.call import Answer, Call, Parameter, Wanted
+from tessera.frontend.kserve.http import write_error
+from tessera.frontend.kserve.inference import Inference
+from tessera.frontend.kserve.line import MOST_WAITING
+from tessera.frontend.kserve.shared_memory import REGION, Regions
+from tessera.frontend.kserve.tensors import Tensor, of_raw, of_values
+from tessera.frontend.service import Service
+from tessera.logs import RequestLine, note, serving
+
+log = logging.getLogger(__name__)
+
+SERVICE: Final = "inference.GRPCInferenceService"
+_UNSUPPORTED: Final = (
+    "RepositoryModelLoad",
+    "RepositoryModelUnload",
+    "CudaSharedMemoryStatus",
+    "CudaSharedMemoryRegister",
+    "CudaSharedMemoryUnregister",
+    "TraceSetting",
+    "LogSettings",
+)
+# Asked by probes, without a key.
+_OPEN: Final = frozenset(("ServerLive", "ServerReady"))
+# Calls that fail, ask for statistics or look for health while others wait.
+_SPARE_CALLS: Final = 256
+# Calls of one stream that are under way at a time.
+_STREAM_CALLS: Final = 64
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+# Larger messages are read on a thread.
+_LARGE_BYTES: Final = 1 << 18
+_CONTENTS: Final = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+_CODES: Final = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+M = TypeVar("M", bound=Message)
+Context = Any
+State = dict[str, Any]
+"""What is known of a call: ``key_name``, ``request_id``, and how it ended."""
+Method = Callable[[bytes, Context, State], Awaitable[Message]]
+
+
+def code_of(status: int) -> grpc.StatusCode:
+    """Of an HTTP status as ``/v2`` has it."""
+    return _CODES.get(status, grpc.StatusCode.INTERNAL)
+
+
+def parsed(kind: type[M], raw: bytes) -> M:
+    """Raises ``InvalidInput`` for bytes that are no message."""
+    try:
+        return kind.FromString(raw)  # type: ignore[no-any-return]
+    except DecodeError:
+        raise InvalidInput(f"the message is no {kind.DESCRIPTOR.name}") from None
+
+
+def serialized(message: Message) -> bytes:
+    written: bytes = message.SerializeToString()
+    return written
+
+
+def read_call(message: pb.ModelInferRequest, regions: Regions) -> Call:
+    """Raises ``InvalidInput`` naming what is wrong."""
+    raws = iter(message.raw_input_contents)
+    raw_is_used = len(message.raw_input_contents) > 0
+    inputs: dict[str, Tensor] = {}
+    nbytes = 0
+    for tensor in message.inputs:
+        name, said = tensor.name, tensor.name[:80]
+        if name in inputs:
+            raise InvalidInput(f"{said}: the input comes twice", param=said)
+        own = _parameters(tensor.parameters)
+        if REGION in own:
+            data = regions.read(own, name)
+        elif raw_is_used:
+            if tensor.HasField("contents"):
+                raise InvalidInput(
+                    "contents field must not be specified when using raw_input_contents for "
+                    f"'{said}' for model '{message.model_name[:80]}'",
+                    param=said,
+                )
+            found = next(raws, None)
+            if found is None:
+                raise InvalidInput(f"unable to find data for input tensor '{said}'", param=said)
+            data = found
+        else:
+            inputs[name] = _typed(tensor)
+            nbytes += inputs[name].nbytes
+            continue
+        inputs[name] = of_raw(name, tensor.datatype, tensor.shape, data)
+        nbytes += len(data)
+    if next(raws, None) is not None:
+        raise InvalidInput("raw_input_contents has more entries than there are inputs")
+    outputs = tuple(Wanted(name=one.name, parameters=_parameters(one.parameters)) for one in message.outputs)
+    for wanted in outputs:
+        if REGION in wanted.parameters:
+            regions.check_place(wanted.parameters, wanted.name)
+    return Call(
+        model=message.model_name,
+        version=message.model_version,
+        id=message.id,
+        parameters=_parameters(message.parameters),
+        inputs=inputs,
+        outputs=outputs,
+        nbytes=nbytes,
+    )
+
+
+def _typed(tensor: pb.ModelInferRequest.InferInputTensor) -> Tensor:
+    field = _CONTENTS.get(tensor.datatype)
+    # of_values names the datatypes that have no typed contents, and those that there are none of.
+    values = [] if field is None else list(getattr(tensor.contents, field))
+    return of_values(tensor.name, tensor.datatype, tensor.shape, values)
+
+
+def _parameters(given: Mapping[str, pb.InferParameter]) -> dict[str, Parameter]:
+    found: dict[str, Parameter] = {}
+    for name, value in given.items():
+        kind = value.WhichOneof("parameter_choice")
+        if kind is not None:
+            found[name] = getattr(value, kind)
+    return found
+
+
+def write_answer(answer: Answer, call: Call, regions: Regions) -> pb.ModelInferResponse:
+    """The outputs raw: NVIDIA's client for Python reads no others."""
+    message = pb.ModelInferResponse(model_name=answer.model, model_version="1", id=answer.id)
+    places = {wanted.name: wanted.parameters for wanted in call.outputs if REGION in wanted.parameters}
+    for tensor in answer.outputs:
+        one = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        raw = tensor.raw()
+        if (place := places.get(tensor.name)) is not None:
+            regions.write(place, tensor.name, raw)
+            for name, value in place.items():
+                _set(one.parameters[name], value)
+        else:
+            message.raw_output_contents.append(raw)
+    return message
+
+
+def _set(parameter: pb.InferParameter, value: Parameter) -> None:
+    match value:
+        case bool():
+            parameter.bool_param = value
+        case int():
+            parameter.int64_param = value
+        case float():
+            parameter.double_param = value
+        case str():
+            parameter.string_param = value
+
+
+class GrpcServer:
+    """Serves from ``start`` until ``stop``. Owned by one event loop."""
+
+    def __init__(self, service: Service, inference: Inference, certificate: Certificate | None) -> None:
+        self._service = service
+        self._inference = inference
+        self._certificate = certificate
+        self._log = AccessLog(frozenset())
+        limits = service.settings.limits
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 1 if service.settings.seat else 0),
+                ("grpc.max_receive_message_length", limits.max_body_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", limits.connection.header_bytes),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ],
+            # Beyond it gRPC refuses unread, with RESOURCE_EXHAUSTED.
+            maximum_concurrent_rpcs=limits.max_in_flight + MOST_WAITING + _SPARE_CALLS,
+        )
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(self._unary(name, answer))
+            for name, answer in self._methods().items()
+        }
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    async def start(self) -> None:
+        """Raises ``ConfigError`` where the port cannot be had."""
+        settings = self._service.settings
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{host}:{settings.kserve.grpc_port}"
+        try:
+            if self._certificate is None:
+                self._server.add_insecure_port(address)
+            else:
+                self._server.add_secure_port(address, self._credentials(self._certificate))
+        except RuntimeError as error:
+            raise ConfigError(f"--grpc-port: cannot listen on {address}: {error}") from error
+        await self._server.start()
+        log.info("listening on %s://%s", "grpcs" if self._certificate else "grpc", address)
+
+    async def stop(self, seconds: float) -> None:
+        """Take no more calls; those under way have so many seconds."""
+        await self._server.stop(seconds)
+
+    @staticmethod
+    def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
+        def configured(pem: tuple[bytes, bytes]) -> Any:
+            return grpc.ssl_server_certificate_configuration([(pem[1], pem[0])])
+
+        last = certificate.pem()
+
+        def renewed() -> Any:
+            """Asked at each handshake, on a thread of gRPC's."""
+            nonlocal last
+            if (now := certificate.pem()) == last:
+                return None
+            last = now
+            return configured(now)
+
+        return grpc.dynamic_ssl_server_credentials(configured(last), renewed)
+
+    def _methods(self) -> dict[str, Method]:
+        inference, regions = self._inference, self._inference.regions
+
+        def of(kind: type[M], answer: Callable[[M], Message]) -> Method:
+            async def answered(raw: bytes, context: Context, state: State) -> Message:
+                return answer(parsed(kind, raw))
+
+            return answered
+
+        def shared(kind: type[M], answer: Callable[[M], Message]) -> Method:
+            async def answered(raw: bytes, context: Context, state: State) -> Message:
+                regions.check_peer(_host(context))
+                return answer(parsed(kind, raw))
+
+            return answered
+
+        def configuration(asked: pb.ModelConfigRequest) -> Message:
+            return pb.ModelConfigResponse(
+                config=ParseDict(inference.configuration(asked.name, asked.version), pb.ModelConfig())
+            )
+
+        async def statistics(raw: bytes, context: Context, state: State) -> Message:
+            asked = parsed(pb.ModelStatisticsRequest, raw)
+            found = await asyncio.to_thread(inference.counted, asked.name, asked.version)
+            return ParseDict({"model_stats": found}, pb.ModelStatisticsResponse())
+
+        def index(asked: pb.RepositoryIndexRequest) -> Message:
+            return ParseDict({"models": inference.index(ready=asked.ready)}, pb.RepositoryIndexResponse())
+
+        def status(asked: pb.SystemSharedMemoryStatusRequest) -> Message:
+            found = pb.SystemSharedMemoryStatusResponse()
+            for one in regions.regions(asked.name):
+                region = found.regions[one.name]
+                region.name, region.key = one.name, one.key
+                region.offset, region.byte_size = one.offset, one.byte_size
+            return found
+
+        def register(asked: pb.SystemSharedMemoryRegisterRequest) -> Message:
+            regions.register(asked.name, asked.key, asked.offset, asked.byte_size)
+            return pb.SystemSharedMemoryRegisterResponse()
+
+        def unregister(asked: pb.SystemSharedMemoryUnregisterRequest) -> Message:
+            regions.unregister(asked.name)
+            return pb.SystemSharedMemoryUnregisterResponse()
+
+        async def unsupported(raw: bytes, context: Context, state: State) -> Message:
+            raise UnsupportedOperation("this service does not have that")
+
+        methods = {
+            "ServerLive": of(pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=True)),
+            "ServerReady": of(pb.ServerReadyRequest, lambda _: pb.ServerReadyResponse(ready=inference.ready)),
+            "ModelReady": of(
+                pb.ModelReadyRequest,
+                lambda asked: pb.ModelReadyResponse(ready=inference.model_ready(asked.name, asked.version)),
+            ),
+            "ServerMetadata": of(
+                pb.ServerMetadataRequest,
+                lambda _: ParseDict(inference.server(), pb.ServerMetadataResponse()),
+            ),
+            "ModelMetadata": of(
+                pb.ModelMetadataRequest,
+                lambda asked: ParseDict(
+                    inference.metadata(asked.name, asked.version), pb.ModelMetadataResponse()
+                ),
+            ),
+            "ModelConfig": of(pb.ModelConfigRequest, configuration),
+            "ModelStatistics": statistics,
+            "RepositoryIndex": of(pb.RepositoryIndexRequest, index),
+            "SystemSharedMemoryStatus": shared(pb.SystemSharedMemoryStatusRequest, status),
+            "SystemSharedMemoryRegister": shared(pb.SystemSharedMemoryRegisterRequest, register),
+            "SystemSharedMemoryUnregister": shared(pb.SystemSharedMemoryUnregisterRequest, unregister),
+            "ModelInfer": self._infer,
+        }
+        return methods | dict.fromkeys(_UNSUPPORTED, unsupported)
+
+    async def _infer(self, raw: bytes, context: Context, state: State) -> pb.ModelInferResponse:
+        return await self._inferred(parsed(pb.ModelInferRequest, raw), len(raw), context, state)
+
+    async def _inferred(
+        self, message: pb.ModelInferRequest, nbytes: int, context: Context, state: State
+    ) -> pb.ModelInferResponse:
+        regions = self._inference.regions
+        if any(REGION in one.parameters for one in (*message.inputs, *message.outputs)):
+            regions.check_peer(_host(context))
+        if nbytes > _LARGE_BYTES:
+            call = await asyncio.to_thread(read_call, message, regions)
+        else:
+            call = read_call(message, regions)
+        answer = await self._inference.infer(
+            call,
+            request_id=state["request_id"],
+            key=state["key_name"],
+            deadline=self._inference.deadline(context.time_remaining(), call),
+        )
+        return write_answer(answer, call, regions)
+
+    def _unary(self, name: str, answer: Method) -> Callable[[bytes, Context], Awaitable[bytes]]:
+        async def answered(raw: bytes, context: Context) -> bytes:
+            failure: Failure | None = None
+            with self._serving(name, context) as state:
+                try:
+                    self._open(name, context, state)
+                    return serialized(await answer(raw, context, state))
+                except Exception as error:
+                    failure = self._failed(error, state)
+            status, body = write_error(failure)
+            retry = failure.headers.get("retry-after")
+            trailing = (("retry-after", retry),) if retry is not None else ()
+            await context.abort(code_of(status), body["error"], trailing)
+            raise AssertionError
+
+        return answered
+
+    async def _stream(self, messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
+        """Answers in the order of the calls, many of which may be under way; one that fails fails alone."""
+        under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_STREAM_CALLS)
+
+        async def take() -> None:
+            async for raw in messages:
+                await under_way.put(asyncio.create_task(self._streamed(raw, context)))
+            await under_way.put(None)
+
+        taking = asyncio.create_task(take())
+        task: asyncio.Task[bytes] | None = None
+        try:
+            while (task := await under_way.get()) is not None:
+                yield await task
+        finally:
+            taking.cancel()
+            left = [] if task is None else [task]
+            while not under_way.empty():
+                if (one := under_way.get_nowait()) is not None:
+                    left.append(one)
+            for one in left:
+                one.cancel()
+            await asyncio.gather(taking, *left, return_exceptions=True)
+
+    async def _streamed(self, raw: bytes, context: Context) -> bytes:
+        answer = pb.ModelStreamInferResponse()
+        identity = ""
+        with self._serving("ModelStreamInfer", context) as state:
+            try:
+                self._open("ModelStreamInfer", context, state)
+                message = parsed(pb.ModelInferRequest, raw)
+                identity = message.id
+                answer.infer_response.CopyFrom(await self._inferred(message, len(raw), context, state))
+                if message.parameters["triton_enable_empty_final_response"].bool_param:
+                    answer.infer_response.parameters["triton_final_response"].bool_param = True
+            except Exception as error:
+                failure = self._failed(error, state)
+                answer.error_message = str(write_error(failure)[1]["error"])
+                # Whose error it is.
+                answer.infer_response.id = identity
+        return serialized(answer)
+
+    def _open(self, name: str, context: Context, state: State) -> None:
+        """Check the key; raises ``_Refused``."""
+        headers = [(key.encode(), _bytes(value)) for key, value in context.invocation_metadata() or ()]
+        found = self._service.keys.name_of(headers)
+        if found is None and name not in _OPEN:
+            self._service.metrics.refused.labels("unknown key").inc()
+            raise _Refused
+        state["key_name"] = found or Authenticator.ANONYMOUS
+
+    def _failed(self, error: Exception, state: State) -> Failure:
+        if isinstance(error, _Refused):
+            failure = render_status(
+                401, "the API key is missing or not known; send authorization: Bearer KEY as metadata"
+            )
+        else:
+            failure = render(error)
+            if isinstance(error, RequestCancelled):
+                self._service.metrics.disconnects.inc()
+            if not isinstance(error, TesseraError):
+                state["unexpected"] = error
+        release(error)
+        state["failure"] = failure
+        return failure
+
+    @contextmanager
+    def _serving(self, name: str, context: Context) -> Any:
+        """The line, trace and counters of one call; yields its state, which says how it ended."""
+        path = f"/{SERVICE}/{name}"
+        line = RequestLine(_request_id(context))
+        state: State = {"request_id": line.request_id}
+        started = time.perf_counter()
+        carrier = {
+            key: value
+            for key, value in context.invocation_metadata() or ()
+            if isinstance(value, str) and key in ("traceparent", "tracestate", "baggage", "b3")
+        }
+        attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": name}
+        with tracing.serve(path[1:], carrier, attributes) as span, serving(line):
+            note(trace_id=tracing.trace_id() or None)
+            status = 499
+            try:
+                yield state
+                failure = state.get("failure")
+                status = 200 if failure is None else write_error(failure)[0]
+            finally:
+                seconds = time.perf_counter() - started
+                failure = state.get("failure")
+                model = str(line.fields.get("model") or "")
+                metrics = self._service.metrics
+                metrics.requests.labels(path, str(status), model).inc()
+                metrics.latency.labels(path, model).observe(seconds)
+                if failure is not None:
+                    metrics.errors.labels(path, failure.error["code"], model).inc()
+                    tracing.fail(span, str(failure.error["code"]))
+                span.set_attribute("tessera.request_id", line.request_id)
+                self._log.write(
+                    {
+                        "type": "http",
+                        "method": "POST",
+                        "path": path,
+                        "state": state,
+                        "client": (_host(context), 0),
+                    },
+                    line,
+                    route=path,
+                    status=status,
+                    seconds=seconds,
+                    error=state.get("unexpected"),
+                    unread=False,
+                )
+
+
+class _Refused(Exception):
+    """The key is missing or not known."""
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode("utf-8", "replace") if isinstance(value, str) else value
+
+
+def _request_id(context: Context) -> str:
+    for key, value in context.invocation_metadata() or ():
+        if key == "x-request-id" and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
+            return value
+    return os.urandom(16).hex()
+
+
+def _host(context: Context) -> str:
+    """The peer's address; empty where it has none."""
+    peer = str(context.peer())
+    kind, _, rest = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return ""
+    host = rest.rpartition(":")[0]
+    return host.replace("%5B", "").replace("%5D", "").strip("[]")

@@ -1,0 +1,79 @@
+"""What has been inferred, and where the time went, of all frontends of the group together."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from prometheus_client import Counter
+
+from tessera.frontend.metrics import FrontendMetrics
+
+STEPS: Final = ("queue", "compute_input", "compute_infer", "compute_output")
+
+
+@dataclass(slots=True, kw_only=True)
+class Spent:
+    """Seconds of one call; ``batch`` is how many rows it had."""
+
+    queue: float = 0.0
+    compute_input: float = 0.0
+    compute_infer: float = 0.0
+    compute_output: float = 0.0
+    batch: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """Of one model: calls, rows, and nanoseconds of each step, and of ``success`` and ``fail`` in all."""
+
+    success: int
+    fail: int
+    inferences: int
+    nanoseconds: dict[str, int]
+
+
+class Statistics:
+    """Counts by names that clients ask for, which are few: those of the models that are offered."""
+
+    def __init__(self, metrics: FrontendMetrics) -> None:
+        self._metrics = metrics
+        self._counts = Counter(
+            "tessera_kserve_calls",
+            "KServe calls that were answered (success) or failed (fail), and the rows of the former (rows)",
+            ["model", "event"],
+            registry=metrics.registry,
+        )
+        self._seconds = Counter(
+            "tessera_kserve_nanoseconds",
+            "Nanoseconds that KServe calls took: waiting, reading, with workers, writing; in all",
+            ["model", "step"],
+            registry=metrics.registry,
+        )
+        self.last: dict[str, int] = {}
+        """When each was last asked here, in milliseconds since 1970."""
+
+    def succeed(self, model: str, spent: Spent, seconds: float) -> None:
+        self.last[model] = int(time.time() * 1000)
+        self._counts.labels(model, "success").inc()
+        self._counts.labels(model, "rows").inc(spent.batch)
+        self._add(model, "success", seconds)
+        for step in STEPS:
+            self._add(model, step, getattr(spent, step))
+
+    def fail(self, model: str, seconds: float) -> None:
+        self._counts.labels(model, "fail").inc()
+        self._add(model, "fail", seconds)
+
+    def of(self, model: str) -> Counted:
+        counts = self._metrics.total("tessera_kserve_calls", "event", model=model)
+        return Counted(
+            success=counts.get("success", 0),
+            fail=counts.get("fail", 0),
+            inferences=counts.get("rows", 0),
+            nanoseconds=self._metrics.total("tessera_kserve_nanoseconds", "step", model=model),
+        )
+
+    def _add(self, model: str, step: str, seconds: float) -> None:
+        self._seconds.labels(model, step).inc(int(seconds * 1e9))

@@ -1,0 +1,193 @@
+"""Tensors of KServe v2: their datatypes, and values as clients send them and as they are sent back."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera.dtypes import bfloat16_bits
+from tessera.errors import InvalidInput
+from tessera.frontend.api.values import Json, clip
+
+BYTES: Final = "BYTES"
+NUMPY: Final = {
+    "BOOL": "|b1",
+    "UINT8": "|u1",
+    "UINT16": "<u2",
+    "UINT32": "<u4",
+    "UINT64": "<u8",
+    "INT8": "|i1",
+    "INT16": "<i2",
+    "INT32": "<i4",
+    "INT64": "<i8",
+    "FP16": "<f2",
+    "FP32": "<f4",
+    "FP64": "<f8",
+    # Bit patterns: numpy has no such type.
+    "BF16": "<u2",
+}
+"""How the values of each datatype but BYTES lie in memory, as numpy writes it."""
+
+# Without a form in JSON or among typed contents.
+_RAW_ONLY: Final = ("FP16", "BF16")
+_MOST_DIMENSIONS: Final = 8
+_LENGTH: Final = struct.Struct("<I")
+# Kinds of numpy arrays that JSON's values may become, by the kind of the datatype.
+_KINDS: Final = {"b": "b", "u": "iu", "i": "iu", "f": "iuf"}
+
+Values = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """``values`` have ``shape``; those of BYTES are ``bytes`` objects."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    values: Values
+
+    def raw(self) -> bytes:
+        """Little-endian, row-major, without padding; of BYTES each behind its length."""
+        if self.datatype != BYTES:
+            return self.values.tobytes()
+        return b"".join(_LENGTH.pack(len(each)) + each for each in self.values.ravel())
+
+    @property
+    def nbytes(self) -> int:
+        """Of ``raw``."""
+        if self.datatype != BYTES:
+            return self.values.nbytes
+        return sum(_LENGTH.size + len(each) for each in self.values.ravel())
+
+
+def floats(name: str, values: npt.NDArray[np.float32], datatype: str) -> Tensor:
+    """float32 values as FP32, or rounded to FP16 or BF16, to nearest even."""
+    shape = values.shape
+    if datatype == "BF16":
+        return Tensor(name=name, datatype=datatype, shape=shape, values=bfloat16_bits(values))
+    with np.errstate(over="ignore"):
+        return Tensor(name=name, datatype=datatype, shape=shape, values=values.astype(NUMPY[datatype]))
+
+
+def check_head(name: str, datatype: str, shape: Sequence[Json]) -> tuple[int, ...]:
+    """The shape of an input, without its values; raises ``InvalidInput`` naming it."""
+    said = clip(name)
+    if datatype != BYTES and datatype not in NUMPY:
+        known = ", ".join((*NUMPY, BYTES))
+        raise InvalidInput(f"{said}: the datatype {clip(datatype)!r} is none of {known}", param=said)
+    if len(shape) > _MOST_DIMENSIONS:
+        raise InvalidInput(f"{said}: a shape has {_MOST_DIMENSIONS} dimensions at most", param=said)
+    sizes: list[int] = []
+    for size in shape:
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 1 << 31:
+            raise InvalidInput(
+                f"{said}: {clip(repr(size))} is no size of a dimension, which is 0 to {(1 << 31) - 1}",
+                param=said,
+            )
+        sizes.append(size)
+    return tuple(sizes)
+
+
+def of_raw(name: str, datatype: str, shape: Sequence[Json], raw: bytes | memoryview) -> Tensor:
+    """A tensor out of raw contents, which it does not copy. Raises ``InvalidInput`` naming it."""
+    sizes, said = check_head(name, datatype, shape), clip(name)
+    if datatype == BYTES:
+        return _bytes_tensor(name, sizes, list(_elements(said, raw)))
+    wanted = prod(sizes) * np.dtype(NUMPY[datatype]).itemsize
+    if len(raw) != wanted:
+        raise InvalidInput(
+            f"{said}: {datatype} of shape {list(sizes)} takes {wanted} bytes, found {len(raw)}", param=said
+        )
+    values: Values = np.frombuffer(raw, NUMPY[datatype]).reshape(sizes)
+    return Tensor(name=name, datatype=datatype, shape=sizes, values=values)
+
+
+def of_values(name: str, datatype: str, shape: Sequence[Json], data: Iterable[Any]) -> Tensor:
+    """A tensor out of a list of numbers or of texts, flat or nested. Raises ``InvalidInput`` naming it."""
+    sizes, said = check_head(name, datatype, shape), clip(name)
+    if datatype in _RAW_ONLY:
+        raise InvalidInput(f"{said}: {datatype} comes as raw or binary contents alone", param=said)
+    if datatype == BYTES:
+        found = [_bytes(said, each) for each in _flat(data)]
+        return _bytes_tensor(name, sizes, found)
+    try:
+        given: Values = np.asarray(data)
+    except (ValueError, OverflowError):
+        given = np.empty(0, object)
+    dtype = np.dtype(NUMPY[datatype])
+    if given.size != prod(sizes):
+        raise InvalidInput(
+            f"{said}: shape {list(sizes)} takes {prod(sizes)} values, found {given.size}", param=said
+        )
+    if given.size and given.dtype.kind not in _KINDS[dtype.kind]:
+        raise InvalidInput(f"{said}: the values are not all {datatype}", param=said)
+    if given.size and dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        if int(given.min()) < limits.min or int(given.max()) > limits.max:
+            raise InvalidInput(f"{said}: a value is out of the range of {datatype}", param=said)
+    with np.errstate(over="ignore"):
+        values = given.astype(dtype).reshape(sizes)
+    return Tensor(name=name, datatype=datatype, shape=sizes, values=values)
+
+
+def json_values(tensor: Tensor) -> Values | list[str]:
+    """Flat values for JSON. Raises ``InvalidInput`` where they have no such form."""
+    if tensor.datatype in _RAW_ONLY:
+        raise InvalidInput(
+            f"{tensor.name}: {tensor.datatype} has no form in JSON; ask for binary_data", param=tensor.name
+        )
+    if tensor.datatype == BYTES:
+        return [each.decode("utf-8", "replace") for each in tensor.values.ravel()]
+    return tensor.values.ravel()
+
+
+def _bytes_tensor(name: str, sizes: tuple[int, ...], found: list[bytes]) -> Tensor:
+    if len(found) != prod(sizes):
+        said = clip(name)
+        raise InvalidInput(
+            f"{said}: shape {list(sizes)} takes {prod(sizes)} elements, found {len(found)}", param=said
+        )
+    values = np.empty(len(found), object)
+    values[:] = found
+    return Tensor(name=name, datatype=BYTES, shape=sizes, values=values.reshape(sizes))
+
+
+def _elements(said: str, raw: bytes | memoryview) -> Iterable[bytes]:
+    at, end = 0, len(raw)
+    while at < end:
+        if end - at < _LENGTH.size:
+            raise InvalidInput(f"{said}: the length of an element is cut off", param=said)
+        (size,) = _LENGTH.unpack_from(raw, at)
+        at += _LENGTH.size
+        if size > end - at:
+            raise InvalidInput(f"{said}: an element of {size} bytes has only {end - at}", param=said)
+        yield bytes(raw[at : at + size])
+        at += size
+
+
+def _flat(data: Iterable[Any]) -> Iterable[Any]:
+    left = [iter(data)]
+    while left:
+        for each in left[-1]:
+            if isinstance(each, list):
+                left.append(iter(each))
+                break
+            yield each
+        else:
+            left.pop()
+
+
+def _bytes(said: str, value: Any) -> bytes:
+    if isinstance(value, bytes):
+        return value
+    if not isinstance(value, str):
+        raise InvalidInput(f"{said}: the elements are not all texts", param=said)
+    # What JSON cannot say otherwise; a model that reads text refuses it.
+    return value.encode("utf-8", "surrogatepass")
