@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from tessera.launch.children import Child
 from tessera.launch.processes import Workers, agg_workers, e_p_workers, named_model_flags
@@ -14,6 +14,9 @@ from tessera.launch.settings import LaunchSettings, SettingError, Shared
 from tessera.model_names import find_name, fold_name, namespace_of
 
 S = TypeVar("S", bound=Shared)
+
+MOST_MODELS: Final = 64
+"""As frontends have it; their slots are below that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +76,13 @@ class WantedModel:
 
 
 def check_apart(models: Iterable[WantedModel]) -> None:
-    """Raises ``SettingError`` for two models that a request, or a worker, could not tell apart."""
+    """Raises ``SettingError`` for two models that a request, or a worker, could not tell apart.
+
+    For too many, too.
+    """
+    models = list(models)
+    if len(models) > MOST_MODELS:
+        raise SettingError(f"{len(models)} models are more than {MOST_MODELS}")
     names: dict[str, WantedModel] = {}
     spaces: dict[str, WantedModel] = {}
     for model in models:

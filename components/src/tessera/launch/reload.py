@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from tessera.launch.children import Child
-from tessera.launch.models import Deployed, WantedModel
+from tessera.launch.models import MOST_MODELS, Deployed, WantedModel, free_slot
 from tessera.launch.settings import SettingError
 
 if TYPE_CHECKING:
@@ -34,13 +34,15 @@ def reload(service: Service, reread: Reread) -> Steps:
     now = {model.wanted.key: model for model in service.models}
     kept = {key: model for key, model in now.items() if any(model.wanted == each for each in wanted)}
     leaving = [model for key, model in now.items() if key not in kept]
-    slots = {model.slot for model in service.models}
     new: list[Deployed] = []
     for one in wanted:
         if one.key not in kept:
             one.check()
+            staying = {model.slot for model in (*kept.values(), *new)}
+            # Frontends may still keep something where a model was that is leaving.
+            avoided = staying | {model.slot for model in leaving}
+            slots = avoided if free_slot(avoided) < MOST_MODELS else staying
             new.append(service.deployed(one, slots))
-            slots.add(new[-1].slot)
     if not new and not leaving:
         service.report.say("no model was added, taken away or changed")
         return

@@ -659,6 +659,12 @@ def markdown_table() -> str:
         flags = ", ".join(f"`{each.variable.flag}`" for each in row if each.variable.flag)
         names = ", ".join(f"`{each.name}`" for each in row)
         lines.append(f"| {flags} | {names} | {default} | {row[0].text} |".replace("|  |", "| |"))
+    keys = [each.variable.flag.removeprefix("--") for each in settings() if each.variable.of_model]
+    named = ", ".join(f"`{key.replace('-', '_')}`" for key in keys if key != "model-path")
+    lines += [
+        "",
+        f"An entry of `models:` in the YAML has `model`, and of these what it needs of its own: {named}.",
+    ]
     return "\n".join(lines) + "\n"
 
 
