@@ -17,6 +17,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Not in every environment, or under another name than the one that is imported.
 KNOWN = {
     "triton": "torch",
+    # Several distributions have something in it.
+    "google": "protobuf",
     "quack": "quack-kernels",
     "flash_attn": "flash-attn-4",
     "tensorrt": "tensorrt",

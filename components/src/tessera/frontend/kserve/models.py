@@ -2,7 +2,8 @@
 
 ``router`` takes rows of token ids as Triton repositories with a router, or with all stages fused, take them:
 ``input_ids`` and ``attention_mask`` ``[rows, tokens]``. What is attended travels packed; padding is not
-computed. A row whose mask is all zeros is empty: nothing is computed for it, and its answer is zeros.
+computed. A row whose mask is all zeros is empty: nothing is computed for it, and its answer is zeros. Pixels
+of a row without placeholders are not looked at.
 
 The other model takes texts and images, in BYTES, as NVIDIA's NIM does; it has the served model's own names.
 
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pybase64
 
-from tessera.errors import InvalidInput, ModelNotFound
+from tessera.errors import InvalidInput, ModelNotFound, UnsupportedOperation
 from tessera.frontend.api.content import InputBuilder, check_modality
 from tessera.frontend.api.formats import finish
 from tessera.frontend.api.values import clip
@@ -56,7 +57,8 @@ class Spec:
     """A tensor without its first dimension, the rows; -1 is any size.
 
     ``datatypes`` are all that an input may have, the first is announced. With ``flat`` it is a number for
-    each row, whose shape has the rows alone.
+    each row, whose shape has the rows alone. With ``several`` a row may have several such tensors, by one
+    more dimension behind the rows.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Spec:
     dims: tuple[int, ...]
     optional: bool = False
     flat: bool = False
+    several: bool = False
 
     @property
     def datatype(self) -> str:
@@ -183,7 +186,17 @@ class Router:
     def inputs(self) -> tuple[Spec, ...]:
         ids = Spec(name="input_ids", datatypes=_INTEGERS, dims=(-1,))
         mask = Spec(name="attention_mask", datatypes=(*_INTEGERS, "BOOL"), dims=(-1,), optional=True)
-        return ids, mask
+        vision = self.served.model.vision
+        if vision is None or not vision.independent_units:
+            return ids, mask
+        pixels = Spec(
+            name="pixel_values",
+            datatypes=("FP32", "FP16"),
+            dims=vision.unit_shape,
+            optional=True,
+            several=True,
+        )
+        return ids, mask, pixels
 
     @property
     def outputs(self) -> tuple[Spec, ...]:
@@ -200,6 +213,8 @@ class Router:
     def read(self, call: Call) -> Work:
         ids, mask = call.inputs["input_ids"], call.inputs.get("attention_mask")
         rows = attended(ids, mask)
+        if (pixels := call.inputs.get("pixel_values")) is not None:
+            self._check_pixels(rows, pixels)
         filled = [index for index, row in enumerate(rows) if len(row)]
         inputs = tuple(
             Input(parts=(tuple(rows[index].tolist()),), role=Role.NONE, param=f"input_ids[{index}]")
@@ -218,6 +233,26 @@ class Router:
             return {"pooled": pooled}
 
         return Work(request=request if inputs else None, rows=len(rows), write=write)
+
+    def _check_pixels(self, rows: Sequence[npt.NDArray[np.int64]], pixels: Tensor) -> None:
+        """Pixels of a row without placeholders are never looked at; other numbers of them raise."""
+        model = self.served.model
+        assert model.vision is not None
+        units = pixels.shape[1] if len(pixels.shape) > len(model.vision.unit_shape) + 1 else 1
+        wanted = model.vision.rows(units)
+        for index, row in enumerate(rows):
+            found = len(model.vision_index(row.astype(np.int32, copy=False)))
+            if not found:
+                continue
+            param = f"pixel_values[{index}]"
+            if found != wanted:
+                raise InvalidInput(
+                    f"{param}: found {found} image tokens in the row, and its {units} tile(s) take {wanted}",
+                    param=param,
+                )
+            raise UnsupportedOperation(
+                f"{param}: pixels that a client normalised itself are not taken", param=param
+            )
 
 
 def attended(ids: Tensor, mask: Tensor | None) -> list[npt.NDArray[np.int64]]:
@@ -391,6 +426,8 @@ def _check(spec: Spec, tensor: Tensor) -> None:
             f"{spec.name}: expected {' or '.join(spec.datatypes)}, found {tensor.datatype}", param=spec.name
         )
     found = tensor.shape
+    if spec.several and len(found) == len(spec.shape) + 1:
+        found = (found[0], *found[2:])
     fits = len(found) == len(spec.shape) and all(
         size in (-1, there) for size, there in zip(spec.shape, found, strict=True)
     )
