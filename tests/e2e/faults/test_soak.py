@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 from tests.e2e.faults.conftest import ENGINE, Deployment, deployed
+from tests.e2e.faults.size import Size
 from tests.e2e.faults.test_processes import whole
 from tests.e2e.faults.traffic import PAUSE, Known, picture, traffic
 from tests.e2e.inputs import parts
@@ -34,24 +35,6 @@ STEADY, CHURNED = (0, 2, 4), (1, 3, 5)
 # It takes minutes until the allocators of torch and of the image library have all that they will ever hold.
 MOST_GROWTH = 1.1 if SECONDS >= 600 else 1.35
 NAMES = ("frontend", "encode worker", "embed worker")
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """What a process holds; of shared memory the segments, because a slab's pages come as they are used."""
-
-    private_mb: float
-    files: int
-    shared_memory: int
-
-    @classmethod
-    def of(cls, pid: int) -> Size:
-        proc = Path(f"/proc/{pid}")
-        status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
-        private = int(status["RssAnon"].split()[0]) / 1024
-        # Mapped once for its lease words and once for its rows: segments, not mappings, are counted.
-        inodes = {line.split()[4] for line in (proc / "maps").read_text().splitlines() if "/memfd:" in line}
-        return cls(private, len(list((proc / "fd").iterdir())), len(inodes))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,197 @@
+"""Two models, asked all the time while workers and frontends are killed and a third one comes and goes.
+
+Half a minute by default; ``TESSERA_SOAK_SECONDS`` makes it longer (the promise is for ten minutes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from benchmarks.proc import children
+
+from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY, TINY
+from tests.e2e.faults.size import Size
+from tests.e2e.faults.traffic import picture
+from tests.e2e.inputs import parts
+from tests.e2e.serving import Serve
+from tests.proc import command_line
+from tests.signals import signal_process
+
+SECONDS = float(os.environ.get("TESSERA_SOAK_SECONDS", "30"))
+EMBEDDER, RERANKER, THIRD = "pictures", "reranker", "third"
+# As test_soak has it: allocators take minutes until they have all that they will ever hold.
+MOST_GROWTH = 1.1 if SECONDS >= 600 else 1.35
+
+pytestmark = [pytest.mark.soak, pytest.mark.service, pytest.mark.timeout(SECONDS + 300)]
+
+
+@dataclass
+class Asked:
+    """What clients of one model sent, and what they should get for it: the first answer to the same."""
+
+    path: str
+    bodies: Sequence[dict[str, Any]]
+    first: dict[int, list[float]] = field(default_factory=dict)
+    answers: int = 0
+    errors: list[str] = field(default_factory=list)
+
+    async def run(self, url: str, number: int, done: asyncio.Event) -> None:
+        chance = random.Random(number)
+        async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+            while not done.is_set():
+                index = chance.randrange(len(self.bodies))
+                try:
+                    answer = await self._post(client, self.bodies[index])
+                except httpx.TransportError as error:
+                    self.errors.append(repr(error))
+                    continue
+                self.answers += 1
+                if answer.status_code != 200:
+                    self.errors.append(f"{answer.status_code}: {answer.text}")
+                    continue
+                values = _values(answer.json())
+                if values != pytest.approx(self.first.setdefault(index, values), abs=1e-4):
+                    self.errors.append(f"another answer to {index}")
+                await asyncio.sleep(0.02)
+
+    async def _post(self, client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
+        """A connection of a frontend that is killed breaks; whoever takes the next one answers."""
+        for _ in range(5):
+            try:
+                return await client.post(self.path, json=body)
+            except (httpx.ConnectError, httpx.ReadError, httpx.WriteError, httpx.RemoteProtocolError):
+                await asyncio.sleep(0.05)
+        return await client.post(self.path, json=body)
+
+
+def _values(answer: dict[str, Any]) -> list[float]:
+    if "results" not in answer:
+        return [value for row in answer["data"] for value in row["embedding"]]
+    by_index = sorted(answer["results"], key=lambda result: int(result["index"]))
+    return [result["relevance_score"] for result in by_index]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Iterator[Serve]:
+    for seed, (name, spec) in enumerate(((EMBEDDER, TINY), (RERANKER, RERANK_TINY), (THIRD, TINY))):
+        write_checkpoint(tmp_path / name, spec, seed=seed)
+    made = Serve(tmp_path, *listed(tmp_path), frontends=2, agg_workers=2)
+    with made.running():
+        yield made
+
+
+def listed(folder: Path, *others: str) -> list[dict[str, Any]]:
+    return [{"model": str(folder / name)} for name in (EMBEDDER, RERANKER, *others)]
+
+
+def asked() -> list[Asked]:
+    texts = [f"sentence number {number} " * (1 + number % 5) for number in range(8)]
+    images = [parts(None, picture(number)) for number in range(8)]
+    embedder = [{"model": EMBEDDER, "input": [value]} for value in (*texts, *images)]
+    reranker = [{"model": RERANKER, "query": text, "documents": texts[:3]} for text in texts]
+    return [Asked("/v1/embeddings", embedder), Asked("/v1/rerank", reranker)]
+
+
+def processes(serve: Serve) -> dict[str, list[int]]:
+    """Frontends, and the workers of each model, in the order in which they were started."""
+    found: dict[str, list[int]] = {"frontend": []}
+    for pid in children(serve.process.pid):
+        words = command_line(pid)
+        if "tessera.frontend" in words:
+            found["frontend"].append(pid)
+        elif "tessera.worker" in words:
+            name = words[words.index("--served-model-name") + 1]
+            found.setdefault(name, []).append(pid)
+    return found
+
+
+def is_whole(serve: Serve, *names: str) -> bool:
+    try:
+        health = httpx.get(f"{serve.url}/health").json()
+    except httpx.TransportError:
+        return False
+    models = health["models"]
+    return (
+        health["frontends"] == 2
+        and set(models) == set(names)
+        and all(models[name]["workers"]["embed"] == 2 for name in names)
+    )
+
+
+async def whole(serve: Serve, *names: str) -> None:
+    deadline = time.monotonic() + 120
+    while not await asyncio.to_thread(is_whole, serve, *names):
+        assert serve.process.poll() is None and time.monotonic() < deadline, serve.log.read_text()[-4000:]
+        await asyncio.sleep(0.2)
+
+
+async def churn(serve: Serve, seconds: float, chance: random.Random, live: set[int]) -> tuple[int, int]:
+    """Kill what may not live on, one after another, and add or take away the third model in between."""
+    until, kills, changes, names = time.monotonic() + seconds, 0, 0, [EMBEDDER, RERANKER]
+    while time.monotonic() < until or len(names) > 2:
+        if (kills + changes) % 3 == 2:
+            names = [EMBEDDER, RERANKER] if len(names) > 2 else [EMBEDDER, RERANKER, THIRD]
+            serve.write(*listed(serve.folder, *names[2:]))
+            serve.process.send_signal(signal.SIGHUP)
+            changes += 1
+        else:
+            running = await asyncio.to_thread(processes, serve)
+            kind = chance.choice(["frontend", EMBEDDER, RERANKER])
+            victims = [pid for pid in running[kind] if pid not in live]
+            signal_process(chance.choice(victims), chance.choice([signal.SIGKILL, signal.SIGTERM]))
+            kills += 1
+            # Discovery takes a moment to say so.
+            await asyncio.sleep(1.0)
+        await whole(serve, *names)
+        await asyncio.sleep(chance.uniform(0.2, 1.0))
+    return kills, changes
+
+
+async def stir(serve: Serve, seconds: float, chance: random.Random, live: set[int]) -> str:
+    """Traffic and churn for so long; no client of the two models may notice."""
+    clients, done = asked(), asyncio.Event()
+    tasks = [
+        asyncio.create_task(model.run(serve.url, number, done)) for model in clients for number in range(3)
+    ]
+    try:
+        kills, changes = await churn(serve, seconds, chance, live)
+    finally:
+        done.set()
+        await asyncio.gather(*tasks)
+    assert [model.errors for model in clients] == [[], []], serve.log.read_text()[-4000:]
+    return f"{[model.answers for model in clients]} answers, {kills} kills, {changes} changes of the list"
+
+
+async def test_two_models_answer_while_a_third_comes_and_goes(serve: Serve) -> None:
+    chance = random.Random(11)
+    await whole(serve, EMBEDDER, RERANKER)
+    running = await asyncio.to_thread(processes, serve)
+    # One of each kind lives on, and must not grow; nor may the launcher.
+    live = {name: pids[0] for name, pids in running.items()} | {"launcher": serve.process.pid}
+    warm = await stir(serve, SECONDS / 4, chance, set(live.values()))
+    then = {name: Size.of(pid) for name, pid in live.items()}
+    stirred = await stir(serve, SECONDS * 3 / 4, chance, set(live.values()))
+    deadline = time.monotonic() + 60
+    # Connections to processes that are gone take their time to close.
+    while grown := {
+        name: (then[name], now)
+        for name, pid in live.items()
+        if (now := Size.of(pid)).private_mb > MOST_GROWTH * then[name].private_mb
+        or now.files > then[name].files + 4
+    }:
+        assert time.monotonic() < deadline, grown
+        await asyncio.sleep(1.0)
+    print(f"{SECONDS:.0f} s: {warm}, then {stirred}, no errors")
+    for name, pid in live.items():
+        print(f"{name}: {then[name]} -> {Size.of(pid)}")
