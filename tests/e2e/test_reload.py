@@ -69,6 +69,18 @@ def test_models_come_and_go_and_change_while_another_one_answers(
         assert serve.vector("two") == serve.vector("three") == pytest.approx(of_two, abs=1e-5)
         assert serve.models()["two"]["workers"] == {"embed": 1, "encode": 1}
 
+        # Another name, and another width: frontends alone have to do with that.
+        workers = serve.worker("tessera-two")
+        serve.write(
+            one,
+            {**split, "served_model_name": ["two", "zwei"], "dimensions_allowed": "8-16"},
+            {**three, "model": str(checkpoints["two"])},
+        )
+        with client(serve, "three"):
+            serve.reload("tessera: models: changed two")
+            serve.wait(lambda: serve.ask("zwei").status_code == 200)
+        assert serve.worker("tessera-two") == workers
+
         # Taken away.
         workers = serve.worker("tessera-two")
         serve.write(one, {**three, "model": str(checkpoints["two"])})

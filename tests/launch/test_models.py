@@ -71,6 +71,25 @@ def test_what_frontends_could_not_read_is_refused(tmp_path: Path, name: str, val
         model(str(tmp_path), **{name: value}).check()
 
 
+@pytest.mark.parametrize(
+    ("given", "same"),
+    [
+        ({"DIMENSIONS_ALLOWED": "8-16", "EXPECT_EMBED_WORKERS": "3"}, True),
+        ({"SERVED_MODEL_NAME": "one,uno"}, True),
+        ({"MODEL_OPTIONS": '{"a": 1}'}, False),
+        ({"AGG_WORKERS": "2"}, False),
+    ],
+)
+def test_workers_stay_where_frontends_alone_see_a_difference(given: dict[str, str], same: bool) -> None:
+    before, after = model("/models/one"), model("/models/one", **given)
+    assert before != after and (before.of_workers == after.of_workers) is same
+    if same:
+        found = deployed(before, slot=4)
+        found.follow(after)
+        expected = json.loads(document([deployed(after, slot=4)]))
+        assert json.loads(document([found])) == expected != json.loads(document([deployed(before, slot=4)]))
+
+
 def test_frontends_and_workers_find_each_other_by_what_they_are_told(
     checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -51,6 +51,16 @@ class WantedModel:
         """The same for all ways to write that name."""
         return fold_name(self.name)
 
+    @property
+    def of_workers(self) -> Self:
+        """What its workers are started for: the same where frontends alone see a difference."""
+        settings = replace(
+            self.settings, dimensions_allowed="", expect_embed_workers="", expect_encode_workers=""
+        )
+        if "--dynamo-model" not in self.worker:
+            settings = replace(settings, served_model_name=self.name)
+        return replace(self, settings=settings)
+
     def workers(self, settings: LaunchSettings) -> list[Workers]:
         """Its workers, by settings that have numbers."""
         if self.split:
@@ -211,6 +221,17 @@ class Deployed:
         embed, encode = self.here
         settings = self.settings
         return settings.expect_embed_workers or str(embed), settings.expect_encode_workers or str(encode)
+
+    def follow(self, wanted: WantedModel) -> None:
+        """Be what is asked for now, where that makes no difference to the workers."""
+        own = wanted.settings
+        self.wanted = wanted
+        self.settings = replace(
+            self.settings,
+            dimensions_allowed=own.dimensions_allowed,
+            expect_embed_workers=own.expect_embed_workers,
+            expect_encode_workers=own.expect_encode_workers,
+        )
 
     def frontend_flags(self) -> list[str]:
         """What frontends are told that serve this model alone."""

@@ -32,7 +32,14 @@ def reload(service: Service, reread: Reread) -> Steps:
     for name in changed:
         service.report.warn(f"{name} has changed, which takes effect after a restart")
     now = {model.wanted.key: model for model in service.models}
-    kept = {key: model for key, model in now.items() if any(model.wanted == each for each in wanted)}
+    kept = {
+        one.key: now[one.key]
+        for one in wanted
+        if one.key in now and now[one.key].wanted.of_workers == one.of_workers
+    }
+    followed = [one for one in wanted if one.key in kept and kept[one.key].wanted != one]
+    for one in followed:
+        one.check()
     leaving = [model for key, model in now.items() if key not in kept]
     new: list[Deployed] = []
     for one in wanted:
@@ -43,7 +50,7 @@ def reload(service: Service, reread: Reread) -> Steps:
             avoided = staying | {model.slot for model in leaving}
             slots = avoided if free_slot(avoided) < MOST_MODELS else staying
             new.append(service.deployed(one, slots))
-    if not new and not leaving:
+    if not (new or leaving or followed):
         service.report.say("no model was added, taken away or changed")
         return
     before = list(service.models)
@@ -54,6 +61,8 @@ def reload(service: Service, reread: Reread) -> Steps:
             service.models[:] = before
             _tell(service)
         raise
+    for one in followed:
+        kept[one.key].follow(one)
     by_key = kept | {model.wanted.key: model for model in new}
     service.models[:] = [by_key[one.key] for one in wanted]
     for model in new:
@@ -64,7 +73,7 @@ def reload(service: Service, reread: Reread) -> Steps:
         model.loading = ""
         service.start_workers(model)
     _tell(service)
-    service.report.say(_said(new, leaving, now))
+    service.report.say(_said(new, leaving, followed, now))
     if new:
         yield from _wait_ready(service, new)
 
@@ -131,10 +140,16 @@ def _wait_ready(service: Service, new: Sequence[Deployed]) -> Steps:
         service.report.say(f"ready: {', '.join(model.name for model in new)}")
 
 
-def _said(new: Sequence[Deployed], leaving: Sequence[Deployed], now: Mapping[str, Deployed]) -> str:
+def _said(
+    new: Sequence[Deployed],
+    leaving: Sequence[Deployed],
+    followed: Sequence[WantedModel],
+    now: Mapping[str, Deployed],
+) -> str:
     keys = {model.wanted.key for model in new}
     parts = {
         "added": [model.name for model in new if model.wanted.key not in now],
+        "changed": [one.name for one in followed],
         "replaced": [model.name for model in new if model.wanted.key in now],
         "taken away": [model.name for model in leaving if model.wanted.key not in keys],
     }
