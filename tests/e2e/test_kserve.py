@@ -189,7 +189,7 @@ def test_the_answer_has_the_clients_id(kserve: KserveClient) -> None:
             {"input_ids": np.zeros((1, 4), np.int64), "attention_mask": np.array([[1, 2, 1, 0]])},
             {},
             400,
-            "attention_mask: expected 0 or 1",
+            "attention_mask[0]: expected 0 or 1",
         ),
         ({"input_ids": np.zeros((1, 4), np.int64), "other": np.zeros(1)}, {}, 400, "other"),
         ({"input_ids": np.ones((1, 4), np.int64)}, {"parameters": {"colour": 1}}, 400, "colour"),

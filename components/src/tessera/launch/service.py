@@ -144,6 +144,12 @@ class Service:
         for port, setting in self._http_ports.items():
             if _listens(settings.dyn_http_host, port):
                 raise SettingError(f"{setting}: something listens on {settings.dyn_http_host}:{port} already")
+        # Frontends listen there each for itself, and so could those of another service of the same user.
+        grpc = settings.grpc_port if settings.frontends else ""
+        if grpc.isdigit() and int(grpc) and _listens(settings.dyn_http_host, int(grpc)):
+            raise SettingError(
+                f"--grpc-port {grpc}: something listens on {settings.dyn_http_host}:{grpc} already"
+            )
         first, said = settings.dyn_system_port_base, settings.named("dyn_system_port_base")
         ports = range(first, first + self.worker_count)
         if ports.start < 1 or ports.stop > _HIGHEST_SYSTEM_PORT + 1:

@@ -292,6 +292,16 @@ class Shared:
         return "https" if given else "http"
 
     @property
+    def grpc_port(self) -> str:
+        """Of the frontends, as it was written; empty where none is."""
+        flags = self.frontend_flags
+        for index, flag in enumerate(flags):
+            name, equals, value = flag.partition("=")
+            if name == "--grpc-port":
+                return value if equals else "".join(flags[index + 1 : index + 2])
+        return ""
+
+    @property
     def model_names(self) -> list[str]:
         """All names that requests may use."""
         given = list(dict.fromkeys(filter(None, re.split(r"[\s,]+", self.served_model_name))))

@@ -108,8 +108,8 @@ def serialized(message: Message) -> bytes:
     return written
 
 
-def read_call(message: pb.ModelInferRequest, regions: Regions) -> Call:
-    """Raises ``InvalidInput`` naming what is wrong."""
+def read_call(message: pb.ModelInferRequest, regions: Regions, peer: str) -> Call:
+    """Raises ``InvalidInput`` naming what is wrong; ``peer`` is the client's address."""
     raws = iter(message.raw_input_contents)
     raw_is_used = len(message.raw_input_contents) > 0
     inputs: dict[str, Tensor] = {}
@@ -120,6 +120,7 @@ def read_call(message: pb.ModelInferRequest, regions: Regions) -> Call:
             raise InvalidInput(f"{said}: the input comes twice", param=said)
         own = _parameters(tensor.parameters)
         if REGION in own:
+            regions.check_peer(peer)
             data = regions.read(own, name)
         elif raw_is_used:
             if tensor.HasField("contents"):
@@ -143,6 +144,7 @@ def read_call(message: pb.ModelInferRequest, regions: Regions) -> Call:
     outputs = tuple(Wanted(name=one.name, parameters=_parameters(one.parameters)) for one in message.outputs)
     for wanted in outputs:
         if REGION in wanted.parameters:
+            regions.check_peer(peer)
             regions.check_place(wanted.parameters, wanted.name)
     return Call(
         model=message.model_name,
@@ -344,12 +346,11 @@ class GrpcServer:
         self, message: pb.ModelInferRequest, nbytes: int, context: Context, state: State
     ) -> pb.ModelInferResponse:
         regions = self._inference.regions
-        if any(REGION in one.parameters for one in (*message.inputs, *message.outputs)):
-            regions.check_peer(_host(context))
+        peer = _host(context)
         if nbytes > _LARGE_BYTES:
-            call = await asyncio.to_thread(read_call, message, regions)
+            call = await asyncio.to_thread(read_call, message, regions, peer)
         else:
-            call = read_call(message, regions)
+            call = read_call(message, regions, peer)
         answer = await self._inference.infer(
             call,
             request_id=state["request_id"],
@@ -465,12 +466,10 @@ class GrpcServer:
                 seconds = time.perf_counter() - started
                 failure = state.get("failure")
                 model = str(line.fields.get("model") or "")
-                metrics = self._service.metrics
-                metrics.requests.labels(path, str(status), model).inc()
-                metrics.latency.labels(path, model).observe(seconds)
+                code = None if failure is None else failure.error["code"]
+                self._service.metrics.count_answer(path, status, code, model, seconds)
                 if failure is not None:
-                    metrics.errors.labels(path, failure.error["code"], model).inc()
-                    tracing.fail(span, str(failure.error["code"]))
+                    tracing.fail(span, str(code))
                 span.set_attribute("tessera.request_id", line.request_id)
                 self._log.write(
                     {

@@ -227,9 +227,14 @@ class Router:
         )
 
         def write(result: Result | None) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
-            pooled = np.zeros((len(rows), dimensions or width), np.float32)
-            if result is not None:
-                pooled[filled] = finish(result.rows, width=pooled.shape[1], normalize=normalize)
+            shape = len(rows), dimensions or width
+            if result is None:
+                return {"pooled": np.zeros(shape, np.float32)}
+            found = finish(result.rows, width=shape[1], normalize=normalize)
+            if len(filled) == len(rows):
+                return {"pooled": found}
+            pooled = np.zeros(shape, np.float32)
+            pooled[filled] = found
             return {"pooled": pooled}
 
         return Work(request=request if inputs else None, rows=len(rows), write=write)
@@ -269,19 +274,22 @@ def attended(ids: Tensor, mask: Tensor | None) -> list[npt.NDArray[np.int64]]:
             f"attention_mask: expected the shape of input_ids, {list(ids.shape)}, found {list(mask.shape)}",
             param="attention_mask",
         )
-    there = mask.values != 0
-    if mask.datatype != "BOOL" and (there != (mask.values == 1)).any():
-        raise InvalidInput("attention_mask: expected 0 or 1 in all places", param="attention_mask")
-    counts = there.sum(axis=1)
-    if there.shape[1]:
-        first = there.argmax(axis=1)
-        last = there.shape[1] - there[:, ::-1].argmax(axis=1)
-        broken = (counts > 0) & (last - first != counts)
-        if broken.any():
-            raise InvalidInput(
-                f"attention_mask[{int(broken.argmax())}]: expected ones in one run", param="attention_mask"
-            )
-    return [row[keep] for row, keep in zip(values, there, strict=True)]
+    found: list[npt.NDArray[np.int64]] = []
+    for index, (row, keep) in enumerate(zip(values, mask.values, strict=True)):
+        there = np.flatnonzero(keep)
+        count = len(there)
+        if not count:
+            found.append(row[:0])
+            continue
+        first, end = int(there[0]), int(there[-1]) + 1
+        ones = keep[first:end]
+        if int(ones.min()) != 1 or int(ones.max()) != 1:
+            param = f"attention_mask[{index}]"
+            if count == end - first:
+                raise InvalidInput(f"{param}: expected 0 or 1 in all places", param=param)
+            raise InvalidInput(f"{param}: expected ones in one run", param=param)
+        found.append(row[first:end])
+    return found
 
 
 @dataclass(frozen=True, slots=True)
