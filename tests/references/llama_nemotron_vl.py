@@ -99,8 +99,17 @@ class Reference:
     @torch.no_grad()
     def vision_features(self, tiles: list[np.ndarray]) -> torch.Tensor:
         """The selected hidden state, ``[tiles, patches, vision hidden]``."""
+        return self.pixel_features(torch.from_numpy(self.pixels(tiles)))
+
+    @staticmethod
+    def pixels(tiles: list[np.ndarray]) -> np.ndarray:
+        """uint8 tiles scaled and normalised, float32 ``[tiles, 3, height, width]``."""
         stacked = torch.from_numpy(np.stack(tiles)).permute(0, 3, 1, 2).float()
-        pixels = ((stacked / 255) - 0.5) / 0.5
+        return (((stacked / 255) - 0.5) / 0.5).numpy()
+
+    @torch.no_grad()
+    def pixel_features(self, pixels: torch.Tensor) -> torch.Tensor:
+        """As ``vision_features``, of normalised pixels."""
         select = self.config["select_layer"]
         features = []
         for tile in pixels.to(self.dtype):
@@ -112,7 +121,11 @@ class Reference:
     @torch.no_grad()
     def vision_rows(self, tiles: list[np.ndarray]) -> torch.Tensor:
         """Rows of the backbone's width, ``[tiles * tokens per tile, hidden]``."""
-        features = self.vision_features(tiles)
+        return self.projected(self.vision_features(tiles))
+
+    @torch.no_grad()
+    def projected(self, features: torch.Tensor) -> torch.Tensor:
+        """As ``vision_rows``, of the selected hidden state."""
         count, patches, channels = features.shape
         edge = round(patches**0.5)
         scale = self.config["downsample_ratio"]

@@ -102,6 +102,7 @@ class HeldVision:
     gate: threading.Event = field(default_factory=threading.Event)
     entered: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     images: int = 0
+    takes_floats: bool = True
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -219,14 +220,17 @@ class Encoder:
     outbox: Outbox
     stage: VisionStage
     metrics: WorkerMetrics
+    model: Model
 
     @classmethod
-    def make(cls, model: Model, *, queue: int = 64, **outbox: object) -> Encoder:
-        engine, metrics = HeldVision(), WorkerMetrics()
+    def make(
+        cls, model: Model, *, queue: int = 64, engine: HeldVision | None = None, **outbox: object
+    ) -> Encoder:
+        engine, metrics = engine or HeldVision(), WorkerMetrics()
         stage = make_stage(model, engine, metrics, queue=queue)
         made = make_outbox(model, **outbox)  # type: ignore[arg-type]
         info = worker_info(model, "encode", made.infos())
-        return cls(EncodeService(stage, made, metrics, info), engine, made, stage, metrics)
+        return cls(EncodeService(stage, made, metrics, info), engine, made, stage, metrics, model)
 
     def queued(self) -> float:
         return self.metrics.registry.get_sample_value("tessera_units_in_flight") or 0.0

@@ -6,10 +6,12 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
+from typing import Literal
 
 import msgspec
 import numpy as np
 import pytest
+from blake3 import blake3
 
 from tessera import wire
 from tessera.errors import (
@@ -20,11 +22,12 @@ from tessera.errors import (
     RequestCancelled,
     TesseraError,
     TransportUnavailable,
+    UnsupportedMedia,
 )
 from tessera.models import Model
 from tessera.transport.host import host_id
 from tests.rpc.conftest import until
-from tests.worker.conftest import TILE_ROWS, Encoder, encode_request, picture, vision_of
+from tests.worker.conftest import TILE_ROWS, Encoder, HeldVision, encode_request, picture, vision_of
 
 
 @pytest.fixture
@@ -197,4 +200,51 @@ async def test_cancellations_at_every_stage_lose_no_slot(model: Model, seed: int
     assert min(ends.values()) > 10, ends
     # Nobody reads the shared memory here: those leases run out.
     await until(lambda: empty(encoder))
+    await encoder.close()
+
+
+def pixels(
+    values: np.ndarray, encoder: Encoder, *, kind: Literal["float32", "float16"] = "float32"
+) -> wire.Image:
+    """One tile that its client normalised."""
+    shape = vision_of(encoder.model).unit_shape
+    data = np.broadcast_to(values.astype(kind), (1, *shape)).tobytes()
+    return wire.Image(
+        digest=blake3(data).digest(), data=data, units=1, rows=TILE_ROWS, pixels=kind, param="pixel_values[3]"
+    )
+
+
+@pytest.mark.parametrize("kind", ["float32", "float16"])
+async def test_pixels_of_a_client_come_to_the_engine_as_they_are(
+    encoder: Encoder, kind: Literal["float32", "float16"]
+) -> None:
+    value = np.array(-0.12345679).astype(kind)
+    reply = await encoder.service.handle(encode_request(pixels(value, encoder, kind=kind)))
+    assert isinstance(reply, wire.EncodeReply)
+    assert (np.frombuffer(reply.handle.data, np.float32) == np.float32(value)).all()
+    assert empty(encoder)
+
+
+async def test_pixels_that_are_not_of_their_size_name_the_image(encoder: Encoder) -> None:
+    image = pixels(np.array(0.5), encoder)
+    for wrong in (
+        msgspec.structs.replace(image, data=image.data[:-4]),
+        msgspec.structs.replace(image, data=b""),
+        msgspec.structs.replace(image, pixels="float16"),
+        msgspec.structs.replace(image, units=2, rows=2 * TILE_ROWS),
+        msgspec.structs.replace(image, rows=TILE_ROWS - 1),
+    ):
+        with pytest.raises(InvalidInput) as caught:
+            await encoder.service.handle(encode_request(wrong))
+        assert caught.value.param == "pixel_values[3]"
+    assert empty(encoder)
+
+
+async def test_an_engine_of_bytes_alone_refuses_pixels_and_goes_on(model: Model) -> None:
+    encoder = Encoder.make(model, engine=HeldVision(takes_floats=False))
+    with pytest.raises(UnsupportedMedia, match="engine: torch") as caught:
+        await encoder.service.handle(encode_request(pixels(np.array(0.5), encoder)))
+    assert caught.value.param == "pixel_values[3]"
+    assert isinstance(await encoder.service.handle(encode_request(picture(7))), wire.EncodeReply)
+    assert empty(encoder)
     await encoder.close()

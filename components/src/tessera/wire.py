@@ -20,14 +20,14 @@ numbers costs ten times the space and a Python object for each.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from tessera.errors import ProtocolError, TesseraError, from_code
 from tessera.image_plan import ImagePlan
 
-VERSION: Final = 8
+VERSION: Final = 9
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -51,12 +51,15 @@ class Failure(Message, frozen=True, kw_only=True):
 
 
 class Image(Message, frozen=True, kw_only=True):
-    """One encoded image file.
+    """One encoded image file, or its pixels as a client normalised them.
 
+    ``pixels`` is float32 or float16 where ``data`` are pixels, little-endian ``[units, *unit_shape]``, and
+    empty for a file.
     ``data`` is empty for one that an item before it in the same request has (``same``), or that was sent
     before and is to be in the cache.
-    ``digest`` is the 32-byte blake3 hash of ``data``; ``units``, ``rows`` and ``grid`` are the plan that the
-    frontend made from the file's header, and so what the prompt's placeholders were built from.
+    ``digest`` is the 32-byte blake3 hash of ``data``, of another kind for each type of pixels; ``units``,
+    ``rows`` and ``grid`` are the plan that the frontend made, from a file's header, and so what the prompt's
+    placeholders were built from.
     """
 
     digest: bytes
@@ -64,6 +67,7 @@ class Image(Message, frozen=True, kw_only=True):
     units: int
     rows: int
     grid: tuple[int, int, int] | None = None
+    pixels: Literal["", "float32", "float16"] = ""
     param: str
 
     @property

@@ -202,7 +202,7 @@ def test_token_ids_are_taken_as_they_are(model: LlamaNemotronVL) -> None:
         ([1.5], [], "integer token ids"),
         ([True], [], "integer token ids"),
         ([[1], [2]], [], "flat list of integer token ids"),
-        ([1], [1], "combines token ids with images"),
+        ([1], [1], r"has 0 image placeholders, and its images become \d+ rows"),
     ],
 )
 def test_token_ids_that_are_refused(model: LlamaNemotronVL, ids: list, tiles: list, message: str) -> None:
@@ -216,6 +216,21 @@ def test_placeholders_without_an_image_are_refused(model: LlamaNemotronVL) -> No
     context = int(image[model.vision_index(image)[0]])
     with pytest.raises(InvalidInput, match=rf"input\[3\]\[1\] is {context}, the image placeholder"):
         prompt(model, [1, context])
+
+
+def test_token_ids_stand_with_the_images_of_their_placeholders(model: LlamaNemotronVL) -> None:
+    made = prompt(model, "a page", [1, 2])
+    given = prompt(model, made.tokens.tolist(), [1, 2])
+    assert given.tokens.tolist() == made.tokens.tolist()
+    each = model.config.tokens_per_tile
+    assert given.image_tokens == made.image_tokens == 3 * each
+    with pytest.raises(
+        InvalidInput, match=f"has {3 * each} image placeholders, and its images become {2 * each} rows"
+    ):
+        prompt(model, made.tokens.tolist(), [2])
+    # Their end may hold placeholders, so they are not cut.
+    with pytest.raises(InvalidInput, match="truncat"):
+        prompt(model, made.tokens.tolist(), [1, 2], max_tokens=3 * each, truncate=Truncate.END)
 
 
 def test_nothing_at_all_is_refused(model: LlamaNemotronVL) -> None:

@@ -36,6 +36,11 @@ class VisionEngine(Protocol):
         """Batches that may be launched and unfinished at a time."""
         ...
 
+    @property
+    def takes_floats(self) -> bool:
+        """Whether it takes float32 pixels, which a client normalised itself, beside uint8 ones."""
+        ...
+
     def warm(self) -> None:
         """Run what is slow the first time; raises ``EngineFailed``."""
         ...

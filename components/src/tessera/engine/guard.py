@@ -54,6 +54,7 @@ class GuardedVisionEngine:
 
     def __init__(self, engine: VisionEngine) -> None:
         self._engine = engine
+        self.takes_floats = engine.takes_floats
         self.cost: Cost = engine.cost
         self.depth = engine.depth
         self.warm = engine.warm

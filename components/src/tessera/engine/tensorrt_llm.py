@@ -190,6 +190,8 @@ def write_rows(requests: Sequence[RequestOutput], out: Sequence[torch.Tensor]) -
 class TensorRTLLMVisionEngine:
     """Implements ``VisionEngine``; ``device`` says where the rows are wanted."""
 
+    takes_floats = False
+
     def __init__(self, model: Model, settings: EngineSettings, placement: Placement) -> None:
         if not isinstance(model, KnownToTensorRTLLM):
             raise ConfigError(

@@ -12,6 +12,8 @@ from enum import StrEnum
 from typing import Annotated, Final
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from tessera.errors import InvalidInput
 from tessera.model_names import find_name
@@ -77,13 +79,30 @@ class ImageSource:
     grid: tuple[int, int, int] | None = None
 
 
-Part = str | tuple[int, ...] | ImageSource
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PixelSource:
+    """Pixels that a client scaled and normalised itself, for one image: nothing rounds or normalises them.
+
+    ``values`` is float32 or float16 ``[units, *unit_shape]``, as ``VisionSpec`` has them: ``[tiles, 3, 512,
+    512]`` for llama_nemotron_vl. They are checked when the request runs, and errors name ``param``.
+    """
+
+    values: npt.NDArray[np.float32] | npt.NDArray[np.float16]
+    param: str
+
+
+Image = ImageSource | PixelSource
+
+Part = str | tuple[int, ...] | Image
 """A part of an input: a text, token ids, or an image."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """What is embedded as one: texts and images in the client's order, or token ids alone.
+    """What is embedded as one: texts and images in the client's order, or token ids.
+
+    Token ids are the whole prompt. With images they come first and hold the images' placeholders, one for
+    each vision row and in the order of the images; ids without placeholders have no images.
 
     No text is empty. ``malformed`` is why an input could not be read, where ``allow_partial`` lets the others
     go on; the other fields then mean nothing.
@@ -95,15 +114,15 @@ class Input:
     param: str
     malformed: InvalidInput | None = None
     # Kept, because they are asked for several times: 3 ms less for a request of 2048 short texts.
-    images: tuple[ImageSource, ...] = field(init=False)
+    images: tuple[Image, ...] = field(init=False)
     size: int = field(init=False)
     """Characters of its texts, or its token ids."""
 
     def __post_init__(self) -> None:
-        images: list[ImageSource] = []
+        images: list[Image] = []
         size = 0
         for part in self.parts:
-            if isinstance(part, ImageSource):
+            if isinstance(part, Image):
                 images.append(part)
             else:
                 size += len(part)

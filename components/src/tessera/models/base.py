@@ -135,7 +135,8 @@ Part = str | tuple[int, ...] | ImagePlan
 class Content:
     """One input: its texts and images in the client's order.
 
-    Token ids stand alone and are taken as they are, without prefix, instruction or special tokens.
+    Token ids are taken as they are, without prefix, instruction or special tokens. They come alone, or before
+    the images whose placeholders they hold.
     ``instruction`` is None where the client gave none.
     """
 
@@ -294,8 +295,9 @@ class Model(Protocol):
         """Tokenise one input; the placeholders of its images are in the order of the images.
 
         Raises ``InvalidInput`` naming ``param`` for an input that is too long and may not be truncated, for
-        an empty one, for a token id outside the vocabulary, for token ids beside anything else, and for
-        images or an instruction where the family takes none.
+        an empty one, for a token id outside the vocabulary, for token ids beside texts, for other
+        placeholders among them than the images have rows, and for images or an instruction where the family
+        takes none.
         """
         ...
 

@@ -30,14 +30,15 @@ def no_text(error: UnicodeEncodeError, param: str) -> InvalidInput:
 def token_ids(content: Content, *, param: str) -> Sequence[int] | None:
     """The client's token ids, None for a content of texts and images.
 
-    Raises ``InvalidInput`` naming ``param`` for ids beside anything else.
+    Raises ``InvalidInput`` naming ``param`` for ids beside anything but images behind them.
     """
     ids = [part for part in content.parts if isinstance(part, tuple)]
     if not ids:
         return None
-    if len(content.parts) > 1:
-        what = "images; only text can be" if content.images else "other parts; they stand alone"
-        raise InvalidInput(f"{param} combines token ids with {what}", param=param)
+    if not isinstance(content.parts[0], tuple) or len(content.parts) > 1 + len(content.images):
+        raise InvalidInput(
+            f"{param} combines token ids with other parts; they are the whole prompt", param=param
+        )
     return ids[0]
 
 
@@ -65,10 +66,12 @@ def prompt_of_ids(
     max_tokens: int,
     truncate: Truncate,
     param: str,
+    images: Sequence[ImagePlan] = (),
 ) -> Prompt:
-    """Token ids as the client gave them; ``placeholder`` stands for a vision row and may not be among them.
+    """Token ids as the client gave them; ``placeholder`` stands for a row of ``images``.
 
-    Raises ``InvalidInput`` naming ``param``, with the place of an id that is out of range.
+    Raises ``InvalidInput`` naming ``param``, with the place of an id that is out of range, for another number
+    of placeholders than there are rows, and for too many ids with images among them.
     """
     if len(values) == 0:
         raise InvalidInput(f"{param} is empty: it has no token ids", param=param)
@@ -83,7 +86,14 @@ def prompt_of_ids(
             param=param,
         )
     is_placeholder = ids == placeholder
-    if placeholder is not None and is_placeholder.any():
+    if images and placeholder is None:
+        raise InvalidInput(f"{param}: this model reads text alone, and here is an image", param=param)
+    rows = sum(image.rows for image in images)
+    if images and (found := int(is_placeholder.sum())) != rows:
+        raise InvalidInput(
+            f"{param} has {found} image placeholders, and its images become {rows} rows", param=param
+        )
+    if placeholder is not None and not images and is_placeholder.any():
         raise InvalidInput(
             f"{param}[{int(is_placeholder.argmax())}] is {placeholder},"
             " the image placeholder, but the input has no image",
@@ -91,7 +101,9 @@ def prompt_of_ids(
         )
     tokens = ids.astype(np.int32)
     if len(tokens) <= max_tokens:
-        return Prompt(tokens=tokens, image_tokens=0)
+        return Prompt(tokens=tokens, image_tokens=rows)
+    if images:
+        truncate = Truncate.NONE
     refuse_unless_truncating(len(tokens), max_tokens, truncate, param)
     return Prompt(tokens=shorten(tokens, max_tokens, truncate), image_tokens=0, truncated=True)
 

@@ -114,6 +114,7 @@ class TowerModel:
             max_tokens=max_tokens,
             truncate=truncate,
             param=param,
+            images=content.images,
         )
 
     def pieces(self, text: str, *, role: Role, instruction: str | None = None, param: str) -> Sequence[Piece]:

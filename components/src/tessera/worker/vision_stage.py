@@ -10,7 +10,9 @@ from contextlib import contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 
+import numpy as np
 import torch
 
 from tessera import tracing, wire
@@ -20,7 +22,7 @@ from tessera.engine.base import VisionEngine
 from tessera.engine.batch import pack_images
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
-from tessera.errors import DeadlineExceeded, EngineDead, InvalidInput, Overloaded
+from tessera.errors import DeadlineExceeded, EngineDead, InvalidInput, Overloaded, UnsupportedMedia
 from tessera.image_plan import ImagePlan
 from tessera.launched import Launched
 from tessera.models.base import Int32Array, Model, Pixels, VisionSpec
@@ -64,6 +66,7 @@ class VisionStage:
         self._metrics = metrics
         self._queued = metrics.queued("vision")
         self._decoder = decoder
+        self._takes_floats = engine.takes_floats
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="preprocess")
 
         def launch(work: Sequence[_Work]) -> Launched[list[None]]:
@@ -114,8 +117,15 @@ class VisionStage:
         """Hold a place for the image's units; raises ``Overloaded`` when the queue's limit would be passed.
 
         The engine's queue alone is no bound: images wait for a preprocessing thread and for a place for
-        their rows before they come to it. Raises ``InvalidInput`` for a plan that no image has.
+        their rows before they come to it. Raises ``InvalidInput`` for a plan that no image has, and
+        ``UnsupportedMedia`` for normalised pixels where the engine takes none.
         """
+        if image.pixels and not self._takes_floats:
+            raise UnsupportedMedia(
+                f"{image.param}: the vision engine of this service was compiled for image files alone;"
+                " pixels that a client normalised need engine: torch",
+                param=image.param,
+            )
         if not 1 <= image.units <= self._vision.max_units or not 1 <= image.rows <= self._vision.max_rows:
             raise InvalidInput(
                 f"no image has {image.units} units and {image.rows} rows, the largest has "
@@ -195,13 +205,27 @@ class VisionStage:
         }
 
     def _decode(self, image: wire.Image) -> tuple[Pixels, Int32Array]:
-        pixels = self._decoder.decode(image.data, param=image.param)
+        if image.pixels:
+            pixels = self._normalised(image)
+        else:
+            pixels = self._decoder.decode(image.data, param=image.param)
         if pixels.plan != image.plan:
             raise InvalidInput(
                 f"the image became {_said(pixels.plan)}, but its prompt was built for {_said(image.plan)}",
                 param=image.param,
             )
         return pixels, self._model.unit_positions(pixels.plan)
+
+    def _normalised(self, image: wire.Image) -> Pixels:
+        """A client's own pixels, as float32, which holds every float16."""
+        dtype, shape = np.dtype(image.pixels), (image.units, *self._vision.unit_shape)
+        if len(image.data) != prod(shape) * dtype.itemsize or not self._vision.independent_units:
+            raise InvalidInput(
+                f"{len(image.data)} bytes are no {image.pixels} pixels {list(shape)}", param=image.param
+            )
+        # A copy: torch warns of memory that it might not write to.
+        values = np.frombuffer(image.data, dtype.newbyteorder("<")).reshape(shape).astype(np.float32)
+        return Pixels(values=values, plan=ImagePlan(units=image.units, rows=self._vision.rows(image.units)))
 
 
 def _said(plan: ImagePlan) -> str:

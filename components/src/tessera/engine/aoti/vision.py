@@ -37,6 +37,7 @@ class AotiVisionModule:
 class AotiVisionEngine(TorchVisionEngine):
     """Runs an engine directory of the stage ``vision``."""
 
+    takes_floats = False
     # One package runs one batch at a time.
     _divisible = False
 

@@ -139,6 +139,8 @@ class TensorRTVisionEngine:
         graphs = _GRAPH_TILES if settings.graph_cost is None else settings.graph_cost
         self._runs = VisionRuns(loaded, CudaStreams(placement.device), placement.device, graph_tiles=graphs)
 
+    takes_floats = False
+
     @property
     def cost(self) -> Cost:
         return packed_cost

@@ -32,6 +32,7 @@ _IMAGES = (64, 256)
 class TorchVisionEngine:
     """Runs a family's vision module on batches of whole images, on the CPU in pieces."""
 
+    takes_floats = True
     _divisible = True
 
     def __init__(self, model: Model, settings: EngineSettings, placement: Placement) -> None:

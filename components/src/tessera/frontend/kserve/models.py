@@ -2,8 +2,10 @@
 
 ``router`` takes rows of token ids as Triton repositories with a router, or with all stages fused, take them:
 ``input_ids`` and ``attention_mask`` ``[rows, tokens]``. What is attended travels packed; padding is not
-computed. A row whose mask is all zeros is empty: nothing is computed for it, and its answer is zeros. Pixels
-of a row without placeholders are not looked at.
+computed. A row whose mask is all zeros is empty: nothing is computed for it, and its answer is zeros.
+``pixel_values``, which the client scaled and normalised itself, hold a tile for each row, or as many tiles as
+the row with the most has. As many are read as a row's placeholders stand for, from the first on; the others
+are padding. A row without placeholders is text, and its tiles are not looked at.
 
 The other model takes texts and images, in BYTES, as NVIDIA's NIM does; it has the served model's own names.
 
@@ -23,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import pybase64
 
-from tessera.errors import InvalidInput, ModelNotFound, UnsupportedOperation
+from tessera.errors import InvalidInput, ModelNotFound
 from tessera.frontend.api.content import InputBuilder, check_modality
 from tessera.frontend.api.formats import finish
 from tessera.frontend.api.values import clip
@@ -35,6 +37,7 @@ from tessera.frontend.request import (
     ImageSource,
     Input,
     Modality,
+    PixelSource,
 )
 from tessera.frontend.serving.models import Models
 from tessera.frontend.serving.pipeline import Result
@@ -213,11 +216,14 @@ class Router:
     def read(self, call: Call) -> Work:
         ids, mask = call.inputs["input_ids"], call.inputs.get("attention_mask")
         rows = attended(ids, mask)
-        if (pixels := call.inputs.get("pixel_values")) is not None:
-            self._check_pixels(rows, pixels)
+        pixels = call.inputs.get("pixel_values")
         filled = [index for index, row in enumerate(rows) if len(row)]
         inputs = tuple(
-            Input(parts=(tuple(rows[index].tolist()),), role=Role.NONE, param=f"input_ids[{index}]")
+            Input(
+                parts=(tuple(rows[index].tolist()), *self._tiles(rows[index], pixels, index)),
+                role=Role.NONE,
+                param=f"input_ids[{index}]",
+            )
             for index in filled
         )
         width, normalize = self.served.model.output.width, call.flag("normalize", default=True)
@@ -239,25 +245,26 @@ class Router:
 
         return Work(request=request if inputs else None, rows=len(rows), write=write)
 
-    def _check_pixels(self, rows: Sequence[npt.NDArray[np.int64]], pixels: Tensor) -> None:
-        """Pixels of a row without placeholders are never looked at; other numbers of them raise."""
+    def _tiles(
+        self, row: npt.NDArray[np.int64], pixels: Tensor | None, index: int
+    ) -> tuple[PixelSource, ...]:
+        """The tiles that a row's placeholders stand for; raises ``InvalidInput`` where there are fewer."""
         model = self.served.model
-        assert model.vision is not None
-        units = pixels.shape[1] if len(pixels.shape) > len(model.vision.unit_shape) + 1 else 1
-        wanted = model.vision.rows(units)
-        for index, row in enumerate(rows):
-            found = len(model.vision_index(row.astype(np.int32, copy=False)))
-            if not found:
-                continue
-            param = f"pixel_values[{index}]"
-            if found != wanted:
-                raise InvalidInput(
-                    f"{param}: found {found} image tokens in the row, and its {units} tile(s) take {wanted}",
-                    param=param,
-                )
-            raise UnsupportedOperation(
-                f"{param}: pixels that a client normalised itself are not taken", param=param
+        if pixels is None or model.vision is None:
+            return ()
+        found, each = len(model.vision_index(row.astype(np.int32, copy=False))), model.vision.rows(1)
+        if not found:
+            return ()
+        values, param = pixels.values[index], f"pixel_values[{index}]"
+        tiles = values if values.ndim > len(model.vision.unit_shape) else values[None]
+        count, rest = divmod(found, each)
+        if rest or count > len(tiles):
+            raise InvalidInput(
+                f"{param}: found {found} image tokens in the row, and its {len(tiles)} tile(s)"
+                f" take {each} each",
+                param=param,
             )
+        return (PixelSource(values=tiles[:count], param=param),)
 
 
 def attended(ids: Tensor, mask: Tensor | None) -> list[npt.NDArray[np.int64]]:

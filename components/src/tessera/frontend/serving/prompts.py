@@ -13,15 +13,18 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from operator import itemgetter
+from typing import Final
 
+import numpy as np
 from blake3 import blake3
 
 from tessera import wire
 from tessera.cache import BoundedLru, SharedCache
 from tessera.errors import InvalidInput, MediaNotCached, RequestCancelled, TesseraError
 from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
-from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input, ScoreRequest
+from tessera.frontend.request import EmbeddingsRequest, Image, Input, PixelSource, ScoreRequest
 from tessera.image_plan import ImagePlan
 from tessera.models.base import Content, Model, PairLimits, PairModel, Prompt, Truncate, VisionSpec
 from tessera.tasks import Deadline, run_all
@@ -150,10 +153,13 @@ class ImageReader:
             return error
 
     async def _one(
-        self, source: ImageSource, vision: VisionSpec, deadline: Deadline, budget: MediaBudget, client: str
+        self, source: Image, vision: VisionSpec, deadline: Deadline, budget: MediaBudget, client: str
     ) -> Vision:
+        if isinstance(source, PixelSource):
+            budget.take(source.values.nbytes, param=source.param)
+            return await asyncio.to_thread(_normalised, source, vision)
         if source.uuid is not None and not source.url:
-            return self._recalled(source, client, source.uuid)
+            return self._recalled(source.param, client, source.uuid)
         loaded = await self._media.load(source, row_width=vision.row_width, deadline=deadline, budget=budget)
         if isinstance(loaded, LoadedEmbeddings):
             return Vision(
@@ -170,15 +176,13 @@ class ImageReader:
             self._known.remember(client, source.uuid, known)
         return self._vision(known, loaded.data, source.param)
 
-    def _recalled(self, source: ImageSource, client: str, uuid: str) -> Vision:
+    def _recalled(self, param: str, client: str, uuid: str) -> Vision:
         """An image that the client has sent before: its rows may be in a worker's cache."""
         known = self._known.find(client, uuid)
         if known is None:
             # To the client it is the same as one that a worker has no rows of any more.
-            raise MediaNotCached(
-                f"{source.param}: no image is known by this uuid; send it again", param=source.param
-            )
-        return self._vision(known, b"", source.param)
+            raise MediaNotCached(f"{param}: no image is known by this uuid; send it again", param=param)
+        return self._vision(known, b"", param)
 
     def _vision(self, known: KnownImage, data: bytes, param: str) -> Vision:
         plan = self._model.plan(known.width, known.height, param=param)
@@ -188,6 +192,47 @@ class ImageReader:
             ),
             pixels=known.width * known.height,
         )
+
+
+# As for rows that a client computed: what float16 holds, so that no engine's type makes it infinite.
+_LARGEST: Final = 65504.0
+
+
+def _normalised(source: PixelSource, vision: VisionSpec) -> Vision:
+    """Pixels as they travel; raises ``InvalidInput`` for another type or shape, and what is not finite."""
+    values, param = source.values, source.param
+    if not vision.independent_units:
+        raise InvalidInput(
+            f"{param}: this model takes image files; normalised pixels are taken where images are tiles",
+            param=param,
+        )
+    kind = values.dtype.newbyteorder("=").name
+    if kind not in ("float32", "float16"):
+        raise InvalidInput(f"{param}: expected float32 or float16 pixels, found {values.dtype}", param=param)
+    units = values.shape[0] if values.ndim else 0
+    if values.shape[1:] != vision.unit_shape or not 1 <= units <= vision.max_units:
+        shape = ", ".join(map(str, vision.unit_shape))
+        raise InvalidInput(
+            f"{param}: expected pixels [1 to {vision.max_units}, {shape}], found {list(values.shape)}",
+            param=param,
+        )
+    # A comparison with a NaN is false.
+    if not (np.abs(values) <= _LARGEST).all():
+        raise InvalidInput(
+            f"{param}: the pixels hold values that are not finite or beyond {_LARGEST:g}", param=param
+        )
+    data = values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+    # No file's hash: what is kept of a file with these bytes is another image.
+    digest = blake3(data, derive_key_context=f"tessera pixels {kind}").digest()
+    payload = wire.Image(
+        digest=digest,
+        data=data,
+        units=units,
+        rows=vision.rows(units),
+        pixels="float32" if kind == "float32" else "float16",
+        param=param,
+    )
+    return Vision(payload=payload, pixels=units * prod(vision.unit_shape[1:]))
 
 
 def _refused(entry: Input) -> TesseraError:
@@ -325,7 +370,7 @@ def _pairs(
 def _content(entry: Input, visions: Visions) -> Content:
     plans = iter(visions)
     return Content(
-        parts=tuple([next(plans).plan if isinstance(part, ImageSource) else part for part in entry.parts]),
+        parts=tuple([next(plans).plan if isinstance(part, Image) else part for part in entry.parts]),
         role=entry.role,
         instruction=entry.instruction,
     )
