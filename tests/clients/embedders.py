@@ -1,34 +1,15 @@
-"""What NVIDIA's clients for vectors get from a running service, as JSON: for each, a query and passages.
+"""Vectors of a query and of passages by NVIDIA's clients in three frameworks and a gateway.
 
-Run in the environment of ``scripts/clients rerankers``, with the service's address, an API key, the model's
-name and a request, ``{"query", "passages"}``. A client that fails has the text of its error instead. The
-clients print what they like; the last line is ours.
+Runs in the environment of ``scripts/clients frameworks``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-# Nothing is asked of any other host.
-os.environ |= {
-    "HAYSTACK_TELEMETRY_ENABLED": "False",
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    "NVIDIA_TELEMETRY_ENABLED": "0",
-}
-
-
-class Asked(NamedTuple):
-    url: str
-    key: str
-    model: str
-    query: str
-    passages: list[str]
-
+from tests.clients.asked import Asked, answer
 
 Vectors = tuple[list[float], list[list[float]]]
 
@@ -39,7 +20,7 @@ def langchain(asked: Asked) -> Vectors:
     client = NVIDIAEmbeddings(
         model=asked.model, nvidia_api_key=asked.key, base_url=f"{asked.url}/v1", truncate="END"
     )
-    return client.embed_query(asked.query), client.embed_documents(asked.passages)
+    return client.embed_query(asked.query), client.embed_documents(asked.texts)
 
 
 def langchain_unnamed(asked: Asked) -> Vectors:
@@ -47,7 +28,7 @@ def langchain_unnamed(asked: Asked) -> Vectors:
     from langchain_nvidia_ai_endpoints import NVIDIAEmbeddings
 
     client = NVIDIAEmbeddings(nvidia_api_key=asked.key, base_url=f"{asked.url}/v1")
-    return client.embed_query(asked.query), client.embed_documents(asked.passages)
+    return client.embed_query(asked.query), client.embed_documents(asked.texts)
 
 
 def llama_index(asked: Asked) -> Vectors:
@@ -56,7 +37,7 @@ def llama_index(asked: Asked) -> Vectors:
     client = NVIDIAEmbedding(model=asked.model, api_key=asked.key, base_url=f"{asked.url}/v1")
     # The other one, without a loop, asks for a passage.
     query = asyncio.run(client.aget_query_embedding(asked.query))
-    return query, client.get_text_embedding_batch(asked.passages)
+    return query, client.get_text_embedding_batch(asked.texts)
 
 
 def haystack(asked: Asked) -> Vectors:
@@ -70,7 +51,7 @@ def haystack(asked: Asked) -> Vectors:
         "api_url": f"{asked.url}/v1",
     }
     query = NvidiaTextEmbedder(**options).run(asked.query)["embedding"]
-    documents = [Document(content=text) for text in asked.passages]
+    documents = [Document(content=text) for text in asked.texts]
     found = NvidiaDocumentEmbedder(**options, progress_bar=False).run(documents)
     assert found["meta"]["usage"]["total_tokens"] > len(documents), found["meta"]
     return query, [document.embedding for document in found["documents"]]
@@ -91,7 +72,7 @@ def litellm(asked: Asked) -> Vectors:
         )
         return [row["embedding"] for row in answer.data]
 
-    return embed([asked.query], "query")[0], embed(asked.passages, "passage")
+    return embed([asked.query], "query")[0], embed(asked.texts, "passage")
 
 
 CLIENTS: dict[str, Callable[[Asked], Vectors]] = {
@@ -103,17 +84,5 @@ CLIENTS: dict[str, Callable[[Asked], Vectors]] = {
 }
 
 
-def main(url: str, key: str, model: str, request: str) -> None:
-    given = json.loads(request)
-    asked = Asked(url, key, model, given["query"], given["passages"])
-    found: dict[str, Any] = {}
-    for name, ask in CLIENTS.items():
-        try:
-            found[name] = ask(asked)
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    print(f"\n{json.dumps(found)}")
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    answer(CLIENTS)

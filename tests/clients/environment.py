@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
+from tests.clients.conftest import ClosedService
 from tests.e2e.service import ROOT
 
 INSTALL_SECONDS = float(os.environ.get("TESSERA_CLIENTS_SECONDS", "240"))
@@ -33,3 +37,23 @@ def clients_environment(name: str) -> Path:
     if ran.returncode != 0:
         pytest.skip(f"{name} cannot be installed here: {ran.stderr[-300:]}")
     return Path(ran.stdout.strip())
+
+
+def answers_of(
+    environment: str, script: ModuleType, service: ClosedService, model: str, query: str, texts: list[str]
+) -> dict[str, Any]:
+    """What each of the ``CLIENTS`` of ``script`` answers in an environment, or the text of its error."""
+    python = clients_environment(environment) / "bin" / "python"
+    ran = subprocess.run(
+        [python, "-m", script.__name__, service.url, service.key, model, query, json.dumps(texts)],
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+        cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    answers: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    assert answers.keys() == script.CLIENTS.keys()
+    return answers

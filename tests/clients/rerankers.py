@@ -1,35 +1,14 @@
-"""What clients of rerankers get from a running service, as JSON: for each of them, indices and scores.
+"""Indices and scores by the clients of rerankers of three frameworks and a gateway.
 
-Run in the environment of ``scripts/clients rerankers``, with the service's address, an API key, the model's
-name and a request, ``{"query", "documents"}``. A client that fails has the text of its error instead. The
-clients print what they like; the last line is ours.
+Runs in the environment of ``scripts/clients frameworks``.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
-# Nothing is asked of any other host.
-os.environ |= {
-    "HAYSTACK_TELEMETRY_ENABLED": "False",
-    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-    "NVIDIA_TELEMETRY_ENABLED": "0",
-}
-
-
-class Asked(NamedTuple):
-    """``texts`` are unlike each other, so that one is found by its text."""
-
-    url: str
-    key: str
-    model: str
-    query: str
-    texts: list[str]
-
+from tests.clients.asked import Asked, answer
 
 Scores = list[tuple[int, float]]
 
@@ -168,17 +147,5 @@ CLIENTS: dict[str, Callable[[Asked], Scores]] = {
 }
 
 
-def main(url: str, key: str, model: str, request: str) -> None:
-    given = json.loads(request)
-    asked = Asked(url, key, model, given["query"], given["documents"])
-    found: dict[str, Any] = {}
-    for name, ask in CLIENTS.items():
-        try:
-            found[name] = ask(asked)
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    print(f"\n{json.dumps(found)}")
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    answer(CLIENTS)

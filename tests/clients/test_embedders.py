@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from typing import Any
 
 import httpx
@@ -13,34 +10,20 @@ import pytest
 
 from tests.clients import embedders
 from tests.clients.conftest import ClosedService
-from tests.clients.environment import clients_environment
+from tests.clients.environment import answers_of
 from tests.e2e.service import MODEL
 
 pytestmark = [pytest.mark.service, pytest.mark.installs, pytest.mark.timeout(600)]
 
+QUERY = "a red flower"
 # More than langchain and haystack put into one request.
-ASKED = {"query": "a red flower", "passages": [f"the river of page {index}" for index in range(70)]}
+PASSAGES = [f"the river of page {index}" for index in range(70)]
 
 
 @pytest.fixture(scope="module")
 def found(service: ClosedService) -> dict[str, Any]:
-    """What each client answers, or its error."""
-    python = clients_environment("rerankers") / "bin" / "python"
-    # As a client may write it.
-    name = MODEL.title()
-    ran = subprocess.run(
-        [python, embedders.__file__, service.url, service.key, name, json.dumps(ASKED)],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-        # Nothing of this repository is to be found there.
-        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-    )
-    assert ran.returncode == 0, ran.stderr[-3000:]
-    answers: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    assert answers.keys() == embedders.CLIENTS.keys()
-    return answers
+    # The name as a client may write it.
+    return answers_of("frameworks", embedders, service, MODEL.title(), QUERY, PASSAGES)
 
 
 @pytest.mark.parametrize("client", embedders.CLIENTS)
@@ -48,8 +31,8 @@ def test_queries_and_passages(client: str, found: dict[str, Any], http: httpx.Cl
     assert not isinstance(found[client], str), found[client]
     query, passages = found[client]
     for vectors, texts, role in (
-        ([query], [ASKED["query"]], "query"),
-        (passages, ASKED["passages"], "passage"),
+        ([query], [QUERY], "query"),
+        (passages, PASSAGES, "passage"),
     ):
         answer = http.post("/v1/embeddings", json={"input": texts, "input_type": role}).json()
         wanted = [row["embedding"] for row in answer["data"]]
