@@ -79,6 +79,8 @@ def rows(section: str) -> Iterator[Row]:
         yield Row(method or "POST", own or path[0], body or "", relation or status, other or "")
 
 
+TRITON = "Triton"
+"""The section whose client sends tensors, which tests of its own try (``tests/e2e/test_kserve``)."""
 RERANKERS = "Rerankers"
 """The section about another kind of model: a service of its own."""
 ROWS = [row for name, section in SECTIONS.items() if name != RERANKERS for row in rows(section)]
@@ -101,11 +103,12 @@ REQUESTS = [
     if "import" in block or "curl" in block
 ]
 RERANKER_REQUESTS = [block for name, block in REQUESTS if name == RERANKERS]
-REQUESTS = [(name, block) for name, block in REQUESTS if name != RERANKERS]
+TRITON_REQUESTS = [block for name, block in REQUESTS if name == TRITON]
+REQUESTS = [(name, block) for name, block in REQUESTS if name not in (RERANKERS, TRITON)]
 
 
 def test_every_section_has_a_command_a_request_and_differences() -> None:
-    assert SECTIONS.keys() == {"What holds here, whoever asks", *WANTED, RERANKERS}
+    assert SECTIONS.keys() == {"What holds here, whoever asks", *WANTED, TRITON, RERANKERS}
     for name in WANTED:
         commands = [block for block in blocks(SECTIONS[name]) if "+tessera serve " in block]
         assert len(commands) == 1, name
@@ -114,14 +117,14 @@ def test_every_section_has_a_command_a_request_and_differences() -> None:
     assert len(ROWS) > 80
 
 
-@pytest.mark.parametrize("name", [*WANTED, RERANKERS])
+@pytest.mark.parametrize("name", [*WANTED, TRITON, RERANKERS])
 def test_the_command_is_one_that_can_be_typed(name: str) -> None:
     (command,) = [block for block in blocks(SECTIONS[name]) if "+tessera serve " in block]
     asked = read(version(command, "+").split()[2:])
     assert asked.given["model_path"].text.count("/") == 1
 
 
-@pytest.mark.parametrize("name", WANTED)
+@pytest.mark.parametrize("name", [*WANTED, TRITON])
 def test_options_that_are_named_exist(name: str) -> None:
     known = {"HF_TOKEN", "HF_HOME", "TESSERA_API_KEYS", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT"}
     known |= {"/v1", "prompt_name"} | FIELDS | {each.variable.flag for each in settings()}
@@ -203,6 +206,17 @@ def test_a_row_says_what_happens(row: Row, asked: Asked) -> None:
     one, other = asked.vectors(row.path, row.body), asked.vectors(row.path, row.other)
     assert one.shape == other.shape
     assert np.allclose(one, other, atol=1e-4 * float(np.linalg.norm(one))) == (row.relation == "=")
+
+
+def test_a_request_of_tritons_client(service: ClosedService) -> None:
+    (block,) = TRITON_REQUESTS
+    code = version(block, "+").replace("127.0.0.1:8000", service.url.removeprefix("http://"))
+    # The page's service has no keys.
+    headers = f'headers={{"authorization": "Bearer {service.key}"}}'
+    found: dict[str, Any] = {}
+    exec(code.replace("[ids, mask])", f"[ids, mask], {headers})"), found)
+    assert np.allclose(np.linalg.norm(found["vectors"], axis=1), 1, atol=1e-5)
+    assert len(found["vectors"]) == 2
 
 
 @pytest.fixture

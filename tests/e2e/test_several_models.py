@@ -10,7 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
+import tritonclient.http
 
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
@@ -64,6 +66,22 @@ def test_a_request_chooses_its_model_by_name(models: Several) -> None:
     }
     assert vectors[PICTURES][0] != vectors[TEXTS][0]
     assert all(first == second for first, second in vectors.values())
+
+
+def test_each_model_has_its_own_names_in_kserve(models: Several) -> None:
+    client = tritonclient.http.InferenceServerClient(models.url.removeprefix("http://"))
+    names = {one["name"] for one in client.get_model_repository_index()}
+    # A reranker has no vectors.
+    assert names == {"org_pictures_v1", "org_pictures_v1_router", "texts", "texts_router"}
+    text = tritonclient.http.InferInput("text", [1, 1], "BYTES")
+    text.set_data_from_numpy(np.array([["a text"]], object))
+    for name, own in (("ORG_Pictures_v1", PICTURES), ("texts", TEXTS)):
+        found = client.infer(name, [text], parameters={"input_type": "passage"}).as_numpy("embeddings")
+        answer = models.post("/v1/embeddings", model=own, input="a text", input_type="passage")
+        assert np.allclose(found[0], answer.json()["data"][0]["embedding"], atol=1e-6)
+    # Which of them it would be nobody says.
+    assert not client.is_model_ready("router")
+    client.close()
 
 
 def test_an_unknown_name_is_answered_with_those_that_are_known(models: Several) -> None:
