@@ -348,6 +348,11 @@ def _new_ids() -> Iterator[str]:
 _IDS: Final = _new_ids()
 
 
+def new_request_id() -> str:
+    """For a request whose client gave none."""
+    return next(_IDS)
+
+
 def _request_id(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):

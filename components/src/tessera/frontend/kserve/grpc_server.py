@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -26,6 +25,7 @@ from tessera.errors import ConfigError, InvalidInput, RequestCancelled, TesseraE
 from tessera.frontend.http.access_log import AccessLog
 from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.errors import Failure, release, render, render_status
+from tessera.frontend.http.middleware import new_request_id
 from tessera.frontend.http.tls import Certificate
 from tessera.frontend.kserve import messages_pb2 as pb
 from tessera.frontend.kserve.call import Answer, Call, Parameter, Wanted
@@ -55,6 +55,7 @@ _OPEN: Final = frozenset(("ServerLive", "ServerReady"))
 _SPARE_CALLS: Final = 256
 # Calls of one stream that are under way at a time.
 _STREAM_CALLS: Final = 64
+_TRACE: Final = frozenset(("traceparent", "tracestate", "baggage", "b3"))
 _REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
 # Larger messages are read on a thread.
 _LARGE_BYTES: Final = 1 << 18
@@ -85,8 +86,9 @@ _CODES: Final = {
 
 M = TypeVar("M", bound=Message)
 Context = Any
+Metadata = Sequence[tuple[str, str | bytes]]
 State = dict[str, Any]
-"""What is known of a call: ``key_name``, ``request_id``, and how it ended."""
+"""What is known of a call: ``metadata``, ``peer``, ``request_id``, ``key_name``, and how it ended."""
 Method = Callable[[bytes, Context, State], Awaitable[Message]]
 
 
@@ -275,7 +277,7 @@ class GrpcServer:
 
         def shared(kind: type[M], answer: Callable[[M], Message]) -> Method:
             async def answered(raw: bytes, context: Context, state: State) -> Message:
-                regions.check_peer(_host(context))
+                regions.check_peer(state["peer"])
                 return answer(parsed(kind, raw))
 
             return answered
@@ -346,7 +348,7 @@ class GrpcServer:
         self, message: pb.ModelInferRequest, nbytes: int, context: Context, state: State
     ) -> pb.ModelInferResponse:
         regions = self._inference.regions
-        peer = _host(context)
+        peer = state["peer"]
         if nbytes > _LARGE_BYTES:
             call = await asyncio.to_thread(read_call, message, regions, peer)
         else:
@@ -364,7 +366,7 @@ class GrpcServer:
             failure: Failure | None = None
             with self._serving(name, context) as state:
                 try:
-                    self._open(name, context, state)
+                    self._open(name, state)
                     return serialized(await answer(raw, context, state))
                 except Exception as error:
                     failure = self._failed(error, state)
@@ -405,7 +407,7 @@ class GrpcServer:
         identity = ""
         with self._serving("ModelStreamInfer", context) as state:
             try:
-                self._open("ModelStreamInfer", context, state)
+                self._open("ModelStreamInfer", state)
                 message = parsed(pb.ModelInferRequest, raw)
                 identity = message.id
                 answer.infer_response.CopyFrom(await self._inferred(message, len(raw), context, state))
@@ -418,9 +420,9 @@ class GrpcServer:
                 answer.infer_response.id = identity
         return serialized(answer)
 
-    def _open(self, name: str, context: Context, state: State) -> None:
+    def _open(self, name: str, state: State) -> None:
         """Check the key; raises ``_Refused``."""
-        headers = [(key.encode(), _bytes(value)) for key, value in context.invocation_metadata() or ()]
+        headers = [(key.encode(), _bytes(value)) for key, value in state["metadata"]]
         found = self._service.keys.name_of(headers)
         if found is None and name not in _OPEN:
             self._service.metrics.refused.labels("unknown key").inc()
@@ -446,14 +448,14 @@ class GrpcServer:
     def _serving(self, name: str, context: Context) -> Any:
         """The line, trace and counters of one call; yields its state, which says how it ended."""
         path = f"/{SERVICE}/{name}"
-        line = RequestLine(_request_id(context))
-        state: State = {"request_id": line.request_id}
+        # Each time that it is asked for it is made anew.
+        metadata: Metadata = context.invocation_metadata() or ()
+        line = RequestLine(_request_id(metadata))
+        state: State = {"request_id": line.request_id, "metadata": metadata, "peer": _host(context)}
         started = time.perf_counter()
-        carrier = {
-            key: value
-            for key, value in context.invocation_metadata() or ()
-            if isinstance(value, str) and key in ("traceparent", "tracestate", "baggage", "b3")
-        }
+        carrier: dict[str, str] = {}
+        if tracing.recording():
+            carrier = {key: value for key, value in metadata if isinstance(value, str) and key in _TRACE}
         attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": name}
         with tracing.serve(path[1:], carrier, attributes) as span, serving(line):
             note(trace_id=tracing.trace_id() or None)
@@ -477,7 +479,7 @@ class GrpcServer:
                         "method": "POST",
                         "path": path,
                         "state": state,
-                        "client": (_host(context), 0),
+                        "client": (state["peer"], 0),
                     },
                     line,
                     route=path,
@@ -496,11 +498,11 @@ def _bytes(value: str | bytes) -> bytes:
     return value.encode("utf-8", "replace") if isinstance(value, str) else value
 
 
-def _request_id(context: Context) -> str:
-    for key, value in context.invocation_metadata() or ():
+def _request_id(metadata: Metadata) -> str:
+    for key, value in metadata:
         if key == "x-request-id" and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
             return value
-    return os.urandom(16).hex()
+    return new_request_id()
 
 
 def _host(context: Context) -> str:
