@@ -100,3 +100,21 @@ def test_texts_of_a_data_file_are_all_computed(
     assert asked >= point.rows > 0
     assert 32 * asked <= after["text"] - before["text"] <= 64 * asked
     assert after["image"] == before["image"]
+
+
+def test_pixels_of_a_data_file_are_all_computed(
+    perf: str, service: Disaggregated, checkpoint: Path, tmp_path: Path
+) -> None:
+    model = open_model(checkpoint)
+    assert model.vision is not None
+    each = model.vision.rows(1)
+    rows = make_rows(model, count=8, tokens=each + 16, least=each + 8, images=True)
+    data = tmp_path / "rows.json"
+    write_data(rows, data)
+    with kserve_frontend(service) as door:
+        point = perf_analyzer(perf, door.grpc, data, at_once=2, seconds=1, out=tmp_path / "out.csv")
+        found = computed(f"http://{door.http}")
+    assert found["rows"] >= point.rows > 0
+    assert found["image"] == each * found["rows"]
+    # The shared service has a cache, and there are only eight of them.
+    assert found["image"] - found["cached"] >= each * len(rows.ids)

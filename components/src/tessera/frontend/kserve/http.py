@@ -49,9 +49,11 @@ def write_error(failure: Failure) -> tuple[int, JsonObject]:
 
 
 def read_call(
-    body: bytes, head_length: bytes | None, model: str, version: str, regions: Regions
+    body: bytes, head_length: bytes | None, model: str, version: str, regions: Regions, peer: str
 ) -> tuple[Call, frozenset[str]]:
     """A call, and the names of the outputs that are wanted as binary data; "" stands for all of them.
+
+    ``peer`` is the client's address.
 
     Raises ``InvalidInput`` naming what is wrong.
     """
@@ -74,6 +76,7 @@ def read_call(
         if name in inputs:
             raise InvalidInput(f"{param}: the input {name[:80]!r} comes twice", param=param)
         if REGION in own:
+            regions.check_peer(peer)
             inputs[name] = of_raw(name, datatype, shape, regions.read(own, name))
         elif (size := own.get("binary_data_size")) is not None:
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary) - at:
@@ -93,6 +96,7 @@ def read_call(
     outputs = tuple(_wanted(value, f"outputs[{index}]") for index, value in enumerate(_list(head, "outputs")))
     for wanted in outputs:
         if REGION in wanted.parameters:
+            regions.check_peer(peer)
             regions.check_place(wanted.parameters, wanted.name)
     everything = parameters.get("binary_data_output") is True
     asked = {wanted.name for wanted in outputs if wanted.parameters.get("binary_data", everything) is True}
@@ -247,9 +251,7 @@ def _routes(inference: Inference, max_body_bytes: int) -> APIRouter:
         begun = Deadline.after(inference.patience)
         body = await read_body(request, limit=max_body_bytes, timeout=inference.patience)
         length = header(request, _HEAD_LENGTH)
-        if regions.on and b"shared_memory_region" in body:
-            regions.check_peer(_host(request))
-        read = (body, length, name, version, regions)
+        read = (body, length, name, version, regions, _host(request))
         if len(body) > _LARGE_BYTES:
             call, binary = await asyncio.to_thread(read_call, *read)
         else:

@@ -1,0 +1,195 @@
+"""Calls as either transport reads them, without a service; ``tests/e2e/test_kserve`` asks one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tessera.errors import InvalidInput, UnsupportedOperation
+from tessera.frontend.kserve import grpc_server, http
+from tessera.frontend.kserve import messages_pb2 as pb
+from tessera.frontend.kserve.shared_memory import Regions, is_loopback
+
+IDS = np.array([[1, 5, 6]])
+OFF = Regions("")
+
+
+def message(**fields: Any) -> pb.ModelInferRequest:
+    made = pb.ModelInferRequest(model_name="router", **fields)
+    made.inputs.add(name="input_ids", datatype="INT64", shape=[1, 3])
+    return made
+
+
+def body(*, binary: bytes = b"", **input_: Any) -> tuple[bytes, bytes]:
+    """A body, and the length of its JSON."""
+    one = {"name": "input_ids", "shape": [1, 3], "datatype": "INT64", **input_}
+    head = json.dumps({"inputs": [one]}).encode()
+    return head + binary, str(len(head)).encode()
+
+
+def test_raw_and_typed_contents_are_the_same() -> None:
+    raw = message(raw_input_contents=[IDS.tobytes()])
+    typed = message()
+    typed.inputs[0].contents.int64_contents.extend(IDS.ravel().tolist())
+    for one in (raw, typed):
+        call = grpc_server.read_call(one, OFF, "127.0.0.1")
+        assert np.array_equal(call.inputs["input_ids"].values, IDS)
+        assert call.nbytes == IDS.nbytes
+
+
+def test_contents_beside_raw_ones_are_refused_in_tritons_words() -> None:
+    both = message(raw_input_contents=[IDS.tobytes()])
+    both.inputs[0].contents.int64_contents.append(1)
+    with pytest.raises(InvalidInput, match="contents field must not be specified when using raw_input"):
+        grpc_server.read_call(both, OFF, "")
+    few = message(raw_input_contents=[IDS.tobytes()])
+    few.inputs.add(name="attention_mask", datatype="INT64", shape=[1, 3])
+    with pytest.raises(InvalidInput, match="unable to find data for input tensor 'attention_mask'"):
+        grpc_server.read_call(few, OFF, "")
+    with pytest.raises(InvalidInput, match="more entries than there are inputs"):
+        grpc_server.read_call(message(raw_input_contents=[IDS.tobytes()] * 2), OFF, "")
+
+
+def test_json_and_binary_data_are_the_same() -> None:
+    plain, _ = body(data=IDS.tolist())
+    packed, length = body(binary=IDS.tobytes(), parameters={"binary_data_size": IDS.nbytes})
+    for raw, head in ((plain, None), (packed, length)):
+        call, binary = http.read_call(raw, head, "router", "", OFF, "")
+        assert np.array_equal(call.inputs["input_ids"].values, IDS)
+        assert not binary
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (body(binary=b"x" * 24), "inputs\\[0\\].data"),
+        (body(binary=b"x" * 24, parameters={"binary_data_size": 23}), "takes 24 bytes, found 23"),
+        (body(binary=b"x" * 25, parameters={"binary_data_size": 24}), "1 bytes behind the JSON"),
+        (body(binary=b"x", parameters={"binary_data_size": 24}), "expected 0 to 1"),
+        (body(parameters={"binary_data_size": True}), "binary_data_size"),
+        ((body()[0], b"0"), "Inference-Header-Content-Length"),
+        ((body()[0], b"-1"), "Inference-Header-Content-Length"),
+        ((body()[0], b"99999"), "Inference-Header-Content-Length"),
+        (body(colour=1), "unknown key"),
+    ],
+)
+def test_wrong_bodies_are_refused(given: tuple[bytes, bytes], says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        http.read_call(*given, "router", "", OFF, "")
+
+
+@pytest.fixture
+def region(tmp_path: Path) -> Iterator[tuple[Regions, Path]]:
+    """A region of 24 bytes, 8 bytes into its file."""
+    path = Path("/dev/shm", f"tessera-calls-{tmp_path.name}-{id(tmp_path)}")
+    path.write_bytes(bytes(8) + IDS.tobytes())
+    regions = Regions("tessera-calls-")
+    try:
+        regions.register("ids", f"/{path.name}", 8, 24)
+        yield regions, path
+    finally:
+        regions.unregister("")
+        path.unlink()
+
+
+PLACE = {"shared_memory_region": "ids", "shared_memory_byte_size": 24}
+
+
+def test_inputs_and_outputs_in_shared_memory(region: tuple[Regions, Path]) -> None:
+    regions, path = region
+    made = message()
+    made.inputs[0].parameters["shared_memory_region"].string_param = "ids"
+    made.inputs[0].parameters["shared_memory_byte_size"].int64_param = 24
+    call = grpc_server.read_call(made, regions, "127.0.0.1")
+    assert np.array_equal(call.inputs["input_ids"].values, IDS)
+    regions.write({**PLACE, "shared_memory_byte_size": 8, "shared_memory_offset": 8}, "pooled", b"x" * 8)
+    assert path.read_bytes()[16:24] == b"x" * 8
+    for peer in ("10.0.0.1", "", "::2"):
+        with pytest.raises(UnsupportedOperation, match="loopback"):
+            grpc_server.read_call(made, regions, peer)
+    with pytest.raises(UnsupportedOperation, match="off"):
+        grpc_server.read_call(made, OFF, "127.0.0.1")
+
+
+def test_regions_are_for_peers_of_this_host_by_http_too(region: tuple[Regions, Path]) -> None:
+    regions, _ = region
+    raw, _ = body(parameters=PLACE)
+    call, _ = http.read_call(raw, None, "router", "", regions, "::1")
+    assert np.array_equal(call.inputs["input_ids"].values, IDS)
+    # However a client writes the name.
+    for written in (raw, raw.replace(b"shared_memory_region", b"shared_memory_\\u0072egion")):
+        with pytest.raises(UnsupportedOperation, match="loopback"):
+            http.read_call(written, None, "router", "", regions, "10.0.0.1")
+        with pytest.raises(UnsupportedOperation, match="off"):
+            http.read_call(written, None, "router", "", OFF, "::1")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"shared_memory_region": "other"},
+        {"shared_memory_byte_size": 25},
+        {"shared_memory_byte_size": 0},
+        {"shared_memory_byte_size": "24"},
+        {"shared_memory_offset": 1},
+        {"shared_memory_offset": -1},
+    ],
+)
+def test_places_outside_a_region_are_refused(
+    region: tuple[Regions, Path], change: dict[str, int | str]
+) -> None:
+    with pytest.raises(InvalidInput):
+        region[0].read({**PLACE, **change}, "input_ids")
+
+
+def test_a_file_that_was_shortened_is_refused(region: tuple[Regions, Path]) -> None:
+    regions, path = region
+    path.write_bytes(b"")
+    with pytest.raises(InvalidInput, match="shortened"):
+        regions.read(PLACE, "input_ids")
+    with pytest.raises(InvalidInput, match="shortened"):
+        regions.write(PLACE, "pooled", b"x" * 24)
+    assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize(
+    ("key", "offset", "size"),
+    [
+        ("other", 0, 8),
+        ("/../tessera-calls-x", 0, 8),
+        ("tessera-calls-/x", 0, 8),
+        ("tessera-calls-\0", 0, 8),
+        ("tessera-calls-nowhere", 0, 8),
+    ],
+)
+def test_other_files_are_no_regions(key: str, offset: int, size: int) -> None:
+    with pytest.raises(InvalidInput):
+        Regions("tessera-calls-").register("x", key, offset, size)
+
+
+def test_a_region_ends_within_its_file_and_has_its_name_alone(region: tuple[Regions, Path]) -> None:
+    regions, path = region
+    with pytest.raises(InvalidInput, match="behind the file's"):
+        regions.register("x", path.name, 8, 25)
+    with pytest.raises(InvalidInput, match="registered already"):
+        regions.register("ids", path.name, 0, 8)
+    link = path.with_name(path.name + "-link")
+    link.symlink_to("/etc/hostname")
+    try:
+        with pytest.raises(InvalidInput):
+            regions.register("x", link.name, 0, 1)
+    finally:
+        link.unlink()
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [("127.0.0.1", True), ("::1", True), ("127.8.9.1", True), ("10.0.0.1", False), ("", False), ("x", False)],
+)
+def test_loopback_addresses(host: str, own: bool) -> None:
+    assert is_loopback(host) is own
