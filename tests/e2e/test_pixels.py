@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -190,3 +191,72 @@ def test_what_is_refused_is_named(
         pooled(kserve, change(inputs))
     status, message = refused(caught.value)
     assert status == 400 and words in message
+
+
+def test_hidden_states_are_those_of_the_reference(
+    kserve: KserveClient, reference: Reference, photos: dict[str, bytes]
+) -> None:
+    image = row(reference, next(iter(photos.values())), "a word")
+    text = (reference.tokens("a yellow heart", [], "query"), image[1][:0])
+    inputs = batch([image, text, text])
+    inputs["attention_mask"][2] = 0
+    states = kserve.infer("hidden", inputs).as_numpy("last_hidden_state")
+    assert states.shape[:2] == inputs["input_ids"].shape
+    assert not states[inputs["attention_mask"] == 0].any()
+    for index, (ids, pixels) in enumerate((image, text)):
+        rows = (
+            [reference.projected(reference.pixel_features(torch.from_numpy(pixels)))] if len(pixels) else []
+        )
+        wanted = reference.last_hidden(reference.fused(ids, rows)).numpy()
+        np.testing.assert_allclose(states[index, : len(ids)], wanted, atol=2e-4, rtol=2e-3)
+    alone = {"input_ids": np.array([text[0]])}
+    np.testing.assert_allclose(
+        kserve.infer("hidden", alone).as_numpy("last_hidden_state")[0], states[1, : len(text[0])], atol=1e-4
+    )
+
+
+def test_states_and_vectors_are_asked_for_at_the_same_time(
+    kserve: KserveClient, door: Door, reference: Reference
+) -> None:
+    inputs = [
+        {"input_ids": np.array([reference.tokens(f"word {number}", [], "query")])} for number in range(24)
+    ]
+    wanted = [pooled(kserve, made)[0] for made in inputs]
+
+    def ask(number: int) -> np.ndarray:
+        client = door.client("grpc")
+        try:
+            if number % 3:
+                return pooled(client, inputs[number])[0]
+            states = (
+                client.infer("hidden", inputs[number]).as_numpy("last_hidden_state")[0].astype(np.float64)
+            )
+            vector = states.mean(axis=0)
+            return np.asarray(vector / np.linalg.norm(vector))
+        finally:
+            client.close()
+
+    with ThreadPoolExecutor(8) as threads:
+        for number, found in enumerate(threads.map(ask, range(len(inputs)))):
+            assert cosine(found, wanted[number]) >= 0.9999999
+
+
+def test_vit_gives_the_rows_of_the_reference(
+    kserve: KserveClient, reference: Reference, photos: dict[str, bytes]
+) -> None:
+    _, tiles = row(reference, next(iter(photos.values())))
+    other = tiles + np.float32(0.03125)
+    wanted = reference.projected(reference.pixel_features(torch.from_numpy(other))).numpy()
+    found = kserve.infer("vit", {"pixel_values": other}).as_numpy("image_features")
+    assert found.shape[0] == len(tiles)
+    np.testing.assert_allclose(found.reshape(wanted.shape), wanted, atol=2e-4, rtol=2e-3)
+    together = kserve.infer("vit", {"pixel_values": other[None]}).as_numpy("image_features")
+    np.testing.assert_allclose(together[0], wanted, atol=2e-4, rtol=2e-3)
+
+
+def test_an_answer_that_is_too_large_is_refused_before_it_is_computed(kserve: KserveClient) -> None:
+    width = kserve.client.get_model_metadata("hidden").outputs[0].shape[-1]
+    tokens = (288 << 20) // (4 * width * 256) + 1
+    zeros = np.zeros((256, tokens), np.int64)
+    with pytest.raises(InferenceServerException, match="over the limit"):
+        kserve.infer("hidden", {"input_ids": zeros, "attention_mask": zeros})

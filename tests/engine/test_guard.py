@@ -23,6 +23,8 @@ class Raises:
     late: bool
     cost: Callable[[int, int, int], int] = packed_cost
     depth: int = 1
+    takes_floats: bool = True
+    gives_states: bool = True
 
     def warm(self) -> None: ...
 
@@ -35,6 +37,8 @@ class Raises:
         if not self.late:
             raise self.error
         return Launched(self.result)
+
+    launch_states = launch
 
 
 def caught(error: Exception, late: bool, kind: Any) -> Exception:

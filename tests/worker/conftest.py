@@ -139,9 +139,22 @@ class SummingText:
     output: Output
     batches: list[int] = field(default_factory=list)
     gate: threading.Event = field(default_factory=threading.Event)
+    state_width: int = 0
+    """Of hidden states, each of which is its token's id; 0 for an engine that gives none."""
+    state_batches: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.gate.set()
+
+    @property
+    def gives_states(self) -> bool:
+        return self.state_width > 0
+
+    def launch_states(self, batch: TextBatch) -> Launched[TextOutput]:
+        self.state_batches.append(len(batch.lengths))
+        rows = np.repeat(batch.input_ids[:, None].astype(np.float32), self.state_width, axis=1)
+        norms = np.ones(len(rows), np.float32)
+        return Launched.of(TextOutput(rows=rows, norms=norms, bounds=batch.cu_seqlens))
 
     @property
     def cost(self) -> Cost:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 import numpy as np
@@ -24,6 +24,7 @@ from tessera.errors import (
     TesseraError,
     Unavailable,
     UnsupportedMedia,
+    UnsupportedOperation,
 )
 from tessera.image_plan import ImagePlan
 from tessera.models import Model
@@ -90,7 +91,7 @@ class Embedder:
         cache: int = 1 << 24,
         **changes: object,
     ) -> None:
-        model = cast(Model, Variant(original, **changes))
+        model = cast(Model, Variant(original, **changes)) if changes else original
         self.model, self.engine, self.rows = model, SummingText(model.output), Rows(original)
         self.cache = EmbeddingCache(cache)
         self.metrics = WorkerMetrics()
@@ -112,10 +113,14 @@ class Embedder:
         return self.metrics.registry.get_sample_value("tessera_queued", {"stage": "text"}) or 0.0
 
     async def __call__(
-        self, *items: wire.Item, timeout: float = 20.0, queries: tuple[bytes, ...] = ()
+        self,
+        *items: wire.Item,
+        timeout: float = 20.0,
+        queries: tuple[bytes, ...] = (),
+        rows: Literal["output", "states", "vision"] = "output",
     ) -> wire.EmbedReply:
         request = wire.EmbedRequest(
-            request_id="r", items=items, timeout_ms=int(timeout * 1e3), queries=queries
+            request_id="r", items=items, timeout_ms=int(timeout * 1e3), queries=queries, rows=rows
         )
         reply = await self.service.handle(request)
         assert isinstance(reply, wire.EmbedReply)
@@ -666,3 +671,54 @@ async def test_only_its_own_messages_are_answered(make: MakeEmbedder) -> None:
     )
     with pytest.raises(ProtocolError):
         await service.handle(request)
+
+
+def _ids(*tokens: int) -> wire.Item:
+    return wire.Item(tokens=np.array(tokens, "<i4").tobytes(), param="input[0]")
+
+
+async def test_those_who_ask_for_states_are_run_apart_from_the_others(make: MakeEmbedder) -> None:
+    embedder = make()
+    width = embedder.engine.state_width = embedder.service.model.text.layer.hidden  # type: ignore[attr-defined]
+    embedder.service = EmbedService(
+        embedder.model,
+        embedder.engine,
+        EngineSettings(max_batch_cost=4096, max_queue_cost=100_000),
+        None,
+        WorkerMetrics(),
+        worker_info(embedder.model, "embed"),
+    )
+    states, others, last = await asyncio.gather(
+        embedder(_ids(5, 6, 7), _ids(8), rows="states"), embedder(_ids(1, 2), _ids(3)), embedder(_ids(9))
+    )
+    assert states.width == width and states.counts == (3, 1)
+    found = np.frombuffer(states.rows, np.float32).reshape(-1, width)
+    assert (found == np.array([[5], [6], [7], [8]])).all()
+    assert [*embedder.vectors(others)[:, 0], *embedder.vectors(last)[:, 0]] == [1, 3, 9]
+    assert (sum(embedder.engine.batches), sum(embedder.engine.state_batches)) == (3, 2)
+    await embedder.service.close()
+
+
+async def test_an_engine_without_states_says_so(make: MakeEmbedder) -> None:
+    embedder = make()
+    with pytest.raises(UnsupportedOperation, match="engine: torch"):
+        await embedder(_ids(5), rows="states")
+    assert (await embedder(_ids(5))).counts == (1,)
+
+
+async def test_vision_rows_are_given_without_the_text_stage(make: MakeEmbedder, model: Model) -> None:
+    embedder, image = make(), picture(1)
+    placeholder = int(cast(Any, model).image_token_id)
+    item = wire.Item(
+        tokens=np.full(TILE_ROWS, placeholder, "<i4").tobytes(), images=(image,), param="input[0]"
+    )
+    reply = await embedder(item, rows="vision")
+    assert (reply.width, reply.counts) == (vision_of(model).row_width, (TILE_ROWS,))
+    assert (embedder.vectors(reply) == 2).all()
+    assert embedder.engine.batches == []
+    more = msgspec.structs.replace(item, tokens=item.tokens + np.int32(5).tobytes())
+    for wrong in (more, _ids(5), msgspec.structs.replace(item, tokens=item.tokens[4:])):
+        with pytest.raises(InvalidInput):
+            await embedder(wrong, rows="vision")
+    with pytest.raises(ProtocolError, match="queries"):
+        await embedder(item, rows="vision", queries=(b"",))

@@ -28,7 +28,7 @@ from tessera.frontend.request import ROLE_SUFFIXES, EmbeddingsRequest, EmbedDtyp
 from tessera.frontend.serving.dispatch import SCORES, Answer
 from tessera.frontend.serving.pipeline import Pipeline, Result, check_width
 from tessera.frontend.settings import Limits
-from tessera.models.base import Model, Output, OutputKind
+from tessera.models.base import Model, Output, OutputKind, RowKind
 from tessera.rpc import ModelServer, Runtime, Server
 from tessera.tasks import Deadline
 
@@ -63,6 +63,7 @@ class LocalEmbedder:
         client: str,
         deadline: Deadline,
         queries: Sequence[bytes] = (),
+        rows: RowKind = RowKind.OUTPUT,
     ) -> Answer:
         reply = await self._ask(
             wire.EmbedRequest(

@@ -27,7 +27,7 @@ import msgspec
 from tessera.errors import ProtocolError, TesseraError, from_code
 from tessera.image_plan import ImagePlan
 
-VERSION: Final = 9
+VERSION: Final = 10
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
@@ -164,6 +164,8 @@ class EmbedRequest(Message, frozen=True, kw_only=True):
     With ``queries`` each item is answered with one number in place of its rows: the sum, over the rows of
     its query, of the largest dot product with one of its own (MaxSim). Each query is float32 little-endian
     ``[rows, width]``.
+    ``rows`` is what is asked for of each item, as ``RowKind`` says; with ``vision``, its tokens are the
+    placeholders of its images.
     ``priority`` is the client's, a smaller one is more urgent. ``client`` names the API key, empty where
     there are none: clients share a worker fairly. ``trace`` is the caller's span as headers of the W3C's
     Trace Context (or of what ``OTEL_PROPAGATORS`` says), empty where traces are off.
@@ -175,6 +177,7 @@ class EmbedRequest(Message, frozen=True, kw_only=True):
     priority: int = 0
     client: str = ""
     queries: tuple[bytes, ...] = ()
+    rows: Literal["output", "states", "vision"] = "output"
     trace: dict[str, str] = {}
 
 

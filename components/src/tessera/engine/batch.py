@@ -195,6 +195,8 @@ class PackedInput:
     tokens: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int32]
     vision: tuple[torch.Tensor, ...] = ()
+    states: bool = False
+    """Whether its hidden states are asked for in place of the model's output."""
     vision_index: npt.NDArray[np.int32] = field(default_factory=lambda: _NONE)
 
 

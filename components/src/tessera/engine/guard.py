@@ -72,6 +72,7 @@ class GuardedTextEngine:
 
     def __init__(self, engine: TextEngine) -> None:
         self._engine = engine
+        self.gives_states = engine.gives_states
         self.cost: Cost = engine.cost
         self.depth = engine.depth
         self.warm = engine.warm
@@ -80,5 +81,11 @@ class GuardedTextEngine:
     def launch(self, batch: TextBatch) -> Launched[TextOutput]:
         try:
             return self._engine.launch(batch).map_error(translate)
+        except Exception as error:
+            raise translate(error) from error
+
+    def launch_states(self, batch: TextBatch) -> Launched[TextOutput]:
+        try:
+            return self._engine.launch_states(batch).map_error(translate)
         except Exception as error:
             raise translate(error) from error

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from tessera.errors import InvalidInput
 from tessera.model_names import find_name
-from tessera.models.base import Role, Truncate
+from tessera.models.base import Role, RowKind, Truncate
 from tessera.settings import POSITIVE, Setting
 
 ROLE_SUFFIXES: Final = {"-query": Role.QUERY, "-passage": Role.PASSAGE}
@@ -134,14 +134,17 @@ class Input:
 class EmbeddingsRequest:
     """A request for vectors, one per input and in their order.
 
-    ``model`` is the name without a role suffix, None when the client named none. ``dimensions`` is the
-    wanted width, None for the model's own, and ``dimensions_param`` what the client calls it; ``max_tokens``
-    bounds each input, None for the model's limit. ``normalize`` asks for unit vectors. ``multivector`` asks
-    for a vector of each token by name; raw values are little-endian unless ``big_endian``. ``allow_partial``
-    asks for the good inputs' vectors when others fail. A smaller ``priority`` is more urgent.
+    ``model`` is the name without a role suffix, None when the client named none. ``rows`` asks for what
+    stages give in place of vectors; ``dimensions`` and ``normalize`` then change nothing. ``dimensions`` is
+    the wanted width, None for the model's own, and ``dimensions_param`` what the client calls it.
+    ``max_tokens`` bounds each input, None for the model's limit. ``normalize`` asks for unit vectors.
+    ``multivector`` asks for a vector of each token by name; raw values are little-endian unless
+    ``big_endian``. ``allow_partial`` asks for the good inputs' vectors when others fail. A smaller
+    ``priority`` is more urgent.
     """
 
     inputs: tuple[Input, ...]
+    rows: RowKind = RowKind.OUTPUT
     model: str | None = None
     encoding_format: EncodingFormat = EncodingFormat.FLOAT
     dtype: EmbedDtype = EmbedDtype.FLOAT32

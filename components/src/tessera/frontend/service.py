@@ -33,7 +33,7 @@ from tessera.frontend.serving.served import Served, ServedModel, Workers
 from tessera.frontend.settings import FrontendSettings
 from tessera.frontend.widths import Widths
 from tessera.models import Model, open_model
-from tessera.models.base import OutputKind
+from tessera.models.base import OutputKind, stage_outputs
 from tessera.rpc import Check, Client, Peers, Runtime
 
 log = logging.getLogger(__name__)
@@ -251,6 +251,7 @@ class _Opener:
             Router(),
             metrics,
             model.output,
+            stages=stage_outputs(model),
             lender=self.lender,
             wait_seconds=settings.worker_wait_seconds,
         )

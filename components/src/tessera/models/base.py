@@ -109,6 +109,18 @@ class OutputKind(StrEnum):
     SCORE = "score"
 
 
+class RowKind(StrEnum):
+    """What a request asks for: the model's output, the backbone's last hidden state, or vision rows.
+
+    ``states``: float32 ``[tokens, state_width]``, behind the final norm, before pooling. ``vision``: float32
+    ``[rows, row_width]`` of the input's images, whose placeholders are all of its tokens.
+    """
+
+    OUTPUT = "output"
+    STATES = "states"
+    VISION = "vision"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
     """The rows that an input becomes: float32, ``width`` wide (1 for a score).
@@ -237,6 +249,23 @@ class SplitTextModule(TextModule, Protocol):
         lengths: Sequence[int],
     ) -> torch.Tensor:
         """What follows ``embed``, whose tensors may be overwritten; rows as the whole call gives them."""
+        ...
+
+
+@runtime_checkable
+class StatesModule(TextModule, Protocol):
+    """A text module that can stop before pooling."""
+
+    def states(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+        vision_rows: torch.Tensor,
+        vision_index: torch.Tensor,
+    ) -> torch.Tensor:
+        """As the call: the last hidden state, float32 ``[tokens, hidden]``."""
         ...
 
 
@@ -386,6 +415,31 @@ class PairModel(Model, Protocol):
         a document no room.
         """
         ...
+
+
+@runtime_checkable
+class StagedModel(Model, Protocol):
+    """A model whose stages can be asked for their own rows, see ``RowKind``."""
+
+    @property
+    def state_width(self) -> int: ...
+
+    @property
+    def image_token_id(self) -> int:
+        """The placeholder of a vision row, -1 for a family without images."""
+        ...
+
+
+def stage_outputs(model: Model) -> Mapping[RowKind, Output]:
+    """What an input becomes for requests that ask a stage for its rows, of the stages that can be asked."""
+    found: dict[RowKind, Output] = {}
+    if isinstance(model, StagedModel):
+        found[RowKind.STATES] = Output(kind=OutputKind.TOKENS, width=model.state_width, unit_length=False)
+    if model.vision is not None:
+        found[RowKind.VISION] = Output(
+            kind=OutputKind.TOKENS, width=model.vision.row_width, unit_length=False
+        )
+    return found
 
 
 _SEQUENTIAL: Final = np.arange(1 << 17, dtype=np.int32)[None]

@@ -151,6 +151,11 @@ class TowerModel:
         return load_text(self.stored_text, self.tensors(), part="text.", dtype=dtype, device=device)
 
     @property
+    def state_width(self) -> int:
+        """Values of a token's hidden state."""
+        return self.text.layer.hidden
+
+    @property
     def image_token_id(self) -> int:
         """The placeholder of a vision row, -1 for a family without images."""
         return -1 if self.placeholder is None else self.placeholder

@@ -108,6 +108,19 @@ class TextTower(nn.Module):
         sequences = self.form.packed(cu_seqlens, lengths)
         return self.rows(self.encode(embedded, positions, sequences), sequences)
 
+    def states(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        cu_seqlens: torch.Tensor,
+        lengths: Sequence[int],
+        vision_rows: torch.Tensor,
+        vision_index: torch.Tensor,
+    ) -> torch.Tensor:
+        """As a call, before pooling: the last hidden state, float32 ``[tokens, hidden]``."""
+        embedded = self.embed(input_ids, vision_rows, vision_index)
+        return self.encode(embedded, positions, self.form.packed(cu_seqlens, lengths)).float()
+
     def rows(self, hidden: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """What the last hidden state is pooled to, behind the head if there is one: float32."""
         return answer(pool(hidden, sequences, self.spec.pooling), self.head)

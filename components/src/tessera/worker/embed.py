@@ -12,6 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from tessera import tracing, wire
 from tessera.batching import Batcher, Entry, Events, Outcome
@@ -25,9 +26,10 @@ from tessera.errors import (
     Overloaded,
     ProtocolError,
     TesseraError,
+    UnsupportedOperation,
 )
 from tessera.launched import Launched
-from tessera.models.base import Model, OutputKind
+from tessera.models.base import Model, OutputKind, RowKind, stage_outputs
 from tessera.tasks import run_all
 from tessera.worker.frontend_shares import FrontendShares
 from tessera.worker.image_rows import EncodedImage, ImageRows, Job, RequestImages
@@ -127,7 +129,12 @@ class EmbedService:
         self._images = images
         self._max_sim = MaxSim() if model.output.kind is OutputKind.TOKENS else None
 
+        self._gives_states = engine.gives_states
+        self._widths = {kind: output.width for kind, output in stage_outputs(model).items()}
+
         def launch(inputs: Sequence[PackedInput]) -> Launched[list[Rows]]:
+            if any(entry.states for entry in inputs):
+                return _launch_apart(engine, inputs)
             return engine.launch(pack(inputs)).map(TextOutput.by_sequence)
 
         self.batcher: Batcher[PackedInput, Rows] = Batcher(
@@ -178,7 +185,7 @@ class EmbedService:
 
         None for one with images or queries, or that has to wait.
         """
-        if request.queries:
+        if request.queries or request.rows != "output":
             return None
         tokens = 0
         for item in request.items:
@@ -243,6 +250,9 @@ class EmbedService:
         # inputs are the ones where that cost shows.
         window: InputWindow[_Pending] = InputWindow()
         queries = self._queries(request)
+        kind = RowKind(request.rows)
+        self._check_kind(kind, request)
+        width = 1 if queries else self._widths.get(kind, self._width)
         images = None if self._images is None else RequestImages(self._images, job, request.items)
         try:
             for item in request.items:
@@ -252,7 +262,11 @@ class EmbedService:
                     window.fail(error)
                     continue
                 query = queries[item.query] if queries else None
+                if kind is RowKind.STATES:
+                    packed = replace(packed, states=True)
                 begin = partial(self._begin, job, item, packed, images, query)
+                if kind is RowKind.VISION:
+                    begin = partial(self._begin_vision, item, images)
                 await window.add(begin, len(packed.tokens), window=self._window)
             await window.finish()
         except BaseException:
@@ -262,7 +276,37 @@ class EmbedService:
             if images is not None:
                 images.close()
         settled = [_settled(begun) for begun in window.begun]
-        return self.reply(settled, width=1 if queries else self._width)
+        return self.reply(settled, width=width)
+
+    def _check_kind(self, kind: RowKind, request: wire.EmbedRequest) -> None:
+        """Raise for rows that nothing here gives."""
+        if kind is not RowKind.OUTPUT and request.queries:
+            raise ProtocolError(f"queries came with a request for rows of kind {kind.value}")
+        if kind is RowKind.STATES and not (self._gives_states and kind in self._widths):
+            raise UnsupportedOperation(
+                "the text engine of this service gives no hidden states; they need engine: torch"
+            )
+        if kind is RowKind.VISION:
+            if kind not in self._widths:
+                raise UnsupportedOperation("the model reads text alone: it has no vision rows")
+            for item in request.items:
+                # That there are as many placeholders as rows is checked as for any item.
+                if item.token_count != sum(image.plan.rows for image in item.images):
+                    raise InvalidInput("the tokens are not the images' placeholders alone", param=item.param)
+
+    def _begin_vision(self, item: wire.Item, images: RequestImages | None) -> _Pending:
+        assert images is not None
+        return asyncio.ensure_future(self._vision(item, images))
+
+    async def _vision(self, item: wire.Item, images: RequestImages) -> _Embedded:
+        """The rows of an item's images, for a client that asks for no more."""
+        encoded = await run_all([images.get(image) for image in item.images])
+        rows = await asyncio.to_thread(_host_rows, [image.rows for image, _ in encoded])
+        timings = wire.Timings()
+        for image, was_cached in encoded:
+            timings = timings if was_cached else timings.merge(image.timings)
+        cached = sum(len(image.rows) for image, was_cached in encoded if was_cached)
+        return _Embedded(rows, np.ones(len(rows), np.float32), cached, timings)
 
     def _queries(self, request: wire.EmbedRequest) -> list[npt.NDArray[np.float32]]:
         """The rows of each query ``[rows, width]``."""
@@ -488,6 +532,30 @@ class _Texts(asyncio.Future[wire.Reply]):
         for entry in entries.values():
             self._service.batcher.cancel(entry)
         self._service.in_flight -= self._tokens
+
+
+def _host_rows(images: Sequence[torch.Tensor]) -> npt.NDArray[np.float32]:
+    """``[rows, row_width]`` of several images."""
+    found: npt.NDArray[np.float32] = torch.cat([rows.to("cpu", torch.float32) for rows in images]).numpy()
+    return found
+
+
+def _launch_apart(engine: TextEngine, inputs: Sequence[PackedInput]) -> Launched[list[Rows]]:
+    """A batch in which some ask for hidden states: those apart, so that the others pay nothing for them."""
+    parts = [
+        (numbers, launch)
+        for launch, states in ((engine.launch, False), (engine.launch_states, True))
+        if (numbers := [number for number, entry in enumerate(inputs) if entry.states is states])
+    ]
+    launched = [launch(pack([inputs[number] for number in numbers])) for numbers, launch in parts]
+
+    def merge(outputs: list[TextOutput]) -> list[Rows]:
+        made: dict[int, Rows] = {}
+        for (numbers, _), output in zip(parts, outputs, strict=True):
+            made.update(zip(numbers, output.by_sequence(), strict=True))
+        return [made[number] for number in range(len(inputs))]
+
+    return Launched.every(launched).map(merge)
 
 
 def _attributes(inputs: Sequence[PackedInput]) -> tracing.Attributes:

@@ -26,7 +26,7 @@ from tessera.engine.settings import EngineSettings
 from tessera.engine.streams import CudaStreams, Streams, sendable
 from tessera.engine.tensorrt.loaded import LoadedEngine, Replays, open_engine
 from tessera.engine.tensorrt.runs import BatchInputs, Run, RunInputs, Sizes
-from tessera.errors import EngineMismatch
+from tessera.errors import EngineFailed, EngineMismatch
 from tessera.launched import Launched
 from tessera.models.base import Model, sequential
 
@@ -218,9 +218,14 @@ class TensorRTTextEngine:
     def cost(self) -> Cost:
         return padded_cost if self._layout is Layout.PADDED else packed_cost
 
+    gives_states = False
+
     @property
     def depth(self) -> int:
         return 2
+
+    def launch_states(self, batch: TextBatch) -> Launched[TextOutput]:
+        raise EngineFailed("this engine gives no hidden states")
 
     def warm(self) -> None:
         # The widest batch comes twice, because two are in flight.

@@ -17,7 +17,16 @@ from tessera.engine.settings import EngineSettings
 from tessera.engine.streams import CudaStreams, Streams, sendable
 from tessera.errors import ConfigError
 from tessera.launched import Launched
-from tessera.models.base import Feature, Model, Output, SplitTextModule, TextModule, VisionModule, VisionSpec
+from tessera.models.base import (
+    Feature,
+    Model,
+    Output,
+    SplitTextModule,
+    StatesModule,
+    TextModule,
+    VisionModule,
+    VisionSpec,
+)
 
 
 def graph_cost(model: Model, settings: EngineSettings, placement: Placement, *, default: int) -> int:
@@ -60,7 +69,15 @@ class CudaText:
                 self._graphs = self._recorded()
 
     def launch(self, batch: TextBatch) -> Launched[TextOutput]:
-        graphs = self._graphs
+        return self._launch(batch, self._module, self._graphs, self._output)
+
+    def launch_states(self, batch: TextBatch, module: StatesModule, output: Output) -> Launched[TextOutput]:
+        """No graph was recorded of what comes before pooling."""
+        return self._launch(batch, module.states, None, output)
+
+    def _launch(
+        self, batch: TextBatch, compute: TextModule, graphs: Graphs | None, output: Output
+    ) -> Launched[TextOutput]:
         if graphs is not None and not graphs.fits(len(batch.input_ids), len(batch.lengths)):
             graphs = None
         bounds = batch.cu_seqlens if graphs is None else graphs.bounds(batch.cu_seqlens)
@@ -76,9 +93,7 @@ class CudaText:
                 given = rows.to(self._placement.torch_dtype)
                 if graphs is None:
                     input_ids, positions, cu_seqlens, vision_index = indices
-                    computed = self._module(
-                        input_ids, positions, cu_seqlens, batch.lengths, given, vision_index
-                    )
+                    computed = compute(input_ids, positions, cu_seqlens, batch.lengths, given, vision_index)
                 else:
                     count = int(output_bounds(batch, self._output)[-1])
                     computed = self._replayed(graphs, indices, given)[:count]
@@ -86,9 +101,7 @@ class CudaText:
                 host.copy_(computed, non_blocking=True)
                 keep = (staged, indices, sources, rows, computed)
                 # Scaled on the host, once the rows are there.
-                return self._streams.launched(
-                    lambda: TextOutput.of(host.numpy(), batch, self._output), keep=keep
-                )
+                return self._streams.launched(lambda: TextOutput.of(host.numpy(), batch, output), keep=keep)
 
     def _recorded(self) -> Graphs:
         """Graphs of what follows the embedding, since vision rows have other places in each batch."""

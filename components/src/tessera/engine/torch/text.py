@@ -13,8 +13,15 @@ from tessera.engine.process import one_thread, tune_interpreter
 from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.cuda import CudaText, graph_cost
 from tessera.engine.torch.quantization import quantise, require_quantisable
+from tessera.errors import EngineFailed
 from tessera.launched import Launched
-from tessera.models.base import Model, TextModule
+from tessera.models.base import (
+    Model,
+    RowKind,
+    StatesModule,
+    TextModule,
+    stage_outputs,
+)
 
 # Pieces of a batch on the CPU for each lane, so that a lane that is held up can leave some to the others; and
 # the fewest tokens of a piece, which keep the interpreter's share small.
@@ -31,6 +38,7 @@ class TorchTextEngine:
         graph_tokens = graph_cost(model, settings, placement, default=settings.max_batch_cost)
         self._model = model
         self._module = self._load(model, settings, placement)
+        self._states = stage_outputs(model).get(RowKind.STATES)
         self._max_length = model.max_tokens
         self._max_tokens = max(settings.max_batch_cost, model.max_tokens)
         self._placement = placement
@@ -81,6 +89,18 @@ class TorchTextEngine:
             computed = self._computed(batch)
         return Launched.of(TextOutput.of(computed, batch, self._model.output))
 
+    @property
+    def gives_states(self) -> bool:
+        return isinstance(self._module, StatesModule) and self._states is not None
+
+    def launch_states(self, batch: TextBatch) -> Launched[TextOutput]:
+        module, output = self._module, self._states
+        if not isinstance(module, StatesModule) or output is None:
+            raise EngineFailed("this engine gives no hidden states")
+        if self._cuda is not None:
+            return self._cuda.launch_states(batch, module, output)
+        return Launched.of(TextOutput.of(self._computed(batch, module.states), batch, output))
+
     def _in_lanes(self, batch: TextBatch) -> npt.NDArray[np.float32] | None:
         """Run the batch in pieces, side by side; None where pieces would not keep the lanes busy."""
         if self._lanes is None or (count := self._pieces(batch)) < 2:
@@ -100,9 +120,9 @@ class TorchTextEngine:
         most = min(_PIECES * self._lanes.count, len(batch.input_ids) // _LEAST_TOKENS)
         return max(1, most - most % self._lanes.count if most > self._lanes.count else most)
 
-    def _computed(self, batch: TextBatch) -> npt.NDArray[np.float32]:
+    def _computed(self, batch: TextBatch, compute: TextModule | None = None) -> npt.NDArray[np.float32]:
         with torch.inference_mode():
-            computed = self._module(
+            computed = (compute or self._module)(
                 torch.from_numpy(batch.input_ids),
                 torch.from_numpy(batch.positions),
                 torch.from_numpy(batch.cu_seqlens),

@@ -128,6 +128,7 @@ class Inference:
             work = offer.read(call)
         if not counted:
             self._service.limiter.admit(key)
+        self._check_size(work.nbytes)
         read = time.perf_counter()
         result = None
         if work.request is not None:
@@ -140,6 +141,11 @@ class Inference:
         spent.compute_infer = max(0.0, computed - read - spent.queue)
         spent.compute_output = ended - computed
         return outputs
+
+    def _check_size(self, nbytes: int) -> None:
+        limit = self._service.settings.limits.max_response_bytes
+        if nbytes > limit:
+            raise ResponseTooLarge(f"the answer may take {nbytes} bytes, over the limit of {limit}")
 
     async def _run(
         self,
@@ -154,6 +160,7 @@ class Inference:
         """Wait for room as often as it takes: that of a request is known in full once it has been read."""
         served, request = offer.served, work.request
         assert request is not None
+        width = served.pipeline.output_of(request).width
         note(inputs=len(request.inputs), images=sum(len(entry.images) for entry in request.inputs))
         charged = False
 
@@ -169,10 +176,8 @@ class Inference:
         def charge(ticket: Ticket, tokens: int, units: int, bounds: npt.NDArray[np.int64]) -> None:
             nonlocal charged
             note(tokens=tokens, units=units)
-            nbytes = 4 * served.served.output.width * int(bounds[-1])
-            limit = self._service.settings.limits.max_response_bytes
-            if nbytes > limit:
-                raise ResponseTooLarge(f"the answer may take {nbytes} bytes, over the limit of {limit}")
+            nbytes = max(work.nbytes, 4 * width * int(bounds[-1]))
+            self._check_size(nbytes)
             ticket.charge(tokens, units, nbytes)
             if not charged:
                 self._service.limiter.charge(key, tokens)

@@ -7,6 +7,10 @@ computed. A row whose mask is all zeros is empty: nothing is computed for it, an
 the row with the most has. As many are read as a row's placeholders stand for, from the first on; the others
 are padding. A row without placeholders is text, and its tiles are not looked at.
 
+``hidden`` takes the same and gives ``last_hidden_state`` ``[rows, tokens, hidden]``, before pooling: a model
+of its own, so that a client that asks for all that ``router`` has does not move megabytes a row. ``vit``
+takes ``pixel_values`` and gives ``image_features`` ``[rows, tiles * rows of a tile, width]``.
+
 The other model takes texts and images, in BYTES, as NVIDIA's NIM does; it has the served model's own names.
 
 With one served model these have the short names; with several each has its model's name before it, as
@@ -16,9 +20,11 @@ that is neither letter nor digit.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Protocol
 
 import numpy as np
@@ -42,7 +48,7 @@ from tessera.frontend.request import (
 from tessera.frontend.serving.models import Models
 from tessera.frontend.serving.pipeline import Result
 from tessera.frontend.serving.served import ServedModel
-from tessera.models.base import OutputKind, Role, Truncate
+from tessera.models.base import OutputKind, Role, RowKind, StagedModel, Truncate, VisionSpec
 
 VERSION: Final = "1"
 """Of every model: there is no other."""
@@ -85,12 +91,14 @@ class Spec:
 class Work:
     """``request`` is None where nothing has to be computed; ``rows`` are those of the call.
 
+    ``nbytes`` are those of the outputs as float32, where padding makes them more than the result's rows.
     ``write`` makes the outputs of a result, each by its name.
     """
 
     request: EmbeddingsRequest | None
     rows: int
     write: Callable[[Result | None], dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]]
+    nbytes: int = 0
 
 
 class Offer(Protocol):
@@ -170,8 +178,13 @@ class Offers:
             listed += [texts, tokens]
             by_name |= {folded(name): texts for name in model.served.names}
             by_name |= {f"{folded(name)}_router": tokens for name in model.served.names}
+            for short, stage in _stages(tokens):
+                made = stage(short if len(able) == 1 else f"{own}_{short}")
+                listed.append(made)
+                by_name |= {f"{folded(name)}_{short}": made for name in model.served.names}
         if len(able) == 1:
             by_name |= dict.fromkeys(("router", "fused", "model_1"), listed[1])
+            by_name |= {offer.name: offer for offer in listed[2:]}
         self._listed, self._by_name = tuple(listed), by_name
 
 
@@ -189,17 +202,7 @@ class Router:
     def inputs(self) -> tuple[Spec, ...]:
         ids = Spec(name="input_ids", datatypes=_INTEGERS, dims=(-1,))
         mask = Spec(name="attention_mask", datatypes=(*_INTEGERS, "BOOL"), dims=(-1,), optional=True)
-        vision = self.served.model.vision
-        if vision is None or not vision.independent_units:
-            return ids, mask
-        pixels = Spec(
-            name="pixel_values",
-            datatypes=("FP32", "FP16"),
-            dims=vision.unit_shape,
-            optional=True,
-            several=True,
-        )
-        return ids, mask, pixels
+        return (ids, mask, _pixels(self.served, optional=True)) if _takes_pixels(self.served) else (ids, mask)
 
     @property
     def outputs(self) -> tuple[Spec, ...]:
@@ -213,9 +216,9 @@ class Router:
     def parameters(self) -> frozenset[str]:
         return _SHARED
 
-    def read(self, call: Call) -> Work:
-        ids, mask = call.inputs["input_ids"], call.inputs.get("attention_mask")
-        rows = attended(ids, mask)
+    def rows(self, call: Call) -> tuple[list[npt.NDArray[np.int64]], list[int], tuple[Input, ...]]:
+        """The attended ids of each row, the rows that have any, and the inputs that those are."""
+        rows = attended(call.inputs["input_ids"], call.inputs.get("attention_mask"))
         pixels = call.inputs.get("pixel_values")
         filled = [index for index, row in enumerate(rows) if len(row)]
         inputs = tuple(
@@ -226,6 +229,10 @@ class Router:
             )
             for index in filled
         )
+        return rows, filled, inputs
+
+    def read(self, call: Call) -> Work:
+        rows, filled, inputs = self.rows(call)
         width, normalize = self.served.model.output.width, call.flag("normalize", default=True)
         dimensions = call.whole("dimensions")
         request = EmbeddingsRequest(
@@ -265,6 +272,142 @@ class Router:
                 param=param,
             )
         return (PixelSource(values=tiles[:count], param=param),)
+
+
+def _stages(router: Router) -> Iterator[tuple[str, Callable[[str], Offer]]]:
+    """The stages that can be asked for their own rows, by their short names; each is made with a name."""
+    model = router.served.model
+    if isinstance(model, StagedModel):
+        yield "hidden", partial(States, router=router, model=model)
+        if _takes_pixels(router.served):
+            yield "vit", partial(Vit, router=router, model=model)
+
+
+def _takes_pixels(served: ServedModel) -> bool:
+    vision = served.model.vision
+    return vision is not None and vision.independent_units
+
+
+def _pixels(served: ServedModel, *, optional: bool) -> Spec:
+    vision = served.model.vision
+    assert vision is not None
+    return Spec(
+        name="pixel_values",
+        datatypes=("FP32", "FP16"),
+        dims=vision.unit_shape,
+        optional=optional,
+        several=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Implements ``Offer``: token ids to the last hidden state of each token, 0 where none is attended."""
+
+    name: str
+    router: Router
+    model: StagedModel
+
+    @property
+    def served(self) -> ServedModel:
+        return self.router.served
+
+    @property
+    def inputs(self) -> tuple[Spec, ...]:
+        return self.router.inputs
+
+    @property
+    def outputs(self) -> tuple[Spec, ...]:
+        return (Spec(name="last_hidden_state", datatypes=FLOATS, dims=(-1, self.model.state_width)),)
+
+    @property
+    def most_rows(self) -> int:
+        return self.router.most_rows
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        return frozenset(("datatype",))
+
+    def read(self, call: Call) -> Work:
+        rows, _, inputs = self.router.rows(call)
+        ids, mask = call.inputs["input_ids"], call.inputs.get("attention_mask")
+        shape = (*ids.shape, self.model.state_width)
+
+        def write(result: Result | None) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
+            states = np.zeros(shape, np.float32)
+            if result is not None:
+                places = np.ones(ids.shape, bool) if mask is None else mask.values != 0
+                # Rows that nothing attends have no place, so that the others follow one another.
+                states[places] = result.rows
+            return {"last_hidden_state": states}
+
+        request = EmbeddingsRequest(inputs=inputs, rows=RowKind.STATES, priority=priority_of(call))
+        return Work(
+            request=request if inputs else None, rows=len(rows), write=write, nbytes=4 * math.prod(shape)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Vit:
+    """Implements ``Offer``: tiles that a client normalised to their vision rows."""
+
+    name: str
+    router: Router
+    model: StagedModel
+
+    @property
+    def served(self) -> ServedModel:
+        return self.router.served
+
+    @property
+    def vision(self) -> VisionSpec:
+        vision = self.served.model.vision
+        assert vision is not None
+        return vision
+
+    @property
+    def inputs(self) -> tuple[Spec, ...]:
+        return (_pixels(self.served, optional=False),)
+
+    @property
+    def outputs(self) -> tuple[Spec, ...]:
+        return (Spec(name="image_features", datatypes=FLOATS, dims=(-1, self.vision.row_width)),)
+
+    @property
+    def most_rows(self) -> int:
+        return min(self.router.most_rows, self.served.served.limits.images)
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        return frozenset(("datatype",))
+
+    def read(self, call: Call) -> Work:
+        pixels, vision = call.inputs["pixel_values"], self.vision
+        rows = pixels.shape[0]
+        several = pixels.values.ndim > len(vision.unit_shape) + 1
+        shape = (rows, vision.rows(pixels.shape[1] if several else 1), vision.row_width)
+        placeholders = (self.model.image_token_id,) * shape[1]
+        inputs = tuple(
+            Input(
+                parts=(
+                    placeholders,
+                    PixelSource(
+                        values=pixels.values[index] if several else pixels.values[index : index + 1],
+                        param=f"pixel_values[{index}]",
+                    ),
+                ),
+                role=Role.NONE,
+                param=f"pixel_values[{index}]",
+            )
+            for index in range(rows)
+        )
+
+        def write(result: Result | None) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
+            assert result is not None
+            return {"image_features": result.rows.reshape(shape)}
+
+        request = EmbeddingsRequest(inputs=inputs, rows=RowKind.VISION, priority=priority_of(call))
+        return Work(request=request, rows=rows, write=write, nbytes=4 * math.prod(shape))
 
 
 def attended(ids: Tensor, mask: Tensor | None) -> list[npt.NDArray[np.int64]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -21,7 +21,7 @@ from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.router import Router
 from tessera.image_plan import ImagePlan
 from tessera.logs import count as count_on_line
-from tessera.models.base import Output, OutputKind
+from tessera.models.base import Output, OutputKind, RowKind
 from tessera.rpc import Peers, RetryBudget
 from tessera.tasks import Deadline, run_all
 from tessera.transport.host import host_id
@@ -112,8 +112,8 @@ SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
 class Embedder(Protocol):
     """Turns items into output rows: the dispatcher, or the result cache in front of it.
 
-    With ``queries``, whose rows are as in ``wire.EmbedRequest``, an item becomes one number: how well its
-    rows match those of its query.
+    ``rows`` says of what the rows are, see ``RowKind``. With ``queries``, whose rows are as in
+    ``wire.EmbedRequest``, an item becomes one number: how well its rows match those of its query.
     """
 
     async def embed(
@@ -125,6 +125,7 @@ class Embedder(Protocol):
         client: str,
         deadline: Deadline,
         queries: Sequence[bytes] = (),
+        rows: RowKind = RowKind.OUTPUT,
     ) -> Answer: ...
 
 
@@ -199,6 +200,7 @@ class _Request:
 
     items: Sequence[wire.Item]
     queries: Sequence[bytes]
+    rows: RowKind
     output: Output
     request_id: str
     priority: int
@@ -228,13 +230,14 @@ class Dispatcher:
         metrics: ModelMetrics,
         output: Output,
         *,
+        stages: Mapping[RowKind, Output] | None = None,
         lender: RowLender | None = None,
         wait_seconds: float = 30.0,
     ) -> None:
         self._peers = peers
         self._router = router
         self._metrics = metrics
-        self._output = output
+        self._outputs = {RowKind.OUTPUT: output, **(stages or {})}
         self._lender = lender
         self._wait_seconds = wait_seconds
         self._budget = RetryBudget()
@@ -248,15 +251,16 @@ class Dispatcher:
         client: str = "",
         deadline: Deadline,
         queries: Sequence[bytes] = (),
+        rows: RowKind = RowKind.OUTPUT,
     ) -> Answer:
         """Every item is answered with its rows or an error; never raises for one item alone.
 
         Items whose worker went away are sent again, to another worker, as far as the retry budget goes:
         embedding twice does no harm. When the last worker went away, they wait for the next.
         """
-        output = SCORES if queries else self._output
+        output = SCORES if queries else self._outputs[rows]
         answer = Answer.empty(items, output)
-        request = _Request(items, queries, output, request_id, priority, client, deadline, answer)
+        request = _Request(items, queries, rows, output, request_id, priority, client, deadline, answer)
         deaths: Counter[int] = Counter()
         indices = list(range(len(items)))
         self._budget.called()
@@ -354,6 +358,7 @@ class Dispatcher:
             priority=request.priority,
             client=request.client,
             queries=tuple(queries),
+            rows=request.rows.value,
         )
         answer = request.answer
         try:

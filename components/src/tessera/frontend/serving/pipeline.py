@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera import tracing, wire
-from tessera.errors import InvalidInput, TesseraError
+from tessera.errors import InvalidInput, TesseraError, UnsupportedOperation
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, Input, ScoreRequest
@@ -23,7 +23,7 @@ from tessera.frontend.serving.dispatch import Answer, Embedder, indices_within, 
 from tessera.frontend.serving.prompts import ImageReader, KnownMedia, Prompter, Visions
 from tessera.frontend.settings import Limits
 from tessera.frontend.widths import Widths
-from tessera.models.base import Model, Output, OutputKind, Piece, Prompt, Role
+from tessera.models.base import Model, Output, OutputKind, Piece, Prompt, Role, RowKind, stage_outputs
 from tessera.tasks import Deadline
 
 T = TypeVar("T")
@@ -118,6 +118,7 @@ class Pipeline:
         self._embedder = embedder
         self._limits = limits
         self._metrics = metrics
+        self._outputs = {RowKind.OUTPUT: model.output, **stage_outputs(model)}
         self._prompter = Prompter(model, min(limits.max_tokens or model.max_tokens, model.max_tokens))
 
     @property
@@ -127,6 +128,14 @@ class Pipeline:
     @property
     def output(self) -> Output:
         return self._model.output
+
+    def output_of(self, request: EmbeddingsRequest) -> Output:
+        """What its inputs become; raises ``UnsupportedOperation`` where the model has no such rows."""
+        if (found := self._outputs.get(request.rows)) is None:
+            raise UnsupportedOperation(
+                f"family {self._model.family} gives no rows of kind {request.rows.value}"
+            )
+        return found
 
     async def pieces(
         self, texts: Sequence[tuple[str, str]], *, role: Role, instruction: str | None
@@ -195,7 +204,7 @@ class Pipeline:
             else:
                 assert isinstance(images, tuple)
                 good[index] = prompt, images
-        output = self._model.output
+        output = self.output_of(request)
         lengths = [0 if isinstance(prompt, TesseraError) else len(prompt.tokens) for prompt in prompts]
         bounds = row_bounds(output, lengths)
         count, rows = int(bounds[-1]), None
@@ -212,14 +221,21 @@ class Pipeline:
             }
             with self._metrics.dispatch_seconds.time(), tracing.span("dispatch", attributes):
                 answer = await self._embedder.embed(
-                    items, request_id=request_id, priority=request.priority, client=client, deadline=deadline
+                    items,
+                    request_id=request_id,
+                    priority=request.priority,
+                    client=client,
+                    deadline=deadline,
+                    rows=request.rows,
                 )
             order = list(good)
             errors |= {order[position]: error for position, error in answer.errors.items()}
             if errors and not request.allow_partial:
                 raise errors[min(errors)]
             rows = answer.rows
-            if not request.normalize:
+            if request.rows is not RowKind.OUTPUT:
+                pass
+            elif not request.normalize:
                 rows = rows * answer.norms[:, None]
             elif output.kind is OutputKind.VECTOR:
                 rows = _unit(rows, output)

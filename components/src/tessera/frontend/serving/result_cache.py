@@ -18,7 +18,7 @@ from tessera.errors import DeadlineExceeded, RequestError, TesseraError, Unavail
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.dispatch import SCORES, Answer, Embedder
 from tessera.logs import note
-from tessera.models.base import Output
+from tessera.models.base import Output, RowKind
 from tessera.tasks import Deadline
 
 
@@ -146,8 +146,16 @@ class ResultCache:
         client: str,
         deadline: Deadline,
         queries: Sequence[bytes] = (),
+        rows: RowKind = RowKind.OUTPUT,
     ) -> Answer:
-        """As ``Dispatcher.embed``; what is not cached goes to the workers in one batch."""
+        """As ``Dispatcher.embed``; what is not cached goes to the workers in one batch.
+
+        Rows of a stage are not kept: those of a page take 20 MB.
+        """
+        if rows is not RowKind.OUTPUT:
+            return await self._dispatcher.embed(
+                items, request_id=request_id, priority=priority, client=client, deadline=deadline, rows=rows
+            )
         answer = Answer.empty(items, SCORES if queries else self._output)
         prefix = self._key_prefix()
         compared = [blake3(query).digest() for query in queries]
