@@ -4,6 +4,7 @@
     python examples/search.py index examples/images
     python examples/search.py query examples/images "a yellow heart beside an orange triangle"
     python examples/search.py query examples/images --image photo.jpg
+    python examples/search.py query examples/images "a yellow heart" --rerank
 
 ``index`` embeds what is new below the folder and keeps the vectors in one file, by content and model, so it
 can be stopped and run again. ``query`` prints the best pictures and writes them to search.png and
@@ -25,7 +26,7 @@ from image_search.errors import FolderError, IndexFileError, SearchError
 from image_search.folder import pictures, shown
 from image_search.index import Index
 from image_search.indexing import describe, index_files
-from image_search.query import Query, ask
+from image_search.query import Query, ask, rerank
 from image_search.report import write_report
 from image_search.service import Service
 from image_search.sheet import write_sheet
@@ -83,6 +84,8 @@ async def _query(parsed: argparse.Namespace) -> int:
                     "run the index command again"
                 )
             hits = index.search(model.key, await ask(query, service, model), folder, parsed.top)
+            if hits and parsed.rerank is not None:
+                hits = await rerank(query, service, parsed.rerank, hits)
     if not hits:
         raise IndexFileError(
             f"{index.path}: holds nothing of {shown(parsed.folder)}; run the index command again"
@@ -129,6 +132,13 @@ def _parser() -> argparse.ArgumentParser:
     query = commands.add_parser("query", parents=[shared], help="rank a folder's pictures")
     query.add_argument("text", nargs="?", default="", help="what to look for")
     query.add_argument("--image", type=Path, metavar="FILE", help="a picture to look for the like of")
+    query.add_argument(
+        "--rerank",
+        nargs="?",
+        const="",
+        metavar="MODEL",
+        help="have these put in order by a reranker of the same service: the only one, or that of this name",
+    )
     query.add_argument("--top", type=_positive, default=12, help="results (%(default)s)")
     query.add_argument(
         "--sheet",

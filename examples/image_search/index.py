@@ -36,7 +36,7 @@ _CHUNK = 4096
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """``score`` is the cosine; ``paths`` are the places where this picture lies, at least one."""
+    """``score`` is the cosine, or a reranker's; ``paths`` are the places of this picture, at least one."""
 
     score: float
     paths: tuple[Path, ...]

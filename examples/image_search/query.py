@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from image_search.errors import QueryError
 from image_search.folder import media_type, shown
-from image_search.service import Served, Service, Vector, picture_part
+from image_search.index import Hit
+from image_search.service import Served, Service, Vector, picture_part, picture_url
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,24 @@ class Query:
         return " + ".join(part for part in (f"“{self.text}”" if self.text.strip() else "", picture) if part)
 
 
+async def rerank(query: Query, service: Service, model: str | None, hits: list[Hit]) -> list[Hit]:
+    """The same pictures in the order, and with the scores, that a reranker gives them."""
+    asked: Any = query.text
+    if query.image is not None:
+        asked = {"image": picture_url(_bytes(query.image), media_type(query.image))}
+        if query.text.strip():
+            asked["text"] = query.text
+    pictures = [{"image": picture_url(_bytes(hit.paths[0]), media_type(hit.paths[0]))} for hit in hits]
+    return [replace(hits[index], score=score) for index, score in await service.rank(model, asked, pictures)]
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise QueryError(f"{shown(path)}: {error.strerror}") from error
+
+
 async def ask(query: Query, service: Service, model: Served) -> Vector:
     """The query's unit vector.
 
@@ -38,11 +57,7 @@ async def ask(query: Query, service: Service, model: Served) -> Vector:
         asked: Any = query.text
         options["input_type"] = "query"
     else:
-        try:
-            data = query.image.read_bytes()
-        except OSError as error:
-            raise QueryError(f"{shown(query.image)}: {error.strerror}") from error
-        asked = [picture_part(data, media_type(query.image))]
+        asked = [picture_part(_bytes(query.image), media_type(query.image))]
         if query.text.strip():
             asked.append({"type": "text", "text": query.text})
     (row,) = (await service.embed(model, [asked], **options)).rows

@@ -68,10 +68,13 @@ def reason(error: dict[str, Any]) -> str:
     return message.removeprefix(param).lstrip(": ") if param and message.startswith(param) else message
 
 
+def picture_url(data: bytes, media_type: str) -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
+
+
 def picture_part(data: bytes, media_type: str) -> dict[str, Any]:
     """A picture as a content part of an input."""
-    url = f"data:{media_type};base64,{base64.b64encode(data).decode('ascii')}"
-    return {"type": "image_url", "image_url": {"url": url}}
+    return {"type": "image_url", "image_url": {"url": picture_url(data, media_type)}}
 
 
 class Service:
@@ -97,14 +100,19 @@ class Service:
         await self._http.aclose()
 
     async def served(self) -> Served:
+        """The model that is asked: the first that gives vectors, where several are served."""
         status = await self._ask("GET", "/status")
         try:
-            if (kind := status["output"]["kind"]) != "vector":
-                raise ServiceFailed(
-                    f"{self._url} serves {status['model']}, which gives {kind}; this compares one vector of "
-                    "each picture"
+            models = status["models"]
+            found = next((model for model in models if model["output"]["kind"] == "vector"), None)
+            if found is None:
+                said = ", ".join(
+                    f"{model['model']}, which gives {model['output']['kind']}" for model in models
                 )
-            return Served(status["model"], status["fingerprint"], status["checkpoint"])
+                raise ServiceFailed(
+                    f"{self._url} serves {said or 'no model yet'}; this compares one vector of each picture"
+                )
+            return Served(found["model"], found["fingerprint"], found["checkpoint"])
         except (KeyError, TypeError) as error:
             raise ServiceFailed(f"{self._url} does not answer as Tessera does") from error
 
@@ -128,6 +136,12 @@ class Service:
             else:
                 rows.append(np.frombuffer(base64.b64decode(row["embedding"]), "<f4"))
         return Embedded(rows, usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"])
+
+    async def rank(self, model: str | None, query: Any, documents: list[Any]) -> list[tuple[int, float]]:
+        """The documents by their scores, best first; without a ``model`` by the only reranker there is."""
+        body = {"query": query, "documents": documents, **({"model": model} if model else {})}
+        answer = await self._ask("POST", "/v1/rerank", body)
+        return [(result["index"], result["relevance_score"]) for result in answer["results"]]
 
     async def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         for attempt in range(1, _ATTEMPTS + 1):

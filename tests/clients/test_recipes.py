@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import subprocess
@@ -130,8 +131,6 @@ def test_a_recipe_prints_what_the_service_finds(
 
 def test_a_page_is_ranked_as_an_image(models: Several, photos: dict[str, bytes]) -> None:
     """As the recipe says that an image stands among documents."""
-    import base64
-
     url = "data:image/jpeg;base64," + base64.b64encode(photos["flower"]).decode()
     body = {"model": RERANKER, "query": "a flower", "documents": [{"image": url}, "a text"]}
     answer = httpx.post(f"{models.url}/v1/rerank", json=body, timeout=60)

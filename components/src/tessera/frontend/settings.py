@@ -52,8 +52,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             "A number in JSON counts 16 bytes, base64 and `bytes` count what they take, and a row counts at "
             "least the float32 that it comes as",
         ),
-        # As many inputs as a request may have, of 2048 values in JSON, and what stands around them.
-    ] = 288 << 20
+    ] = 288 << 20  # as many inputs as a request may have, of 2048 values in JSON, and what is around them
     request: RequestLimits = RequestLimits()
     max_tokens: Annotated[
         int,
