@@ -77,8 +77,6 @@ class FrontendMetrics:
             _keep_values(seat.metrics, seat.index)
         self.registry = CollectorRegistry()
         registry = self.registry
-        # By route, status, error code and model, of which there are few.
-        self._answers: dict[tuple[str, int, str | None, str], Callable[[float], None]] = {}
         self._gauges = _Gauges()
         registry.register(self._gauges)
         self._all = registry
@@ -148,30 +146,6 @@ class FrontendMetrics:
             ["model"],
             registry=registry,
         )
-
-    def count_answer(self, route: str, status: int, code: str | None, model: str, seconds: float) -> None:
-        """Count an answer that took so many seconds.
-
-        ``model`` is empty where it was not known. ``code`` is that of an error.
-        """
-        counted = route, status, code, model
-        count = self._answers.get(counted) or self._bind(counted)
-        count(seconds)
-
-    def _bind(self, counted: tuple[str, int, str | None, str]) -> Callable[[float], None]:
-        route, status, code, model = counted
-        requests = self.requests.labels(route, str(status), model).inc
-        latency = self.latency.labels(route, model).observe
-        errors = self.errors.labels(route, code, model).inc if code is not None else None
-
-        def count(seconds: float) -> None:
-            requests()
-            latency(seconds)
-            if errors is not None:
-                errors()
-
-        self._answers[counted] = count
-        return count
 
     def of(self, model: str) -> ModelMetrics:
         """What is counted of one model."""

@@ -25,7 +25,7 @@ from tessera.errors import ConfigError, InvalidInput, RequestCancelled, TesseraE
 from tessera.frontend.http.access_log import AccessLog
 from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.errors import Failure, release, render, render_status
-from tessera.frontend.http.middleware import new_request_id
+from tessera.frontend.http.middleware import AnswerCounts, new_request_id
 from tessera.frontend.http.tls import Certificate
 from tessera.frontend.kserve import messages_pb2 as pb
 from tessera.frontend.kserve.call import Answer, Call, Parameter, Wanted
@@ -211,6 +211,7 @@ class GrpcServer:
         self._inference = inference
         self._certificate = certificate
         self._log = AccessLog(frozenset())
+        self._counts = AnswerCounts(service.metrics)
         limits = service.settings.limits
         self._server = grpc.aio.server(
             options=[
@@ -469,7 +470,7 @@ class GrpcServer:
                 failure = state.get("failure")
                 model = str(line.fields.get("model") or "")
                 code = None if failure is None else failure.error["code"]
-                self._service.metrics.count_answer(path, status, code, model, seconds)
+                self._counts.count(path, status, code, model, seconds)
                 if failure is not None:
                     tracing.fail(span, str(code))
                 span.set_attribute("tessera.request_id", line.request_id)
