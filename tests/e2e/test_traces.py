@@ -95,6 +95,7 @@ def test_a_miss_goes_through_every_process_and_a_hit_past_the_encoder(asker: Ask
 
     head = only(hit, "POST /v1/embeddings", "server")
     assert head.attributes["http.response.status_code"] == 200
+    assert head.attributes["tessera.model"] == MODEL
     for span in hit:
         if "rpc.method" in span.attributes:
             assert span.attributes["tessera.request_id"] == head.attributes["tessera.request_id"]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from benchmarks.proc import children
 
+from tests.e2e.service import default_signals
 from tests.proc import command_line
 from tests.signals import freeze
 
@@ -216,6 +217,8 @@ def test_a_terminal_that_is_closed_ends_what_reads_its_file_again_too(tmp_path: 
             stdin=slave,
             stderr=output,
             start_new_session=True,
+            # It is ignored where the tests themselves run under nohup.
+            preexec_fn=default_signals,
         )
     try:
         os.close(slave)
