@@ -89,6 +89,7 @@ def test_bodies_of_passages_and_of_pages(words: CheckpointWords) -> None:
 
 
 @pytest.mark.service
+@pytest.mark.measures
 @pytest.mark.xdist_group("shared-service")
 def test_scores_are_driven_and_checked(service: Disaggregated) -> None:
     workload = HttpWorkload(name="rerank", query=4, tokens=12, inputs=5)
@@ -127,6 +128,7 @@ def test_drives_a_service_of_its_own(checkpoint: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.service
+@pytest.mark.measures
 @pytest.mark.xdist_group("shared-service")
 def test_drives_a_service_that_runs(service: Disaggregated, tmp_path: Path) -> None:
     """In an open loop; what the machine allows is not measured beside it."""

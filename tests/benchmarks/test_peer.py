@@ -55,6 +55,7 @@ def test_stands_beside_transformers_on_the_same_inputs(checkpoint: Path, tmp_pat
 
 
 @pytest.mark.service
+@pytest.mark.measures
 @pytest.mark.xdist_group("shared-service")
 def test_a_server_that_takes_conversations_is_driven_as_vllm_is(
     service: Disaggregated, tmp_path: Path, capsys: pytest.CaptureFixture[str]
