@@ -43,6 +43,9 @@ FIRST = (
     "faults",
     "soak-nixl",
     "aoti",
+    # One after another, because each of its services watches discovery in many places: a machine allows 128
+    # inotify instances, of which a frontend takes four for each model.
+    "several",
     "e2e/faults/test_planes.py",
     "shared-service",
     "e2e/test_launch.py",

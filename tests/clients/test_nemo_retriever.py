@@ -6,9 +6,10 @@ import base64
 import io
 import json
 import os
+import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,12 @@ RERANKER = "nvidia/llama-nemotron-rerank-vl-1b-v2"
 # Whose config.json the client looks up before it asks.
 COMMIT = "582e3bf72aee355e3c59ed89de53543c5b0657ee"
 PICTURES = ROOT / "examples" / "images"
+
+# The commands of docs/recipes.md, as a shell would read them: how a PDF is put in, how a query is asked.
+_RECIPE = (ROOT / "docs" / "recipes.md").read_text().partition("pip install nemo-retriever\n")[2]
+INGEST, QUERY = (
+    shlex.split(line)[1:] for line in _RECIPE.partition("```")[0].replace("\\\n", " ").splitlines()
+)
 
 
 class Retriever:
@@ -59,16 +66,16 @@ class Retriever:
         assert ran.returncode == 0, ran.stdout[-1000:] + ran.stderr[-3000:]
         return ran.stdout
 
-    def command(self, *words: str) -> str:
-        """With a table for all commands."""
+    def command(self, words: Sequence[str], argument: str, *more: str) -> str:
+        """One of the recipe's with another argument and further words, and with a table for all commands."""
+        command, _, *flags = (word.replace("http://127.0.0.1:8000", self.models.url) for word in words)
+        program = str(self.python.with_name("retriever"))
         return self.run(
-            *(str(self.python.with_name("retriever")), *words),
-            *("--lancedb-uri", str(self.folder / "lance")),
-            *("--embed-invoke-url", f"{self.models.url}/v1/embeddings", "--embed-model-name", EMBEDDER),
+            program, command, argument, *flags, "--lancedb-uri", str(self.folder / "lance"), *more
         )
 
     def query(self, text: str, *words: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.command("query", text, "--top-k", "3", *words))
+        found: list[dict[str, Any]] = json.loads(self.command(QUERY, text, "--top-k", "3", *words))
         return found
 
 
@@ -97,11 +104,7 @@ def test_a_query_finds_the_page_of_a_pdf(retriever: Retriever, models: Several) 
     pages = [Image.open(PICTURES / name).convert("RGB") for name in names]
     pdf = retriever.folder / "scenes.pdf"
     pages[0].save(pdf, save_all=True, append_images=pages[1:])
-    plan = ("--method", "pdfium", "--no-extract-text", "--no-extract-images", "--no-extract-tables")
-    plan += ("--no-extract-charts", "--extract-page-as-image")
-    said = retriever.command(
-        "ingest", str(pdf), *plan, "--embed-granularity", "page", "--embed-modality", "image"
-    )
+    said = retriever.command(INGEST, str(pdf))
     assert f"{len(names)} row(s)" in said
     # The query whose page stands out most by the service's own vectors.
     texts = list(captions().values())
@@ -132,7 +135,7 @@ def test_texts_are_ranked_by_the_reranker_of_the_same_endpoint(retriever: Retrie
     folder.mkdir()
     for number, text in enumerate(texts):
         (folder / f"{number}.txt").write_text(text)
-    retriever.command("ingest", str(folder), "--embed-modality", "text", "--overwrite")
+    retriever.command(INGEST, str(folder), "--extract-text", "--embed-modality", "text", "--overwrite")
     rerank = ("--rerank", "--reranker-invoke-url", f"{models.url}/v1/ranking")
     hits = retriever.query("Why does bread rise?", *rerank, "--reranker-model-name", RERANKER)
     passages = [{"text": text} for text in texts]

@@ -28,6 +28,7 @@ _SECTION = re.compile(r"^## (.+)\n((?:(?!## ).*\n)+)", re.MULTILINE)
 BLOCKS = {
     title: "".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
     for title, text in _SECTION.findall((ROOT / "docs" / "recipes.md").read_text())
+    if "```python" in text
 }
 FIRST = "The service"
 

@@ -30,6 +30,8 @@ pytestmark = [
 RARE = {
     "tessera_decoder_losses_total",
     "tessera_input_errors_total",
+    "tessera_kserve_calls_total",
+    "tessera_kserve_nanoseconds_total",
     "tessera_refused_total",
     "tessera_result_cache_total",
 }

@@ -24,7 +24,7 @@ from tests.checkpoint.local_hub import COMMIT, REPOSITORY, files_of, local_hub
 from tests.e2e.serving import Serve, client
 from tests.proc import command_line
 
-pytestmark = pytest.mark.operates
+pytestmark = [pytest.mark.operates, pytest.mark.xdist_group("several")]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tessera.tools.random_checkpoint.qwen3 import TINY
 from tests.e2e.several import Several, listing, several
 from tests.signals import freeze, signal_process
 
-pytestmark = [pytest.mark.service, pytest.mark.several]
+pytestmark = [pytest.mark.service, pytest.mark.several, pytest.mark.xdist_group("several")]
 
 PICTURES, TEXTS, RERANKER = "org/Pictures.v1", "texts", "org/reranker"
 
@@ -72,7 +72,8 @@ def test_each_model_has_its_own_names_in_kserve(models: Several) -> None:
     client = tritonclient.http.InferenceServerClient(models.url.removeprefix("http://"))
     names = {one["name"] for one in client.get_model_repository_index()}
     # A reranker has no vectors.
-    assert names == {"org_pictures_v1", "org_pictures_v1_router", "texts", "texts_router"}
+    pictures = {f"org_pictures_v1{suffix}" for suffix in ("", "_router", "_hidden", "_vit")}
+    assert names == pictures | {"texts", "texts_router", "texts_hidden"}
     text = tritonclient.http.InferInput("text", [1, 1], "BYTES")
     text.set_data_from_numpy(np.array([["a text"]], object))
     for name, own in (("ORG_Pictures_v1", PICTURES), ("texts", TEXTS)):

@@ -16,7 +16,7 @@ from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
 from tests.e2e.service import ROOT
 from tests.e2e.several import several
 
-pytestmark = [pytest.mark.service, pytest.mark.several]
+pytestmark = [pytest.mark.service, pytest.mark.several, pytest.mark.xdist_group("several")]
 
 
 def test_pictures_come_in_the_order_of_the_reranker(

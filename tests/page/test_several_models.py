@@ -13,7 +13,7 @@ from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY, TINY
 from tests.e2e.several import Several, several
 from tests.page.conftest import Open
 
-pytestmark = [pytest.mark.service, pytest.mark.several]
+pytestmark = [pytest.mark.service, pytest.mark.several, pytest.mark.xdist_group("several")]
 
 
 @pytest.fixture(scope="module")

@@ -277,7 +277,18 @@ class Client:
 
     @classmethod
     async def connect(cls, runtime: Runtime, address: str) -> Client:
-        return cls(address, await runtime.endpoint(address).client())
+        """Raises ``Unavailable`` where discovery by files cannot be watched: of inotify there are too few."""
+        try:
+            return cls(address, await runtime.endpoint(address).client())
+        except Exception as error:
+            # The runtime's errors are of no type of their own. EMFILE, which is not of descriptors alone.
+            if "os error 24" not in str(error):
+                raise
+            raise Unavailable(
+                f"{address}: discovery cannot be watched, too many open files ({error}): raise "
+                "fs.inotify.max_user_instances (128 on most hosts; a frontend takes 4 for each model, a "
+                "worker 2), or the limit of descriptors (ulimit -n)"
+            ) from error
 
     @property
     def under_way(self) -> int:
