@@ -16,7 +16,7 @@ _CPUCLOCK_SCHED = 2
 _NUMBERED = re.compile(r"[-_]?\d+$")
 _MODULES = {
     "tessera.frontend": "frontend",
-    "tessera.worker.decoding.child": "decoders",
+    "tessera.sandbox.child": "decoders",
     "tessera.worker": "worker",
     "tessera.launch": "launcher",
     "benchmarks.floor": "floor",

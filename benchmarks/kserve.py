@@ -1,9 +1,10 @@
 """``python -m benchmarks.kserve``: NVIDIA's perf_analyzer over gRPC, beside ``/v1/embeddings``.
 
 Both get the same rows: distinct ones, padded to one length, with masks, and with ``--images`` a tile of
-random pixels and its placeholders each. All caches are off. What was computed is printed beside each rate: a
-row that a cache, or an empty mask, answers would measure nothing. ``--write FILE`` only writes the data file
-of perf_analyzer.
+random pixels and its placeholders each. ``/v1/embeddings`` takes image files, so there a row is a JPEG of one
+tile beside as many tokens of text. All caches are off. What was computed is printed beside each rate: a row
+that a cache, or an empty mask, answers would measure nothing. ``--write FILE`` only writes the data file of
+perf_analyzer.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import aiohttp
 import httpx
 import numpy as np
 import numpy.typing as npt
+from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks import cpu, usage
@@ -34,6 +36,8 @@ from benchmarks.checkpoint import add_model, made_checkpoint, usual_units
 from benchmarks.ports import free_ports
 from benchmarks.service import NAME, Deployment, service
 from tessera.models import Model, open_model
+from tessera.tools.load.bodies import jpeg
+from tessera.tools.load.words import CheckpointWords
 from tessera.tools.table import number, table, write_csv
 
 HEADER: Final = (
@@ -41,6 +45,8 @@ HEADER: Final = (
     "rows", "tokens", "tiles",
 )  # fmt: skip
 _LEAST_ROWS: Final = 256
+# Of an image and what stands around it, at most.
+_IMAGE_TOKENS: Final = 272
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +132,30 @@ def perf_analyzer(
     )
 
 
-async def _ask(url: str, rows: Rows, at_once: int, seconds: float) -> Point:
-    bodies = [
-        json.dumps({"model": NAME, "input": [ids[:length].tolist()], "encoding_format": "base64"}).encode()
-        for ids, length in zip(rows.ids, rows.lengths, strict=True)
-    ]
+def bodies_of(rows: Rows, model_path: Path) -> list[bytes]:
+    """The rows for ``/v1/embeddings``."""
+    if rows.pixels is None:
+        return [
+            _json(input=[ids[:length].tolist()]) for ids, length in zip(rows.ids, rows.lengths, strict=True)
+        ]
+    generator, words = np.random.default_rng(0), CheckpointWords(model_path).all()
+    bodies = []
+    for length, pixels in zip(rows.lengths, rows.pixels, strict=True):
+        size = pixels.shape[-1]
+        small = generator.integers(0, 256, (size // 16, size // 16, 3), dtype=np.uint8)
+        tile = Image.fromarray(small).resize((size, size), Image.Resampling.BICUBIC)
+        url = "data:image/jpeg;base64," + base64.b64encode(jpeg(tile)).decode()
+        text = " ".join(generator.choice(words, max(1, length - _IMAGE_TOKENS)))
+        parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+        bodies.append(_json(messages=[{"role": "user", "content": parts}]))
+    return bodies
+
+
+def _json(**value: object) -> bytes:
+    return json.dumps({"model": NAME, "encoding_format": "base64", **value}).encode()
+
+
+async def _ask(url: str, bodies: Sequence[bytes], at_once: int, seconds: float) -> Point:
     latencies: list[float] = []
     turns: Iterator[bytes] = itertools.cycle(bodies)
     end = time.perf_counter() + seconds
@@ -209,9 +234,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         written: list[tuple[str, ...]] = []
         with service(deployment, options.out / "logs") as (url, *_):
-            asked = [("perf_analyzer", at_once) for at_once in options.concurrency]
-            if not options.images:
-                asked += [("/v1/embeddings", at_once) for at_once in options.concurrency]
+            bodies = bodies_of(rows, path)
+            clients = ("perf_analyzer", "/v1/embeddings")
+            asked = [(client, at_once) for client in clients for at_once in options.concurrency]
             for client, at_once in asked:
                 meter, before = cpu.Meter(), computed(url)
                 meter.begin()
@@ -225,7 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         out=options.out / f"perf-{at_once}.csv",
                     )
                 else:
-                    found = asyncio.run(_ask(url, rows, at_once, options.seconds))
+                    found = asyncio.run(_ask(url, bodies, at_once, options.seconds))
                 meter.end()
                 after = computed(url)
                 spent = {name: after[name] - before[name] for name in after}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -14,4 +15,14 @@ def children(pid: int) -> list[int]:
         except OSError:
             # A thread that has ended; what it started is its process's.
             continue
+    return found
+
+
+def below(pid: int) -> list[int]:
+    """Its children, theirs, and so on; without those that end while this looks."""
+    found: list[int] = []
+    for child in children(pid):
+        found.append(child)
+        with suppress(OSError):
+            found += below(child)
     return found

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from tessera.cli.embed import RunSettings
 from tessera.engine.compiled.spec import BuildSpec, Profile
 from tessera.frontend.settings import FrontendSettings
 from tessera.launch.settings import markdown_table
@@ -20,7 +21,7 @@ from tessera.transport.settings import TransportSettings
 from tessera.worker.settings import StageSettings, WorkerSettings
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("docs/settings.md", "docs/operations.md")
+PAGES = ("docs/settings.md", "docs/operations.md", "docs/corpus.md")
 
 SETTINGS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "frontend": ("frontend flag", FrontendSettings),
@@ -30,6 +31,7 @@ SETTINGS: dict[str, tuple[str, type[msgspec.Struct]]] = {
     "transport": ("key", TransportSettings),
     "build": ("key", BuildSpec),
     "profile": ("key", Profile),
+    "embed": ("flag", RunSettings),
 }
 TABLE = re.compile(r"^<!-- (\w+)(?: (.+))? -->\n(?:.*\n)*?<!-- end -->$", re.MULTILINE)
 

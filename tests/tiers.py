@@ -30,9 +30,13 @@ MARKERS = {
         "runs a scheduler's job or a monitoring server around a service of its own, or changes its models",
     ),
     "kserve": ("all", "asks frontends of its own by KServe v2"),
+    "trains": ("all", "trains a model, or makes many scenes for it"),
+    "confines": ("all", "decodes or draws what is hostile in confined processes of its own, many of them"),
+    "embeds": ("all", "embeds a corpus by the command, with engines of its own"),
     "several": ("all", "serves several models, with workers for each"),
     "large": ("all", "sends hundreds of megabytes through a service of its own"),
     "soak": ("all", "keeps the service under load for minutes"),
+    "kills": ("all", "kills a process that writes, again and again"),
     "gpu": ("all", "needs a CUDA device"),
 }
 
@@ -46,6 +50,8 @@ FIRST = (
     # One after another, because each of its services watches discovery in many places: a machine allows 128
     # inotify instances, of which a frontend takes four for each model.
     "several",
+    "corpus",
+    "corpus-ray",
     "e2e/faults/test_planes.py",
     "shared-service",
     "e2e/test_launch.py",

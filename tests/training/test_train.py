@@ -18,6 +18,8 @@ from training.checkpoint import DEMO, write_settings
 from training.deadline import Deadline
 from training.train import Run, parse
 
+pytestmark = pytest.mark.trains
+
 TINY = replace(
     DEMO,
     vision_hidden=32,

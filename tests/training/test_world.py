@@ -16,6 +16,8 @@ from training.world.grammar import ask, ask_words, describe
 from training.world.sampling import SHARES, neighbour, sample, shares_with
 from training.world.words import COLOURS, PLACES, SHAPES, WORDS
 
+pytestmark = pytest.mark.trains
+
 
 def sampled(count: int, *, held_out: bool, kind: str | None = None) -> list[Composition]:
     source = random.Random(f"{held_out} {kind}")

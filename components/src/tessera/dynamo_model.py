@@ -5,18 +5,16 @@ from __future__ import annotations
 import logging
 import time
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from tessera import tracing, wire
 from tessera.errors import (
     ConfigError,
     InvalidInput,
     MediaFetchError,
     ModelNotFound,
     Overloaded,
-    ProtocolError,
     TesseraError,
 )
 from tessera.frontend.api.formats import finish
@@ -25,10 +23,10 @@ from tessera.frontend.http.errors import render
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.request import ROLE_SUFFIXES, EmbeddingsRequest, EmbedDtype, ImageSource
-from tessera.frontend.serving.dispatch import SCORES, Answer
+from tessera.frontend.serving.local import Ask, LocalEmbedder
 from tessera.frontend.serving.pipeline import Pipeline, Result, check_width
 from tessera.frontend.settings import Limits
-from tessera.models.base import Model, Output, OutputKind, RowKind
+from tessera.models.base import Model, OutputKind
 from tessera.rpc import ModelServer, Runtime, Server
 from tessera.tasks import Deadline
 
@@ -42,47 +40,6 @@ class CarriedMedia(MediaLoader):
         if source.url[:5].lower() != "data:":
             raise MediaFetchError(f"{source.param}: only data URLs are taken here", param=source.param)
         return await super().read(source, deadline=deadline, budget=budget)
-
-
-Ask = Callable[[wire.Request], Awaitable[wire.Reply]]
-
-
-class LocalEmbedder:
-    """An ``Embedder`` that asks one worker and sends nothing elsewhere."""
-
-    def __init__(self, ask: Ask, output: Output) -> None:
-        self._ask = ask
-        self._output = output
-
-    async def embed(
-        self,
-        items: Sequence[wire.Item],
-        *,
-        request_id: str,
-        priority: int,
-        client: str,
-        deadline: Deadline,
-        queries: Sequence[bytes] = (),
-        rows: RowKind = RowKind.OUTPUT,
-    ) -> Answer:
-        reply = await self._ask(
-            wire.EmbedRequest(
-                request_id=request_id,
-                items=tuple(items),
-                timeout_ms=max(1, int(deadline.left() * 1e3)),
-                priority=priority,
-                client=client,
-                queries=tuple(queries),
-                trace=tracing.carrier(),
-            )
-        )
-        if isinstance(reply, wire.Failure):
-            raise reply.error()
-        if not isinstance(reply, wire.EmbedReply):
-            raise ProtocolError(f"the worker answered with {type(reply).__name__}")
-        answer = Answer.empty(items, SCORES if queries else self._output)
-        answer.put(range(len(items)), reply)
-        return answer
 
 
 ROUTE: Final = "dynamo"

@@ -27,6 +27,9 @@ TesseraError
 │   ├── DeadlineExceeded      the request's time ran out
 │   ├── RequestCancelled      the caller went away
 │   └── EngineFailed          the engine raised; the input was accepted
+├── CorpusError               embedding a corpus ends before its end
+│   ├── OutputFailed          what was embedded could not be written
+│   └── TooManyFailures       more items failed than --max-errors allows
 ├── ProtocolError             a peer speaks another wire version, or sent bytes that are no message
 └── HandOffError              a vision hand-off between two workers failed
     ├── LeaseExpired          the rows were reclaimed before the reader had finished
@@ -159,6 +162,18 @@ class RequestCancelled(ServiceError):
 
 class EngineFailed(ServiceError):
     code = "engine_failed"
+
+
+class CorpusError(TesseraError):
+    code = "corpus_failed"
+
+
+class OutputFailed(CorpusError):
+    code = "output_failed"
+
+
+class TooManyFailures(CorpusError):
+    code = "too_many_failures"
 
 
 class ProtocolError(TesseraError):

@@ -65,11 +65,12 @@ class Builder:
     """Loads what a role needs, warms it up, and wires it together.
 
     ``name`` is the instance's own in discovery, by which peers know it as a producer or reader of rows.
+    ``runtime`` is needed by an embed worker alone, which asks others for rows.
     ``died`` is told when an engine can run nothing any more; ``stop`` is set when the worker is to drain.
     """
 
     settings: WorkerSettings
-    runtime: Runtime
+    runtime: Runtime | None
     metrics: WorkerMetrics
     name: str
     died: Callable[[EngineDead], None]
@@ -154,6 +155,8 @@ class Builder:
             theirs, ours = (info.fingerprint, info.dtype), (own.fingerprint, own.dtype)
             return None if theirs == ours else f"it serves {theirs}, this worker {ours}"
 
+        if self.runtime is None:
+            raise ConfigError("an embed worker asks others for vision rows, and there is no way to them here")
         reading = sizes.reading(self.settings.stages.transport, vision, placement)
         inbox = Inbox(InboxConfig(reader=self.name, settings=reading))
         self.metrics.watch_registrations(lambda: inbox.nixl_registrations)

@@ -1,14 +1,15 @@
-"""Limits that a decoding process sets for itself before it reads a client's bytes."""
+"""Limits that a process sets for itself before it reads a hostile file."""
 
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import resource
 import signal
 from pathlib import Path
 from typing import Final
+
+from tessera.sandbox import seccomp
 
 _PR_SET_PDEATHSIG: Final = 1
 _PR_SET_NO_NEW_PRIVS: Final = 38
@@ -25,8 +26,11 @@ def die_with_parent(parent: int | None = None) -> None:
         os._exit(0)
 
 
-def confine(*, memory_bytes: int) -> None:
-    """``memory_bytes`` more address space than now, no byte to a file, no core dump, few descriptors."""
+def confine(*, memory_bytes: int, filtered: bool = True) -> None:
+    """``memory_bytes`` more address space than now, no byte to a file, no core dump, few descriptors.
+
+    With ``filtered``, also no other files, connections, programs and processes (``seccomp``).
+    """
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     for limit, value in (
@@ -39,16 +43,8 @@ def confine(*, memory_bytes: int) -> None:
         if hard != resource.RLIM_INFINITY:
             value = min(value, hard)
         resource.setrlimit(limit, (value, value))
-
-
-def allow_cpu(seconds: float) -> None:
-    """Be killed after so many more seconds of CPU time, rounded up; replaces what was allowed before."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    limit = math.ceil(used.ru_utime + used.ru_stime + seconds)
-    if hard != resource.RLIM_INFINITY:
-        limit = min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, hard))
+    if filtered:
+        seccomp.install()
 
 
 def _prctl(option: int, value: int) -> None:

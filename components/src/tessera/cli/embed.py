@@ -1,0 +1,361 @@
+"""``tessera embed``: a corpus to a table of vectors, by engines of this command or by a running service."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Coroutine, Sequence
+from difflib import get_close_matches
+from enum import IntEnum
+from typing import Annotated, Any, Final, Literal, NoReturn
+
+import msgspec
+import uvloop
+
+from tessera.corpus.cards import EnginePlan, EngineProcesses, plan_engines
+from tessera.corpus.documents import Documents, DocumentSettings
+from tessera.corpus.dry_run import estimate
+from tessera.corpus.embedder import Embedder, Served, VectorSettings
+from tessera.corpus.item import Source, unique
+from tessera.corpus.output.output import Output
+from tessera.corpus.output.row import VectorKind
+from tessera.corpus.output.settings import OutputSettings
+from tessera.corpus.pdf import PictureFormat
+from tessera.corpus.position import Position
+from tessera.corpus.progress import Show, Watch, display, keep_showing
+from tessera.corpus.ray.settings import RaySettings
+from tessera.corpus.run import Progress, fresh, keep, run
+from tessera.corpus.service import KEY_VARIABLE, ServiceEmbedder, ServiceSettings
+from tessera.corpus.sources.choice import STANDARD_INPUT, open_source
+from tessera.corpus.sources.lines import Honoured
+from tessera.corpus.sources.settings import SourceSettings
+from tessera.defaults import MODEL
+from tessera.errors import ConfigError, TesseraError, TooManyFailures
+from tessera.logs import LogSettings, log_as
+from tessera.models.base import OutputKind
+from tessera.process_exit import leave
+from tessera.settings import HelpFormatter, Revision, Setting, add_flags, flags_of, read_flags
+
+_TEXT: Final = """\
+Embeds a corpus: folders and globs of pictures, PDF and text files, JSON lines, tables. The vectors
+go to a table in a directory; the same command goes on where one was stopped, however it ended.
+Engines run in processes of this command, one for each card, or, with --url, at a running service,
+or, with --ray, on a Ray cluster.
+
+Flags of workers are taken as well, such as --extra-engine-args: python -m tessera.worker --help."""
+
+_STATUSES: Final = """\
+exit status: 0 everything is embedded; 1 nothing could be begun, or the run could not go on; 2 the
+command line is wrong; 3 the rest is embedded, and errors.parquet says why some items are not;
+4 more items than --max-errors have failed; 130, 143 stopped by Ctrl-C, SIGTERM. After 1, 4, 130
+and 143 what was embedded is kept, and the same command goes on."""
+
+
+class Status(IntEnum):
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    ITEMS_FAILED = 3
+    TOO_MANY_FAILED = 4
+    SIGNALLED = 128
+
+
+class QuietLog(LogSettings, frozen=True, kw_only=True):
+    """Of a command that shows its progress itself."""
+
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Setting(flag="--log-level", help="of what is logged, and above; engines say what they chose at info"),
+    ] = "warning"
+
+
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One run."""
+
+    model: Annotated[
+        str,
+        Setting(
+            flag="--model",
+            help="a checkpoint directory, or ORG/NAME[@REVISION] of a hub; MODEL_PATH by default, or the "
+            "demonstration model; with --url a name that is served",
+        ),
+    ] = ""
+    revision: Revision = ""
+    output: Annotated[OutputSettings, Setting(group="output")]
+    source: Annotated[SourceSettings, Setting(group="sources")] = SourceSettings()
+    documents: Annotated[DocumentSettings, Setting(group="pages of PDF files")] = DocumentSettings()
+    vectors: Annotated[VectorSettings, Setting(group="vectors")] = VectorSettings()
+    service: Annotated[ServiceSettings, Setting(group="service")] = ServiceSettings()
+    ray: Annotated[RaySettings, Setting(group="Ray")] = RaySettings()
+    dry_run: Annotated[
+        bool,
+        Setting(
+            flag="--dry-run",
+            help="read everything, embed a few items, and say how long the whole would take; writes nothing",
+        ),
+    ] = False
+    progress: Annotated[
+        Show, Setting(flag="--progress", help="a bar, a JSON line a second, none; auto: by the terminal")
+    ] = Show.AUTO
+    log: Annotated[QuietLog, Setting(group="log")] = QuietLog()
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        sys.stderr.write(f"{self.prog}: {message}; {self.prog} --help lists what there is\n")
+        raise SystemExit(Status.USAGE)
+
+
+def main(arguments: Sequence[str], prog: str = "tessera embed") -> int:
+    """Ends the process: a thread that waits for standard input would keep it otherwise."""
+    leave(_run(arguments, prog))
+
+
+def _run(arguments: Sequence[str], prog: str) -> int:
+    parser = _Parser(
+        prog=prog, description=_TEXT, epilog=_STATUSES, formatter_class=_Formatter, allow_abbrev=False
+    )
+    parser.add_argument(
+        "sources",
+        nargs="+",
+        metavar="SOURCE",
+        help="a folder, a glob, a picture, PDF, text, JSON lines, Parquet or Lance; - is standard input",
+    )
+    add_flags(parser, RunSettings)
+    try:
+        parsed, passed = parser.parse_known_args(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    try:
+        settings = read_flags(RunSettings, parsed)
+        log_as("embed", settings.log)
+        _check_passed(passed, url=settings.service.url)
+        return uvloop.run(_Run(settings, parsed.sources, passed).go())
+    except _UnknownFlag as error:
+        sys.stderr.write(f"{prog}: {error}; {prog} --help lists what there is\n")
+        return Status.USAGE
+    except TesseraError as error:
+        sys.stderr.write(f"{prog}: {error.message}\n")
+        return Status.FAILED
+
+
+class _Formatter(HelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Leaves the texts as they are, and ends flags with their defaults."""
+
+
+class _UnknownFlag(Exception):
+    """A flag that nothing here has, or with a value that a worker refuses."""
+
+
+def _check_passed(passed: Sequence[str], *, url: str) -> None:
+    if not passed:
+        return
+    # Imported for these alone.
+    from tessera.worker.settings import WorkerSettings
+
+    known = flags_of(WorkerSettings)
+    for word in passed:
+        if word.startswith("--") and (flag := word.partition("=")[0]) not in known:
+            close = get_close_matches(flag, {*known, *flags_of(RunSettings)}, n=1)
+            raise _UnknownFlag(f"there is no flag {flag}{f', did you mean {close[0]}?' if close else ''}")
+    if url:
+        raise _UnknownFlag(f"{passed[0]} is for engines here, and --url names a service")
+    parser = _PassedParser(add_help=False, allow_abbrev=False)
+    add_flags(parser, WorkerSettings)
+    try:
+        read_flags(WorkerSettings, parser.parse_args([*passed, "--model-path=."]))
+    except ConfigError as error:
+        raise _UnknownFlag(error.message) from error
+
+
+class _PassedParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise _UnknownFlag(message)
+
+
+class _Run:
+    def __init__(self, settings: RunSettings, sources: Sequence[str], passed: Sequence[str]) -> None:
+        self._settings = settings
+        self._sources = sources
+        self._passed = passed
+        self._signal = 0
+
+    async def go(self) -> int:
+        """The exit status. Raises ``TesseraError``."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+
+        def stop(number: int) -> None:
+            if self._signal:
+                # Told twice: what is not published is done again by the next run.
+                leave(Status.SIGNALLED + number)
+            self._signal = number
+            task.cancel()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, stop, number)
+        try:
+            return await self._embed()
+        except asyncio.CancelledError:
+            sys.stderr.write("\nstopped; what was embedded is kept, and the same command goes on\n")
+            return Status.SIGNALLED + self._signal
+
+    async def _embed(self) -> int:
+        settings = self._settings
+        # Before engines are loaded: what is wrong with the command is said at once.
+        open_source(self._sources, settings.source, Honoured(models=(), dimensions=0))
+        if settings.ray.address:
+            return await self._on_ray()
+        embedder = await self._embedder()
+        try:
+            served = embedder.served
+            source = open_source(self._sources, settings.source, self._honoured(served))
+            # A service gets less to read.
+            form = PictureFormat.PNG if settings.service.url else PictureFormat.BMP
+            documents = await asyncio.to_thread(Documents, settings.documents, form)
+            try:
+                if settings.dry_run:
+                    return await self._estimate(source, documents, embedder)
+                return await self._into(source, documents, embedder, self._kind(served))
+            finally:
+                await asyncio.to_thread(documents.close)
+        finally:
+            await embedder.close()
+
+    async def _into(self, source: Source, documents: Documents, embedder: Embedder, kind: VectorKind) -> int:
+        progress = Progress()
+        output = await self._output(kind)
+
+        def done(id: str, content_hash: bytes) -> bool:
+            if found := output.done(id, content_hash):
+                progress.done_before += 1
+            return found
+
+        rows = fresh(documents.pages(unique(source.rows()), done), output.done, progress)
+        watch = Watch(progress, embedder, source.position)
+        return await self._shown(run(rows, embedder, output, progress), output, progress, watch)
+
+    async def _on_ray(self) -> int:
+        from tessera.corpus.ray.cluster import Pools, joined
+        from tessera.corpus.ray.pipeline import Engines, embedded
+        from tessera.corpus.ray.stages import Embedding, Reading, served_here
+
+        settings, progress = self._settings, Progress()
+        if settings.service.url or settings.dry_run or STANDARD_INPUT in self._sources:
+            raise ConfigError("--ray goes with files that its machines read: not with --url, --dry-run or -")
+        model = self._model()
+        served = await asyncio.to_thread(
+            served_here, model, settings.revision, self._passed, settings.vectors
+        )
+        # Not on a thread: a cluster that is started here ends with the thread that started it.
+        with joined(settings.ray) as resources:
+            pools = Pools.of(resources, settings.ray)
+            reading = Reading(
+                directory=os.getcwd(),
+                words=self._sources,
+                source=settings.source,
+                documents=settings.documents,
+                honoured=self._honoured(served),
+            )
+            embedding = Embedding(
+                directory=os.getcwd(),
+                model=model,
+                revision=settings.revision,
+                passed=self._passed,
+                engines_on_host=pools.engines_on_host,
+                vectors=settings.vectors,
+                served=served,
+            )
+            output = await self._output(self._kind(served))
+
+            def done(id: str, content_hash: bytes) -> None:
+                progress.done_before += output.done(id, content_hash)
+
+            made = embedded(reading, embedding, pools, output.known, done)
+            watch = Watch(progress, Engines(), lambda: Position(read=0))
+            return await self._shown(keep(made, output, progress), output, progress, watch)
+
+    async def _output(self, kind: VectorKind) -> Output:
+        settings = self._settings
+        return await asyncio.to_thread(Output, settings.output, kind, settings.source.shard)
+
+    def _honoured(self, served: Served) -> Honoured:
+        if served.checkpoint == "random":
+            sys.stderr.write(f"{served.name} has random weights: its vectors mean nothing\n")
+        return Honoured(
+            models=(served.name,),
+            dimensions=served.width,
+            truncate=self._settings.vectors.truncate.truncate,
+        )
+
+    async def _shown(
+        self, work: Coroutine[Any, Any, None], output: Output, progress: Progress, watch: Watch
+    ) -> int:
+        """Do it with its progress on the screen; the exit status."""
+        settings = self._settings
+        shown = display(settings.progress)
+        showing = asyncio.create_task(keep_showing(watch, shown))
+        status = Status.DONE
+        try:
+            await work
+        except TooManyFailures as error:
+            sys.stderr.write(f"\n{error.message}\n")
+            status = Status.TOO_MANY_FAILED
+        finally:
+            showing.cancel()
+            shown.close()
+        rate = progress.embedded / progress.seconds
+        failed = f", {progress.failed:,} failed: {output.errors_path}" if progress.failed else ""
+        before = f", {progress.done_before:,} done before" if progress.done_before else ""
+        print(f"{settings.output.out}: {progress.embedded:,} items embedded ({rate:,.1f}/s){before}{failed}")
+        return Status.ITEMS_FAILED if progress.failed and status is Status.DONE else status
+
+    async def _estimate(self, source: Source, documents: Documents, embedder: Embedder) -> int:
+        found = await estimate(
+            lambda done: documents.pages(unique(source.rows()), done),
+            embedder,
+            lambda id, content_hash: False,
+            value_bytes={"float32": 4, "float16": 2, "int8": 1}[self._settings.output.dtype],
+        )
+        print("\n".join(found.lines()))
+        return Status.DONE
+
+    async def _embedder(self) -> Embedder:
+        settings = self._settings
+        if settings.service.url:
+            key = os.environ.get(KEY_VARIABLE)
+            return await ServiceEmbedder.start(settings.service, settings.vectors, settings.model, key)
+        return await EngineProcesses.start(await asyncio.to_thread(self._plan, self._model()))
+
+    def _model(self) -> str:
+        return self._settings.model or os.environ.get("MODEL_PATH") or str(MODEL)
+
+    def _plan(self, named: str) -> EnginePlan:
+        settings = self._settings
+        bar = settings.progress in (Show.AUTO, Show.BAR) and sys.stderr.isatty()
+        return plan_engines(
+            named,
+            settings.revision,
+            settings.vectors,
+            passed=self._passed,
+            log=["--log-level", settings.log.level, "--log-format", settings.log.format.value],
+            bar=bar,
+        )
+
+    def _kind(self, served: Served) -> VectorKind:
+        settings = self._settings
+        options = {"truncate": settings.vectors.truncate.value}
+        if settings.vectors.max_tokens:
+            options["max_tokens"] = str(settings.vectors.max_tokens)
+        return VectorKind(
+            model=served.name,
+            fingerprint=served.fingerprint,
+            width=served.width,
+            tokens=served.kind is OutputKind.TOKENS,
+            dtype=settings.output.dtype,
+            role=settings.vectors.input_type.role,
+            options=options,
+        )

@@ -1,0 +1,230 @@
+"""An engine in this process: the frontend's pipeline in front of an aggregated worker, without HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tessera.corpus.embedder import Served, Usage, VectorSettings
+from tessera.corpus.item import Embedded, Failure, Item, Picture
+from tessera.errors import (
+    ConfigError,
+    EngineDead,
+    EngineFailed,
+    Overloaded,
+    RequestError,
+    TesseraError,
+    Unavailable,
+)
+from tessera.frontend.api.formats import finish
+from tessera.frontend.api.status import origin
+from tessera.frontend.media import ImageLimits, MediaBudget, MediaLoader, MediaPolicy
+from tessera.frontend.metrics import FrontendMetrics
+from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input
+from tessera.frontend.serving.local import LocalEmbedder
+from tessera.frontend.serving.pipeline import Pipeline, Result
+from tessera.frontend.settings import Limits
+from tessera.frontend.widths import Widths
+from tessera.models.base import Model, OutputKind
+from tessera.settings import GIB
+from tessera.tasks import Deadline
+from tessera.worker.embed import EmbedService
+from tessera.worker.metrics import WorkerMetrics
+from tessera.worker.roles import Builder
+from tessera.worker.settings import Mode, WorkerSettings
+from tessera.worker.sizes import share_of
+
+# Of one call. What waits does so behind what its own run has asked for, so it is there to end what hangs.
+_SECONDS: Final = 3600.0
+_FULL_SECONDS: Final = 0.05
+# Files have been bounded where they were read, and a call's items by the run.
+_NO_LIMIT: Final = 64 * GIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _File(ImageSource):
+    """An image whose bytes are there; its ``url`` means nothing."""
+
+    data: bytes
+
+
+class _FileLoader(MediaLoader):
+    """Gives each image the bytes that its item came with; fetches nothing and opens no file."""
+
+    async def read(self, source: ImageSource, *, deadline: Deadline, budget: MediaBudget) -> bytes:
+        assert isinstance(source, _File)
+        return source.data
+
+
+class Engine:
+    """Implements ``Embedder`` in this process, on the device that its worker's settings name."""
+
+    engines = 1
+
+    def __init__(
+        self, service: EmbedService, worker: WorkerSettings, vectors: VectorSettings, metrics: WorkerMetrics
+    ) -> None:
+        model = service.model
+        limits = Limits(
+            max_tokens=vectors.max_tokens,
+            images=ImageLimits(
+                max_bytes=_NO_LIMIT, max_request_bytes=_NO_LIMIT, max_pixels=worker.max_image_pixels
+            ),
+        )
+        self._service = service
+        self._vectors = vectors
+        self._metrics = metrics
+        self._numbers = count()
+        self._media = _FileLoader(MediaPolicy(), limits.images)
+        local = LocalEmbedder(service.handle, model.output)
+        counters = FrontendMetrics().of(worker.served_model_names[0])
+        self._pipeline = Pipeline(model, self._media, local, limits, counters)
+        self.served = served_by(model, worker, vectors)
+        self._width = self.served.width
+
+    @classmethod
+    async def start(
+        cls, worker: WorkerSettings, vectors: VectorSettings, died: Callable[[EngineDead], None]
+    ) -> Self:
+        """Load and warm. ``died`` is told when the engine can run nothing any more.
+
+        Raises ``ConfigError`` and ``CheckpointError`` for what cannot run here.
+        """
+        if worker.mode is not Mode.AGG:
+            raise ConfigError("a corpus is embedded by engines that run both stages")
+        threads = worker.stages.threads or share_of(worker).threads(torch.get_num_threads())
+        torch.set_num_threads(threads)
+        metrics = WorkerMetrics()
+        builder = Builder(
+            settings=worker, runtime=None, metrics=metrics, name="corpus", died=died, stop=asyncio.Event()
+        )
+        service = await builder.build()
+        assert isinstance(service, EmbedService)
+        return cls(service, worker, vectors, metrics)
+
+    async def embed(self, items: Sequence[Item]) -> list[Embedded | Failure]:
+        """Raises ``EngineDead`` where the engine can run nothing any more."""
+        made: dict[int, Embedded | Failure] = {}
+        left = list(range(len(items)))
+        while left:
+            request = self._request([items[index] for index in left])
+            try:
+                result = await self._pipeline.run(
+                    request, request_id=f"{next(self._numbers)}", deadline=Deadline.after(_SECONDS)
+                )
+            except Overloaded:
+                await asyncio.sleep(_FULL_SECONDS)
+                continue
+            except RequestError as error:
+                made |= {index: _failure(items[index], error) for index in left}
+                break
+            full: list[int] = []
+            rows = self._finished(result)
+            for place, index in enumerate(left):
+                wrong = result.errors.get(place)
+                if wrong is None:
+                    made[index] = _embedded(items[index], rows, result, place)
+                elif isinstance(wrong, Overloaded):
+                    full.append(index)
+                elif isinstance(wrong, Unavailable):
+                    raise wrong
+                else:
+                    made[index] = _failure(items[index], wrong)
+            if full and len(full) == len(left):
+                await asyncio.sleep(_FULL_SECONDS)
+            left = full
+        return [made[index] for index in range(len(items))]
+
+    async def usage(self) -> Usage:
+        value = self._metrics.registry.get_sample_value
+        hits = value("tessera_embedding_cache_hits_total") or 0
+        return Usage(
+            engine_seconds=(value("tessera_embed_seconds_sum") or 0.0)
+            + (value("tessera_encode_seconds_sum") or 0.0),
+            images=int(hits + (value("tessera_embedding_cache_misses_total") or 0)),
+            cached_images=int(hits),
+        )
+
+    def running_seconds(self) -> float:
+        """How long the engine has been busy with one batch."""
+        return self._service.running_seconds()
+
+    async def close(self) -> None:
+        await self._service.close()
+        await self._media.close()
+
+    def _request(self, items: Sequence[Item]) -> EmbeddingsRequest:
+        return EmbeddingsRequest(
+            inputs=tuple(
+                Input(
+                    parts=tuple(
+                        _File(url="", param="image", data=part.data) if isinstance(part, Picture) else part
+                        for part in item.parts
+                        if part
+                    ),
+                    role=self._vectors.role_of(item),
+                    instruction=item.instruction,
+                    param="text",
+                )
+                for item in items
+            ),
+            truncate=self._vectors.truncate.truncate,
+            allow_partial=True,
+        )
+
+    def _finished(self, result: Result) -> npt.NDArray[np.float32]:
+        """All rows in the wanted width; rows that are not finite stay so."""
+        finite = np.isfinite(result.rows).all(axis=1, keepdims=True)
+        made = finish(np.where(finite, result.rows, 0), width=self._width, normalize=True)
+        return np.where(finite, made, np.float32(np.nan))
+
+
+def _embedded(item: Item, rows: npt.NDArray[np.float32], result: Result, place: int) -> Embedded | Failure:
+    first, last = result.bounds[place : place + 2].tolist()
+    # The first value of a row says it for all of them.
+    if np.isnan(rows[first:last, 0]).any():
+        return _failure(item, EngineFailed("the engine produced values that are not finite"))
+    return item.embedded(rows[first:last], result.lengths[place])
+
+
+def served_by(model: Model, worker: WorkerSettings, vectors: VectorSettings) -> Served:
+    """What an engine of these settings serves, which needs no engine; raises as ``width_of``."""
+    return Served(
+        name=worker.served_model_names[0],
+        fingerprint=model.fingerprint,
+        kind=model.output.kind,
+        width=width_of(model, vectors),
+        images=model.vision is not None,
+        checkpoint=origin(worker.model_path) or "",
+    )
+
+
+async def watch(engine: Engine, worker: WorkerSettings, died: Callable[[EngineDead], None]) -> None:
+    """Report an engine as dead whose batch takes too long: a device that hangs raises nothing."""
+    patience = max(worker.stages.text.stall_seconds, worker.stages.vision.stall_seconds)
+    while True:
+        await asyncio.sleep(min(1.0, patience / 4))
+        if (busy := engine.running_seconds()) > patience:
+            died(EngineDead(f"an engine has been busy with one batch for {busy:.0f} s"))
+
+
+def width_of(model: Model, vectors: VectorSettings) -> int:
+    """The width of the vectors. Raises ``ConfigError`` for one that the model does not offer, and for a model
+    that makes no vectors."""
+    if model.output.kind is OutputKind.SCORE:
+        raise ConfigError(f"{model.family} gives scores of pairs: a corpus needs a model that makes vectors")
+    widths = Widths.offered(model.dimensions, model.output.width, "")
+    if vectors.dimensions and vectors.dimensions not in widths:
+        raise ConfigError(f"--dimensions {vectors.dimensions}: the model offers {widths}")
+    return vectors.dimensions or model.output.width
+
+
+def _failure(item: Item, error: TesseraError) -> Failure:
+    return item.failed(f"{error.code}: {error.message}")

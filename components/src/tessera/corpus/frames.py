@@ -1,0 +1,93 @@
+"""What a run and its engine processes say to each other: MessagePack over a socket pair."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Final
+
+import msgspec
+
+from tessera.corpus.embedder import Served, VectorSettings
+from tessera.corpus.item import Item
+
+_LENGTH: Final = struct.Struct("<Q")
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """The first message: an engine for these flags of a worker, and what its parent found of the model."""
+
+    flags: list[str]
+    source: str
+    vectors: VectorSettings
+
+
+class Embed(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    items: list[Item]
+
+
+class Tell(msgspec.Struct, frozen=True, tag=True):
+    """Asks for ``Used``."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    served: Served
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """Why there is no engine, or none any more: a ``TesseraError``'s code and message."""
+
+    code: str
+    message: str
+
+
+class Made(msgspec.Struct, frozen=True, tag=True):
+    """The answer to ``Embed``: float32 ``[sum(counts), width]``, rows and tokens of each item.
+
+    ``reasons`` says why an item, by its place, has none.
+    """
+
+    number: int
+    rows: bytes
+    counts: list[int]
+    tokens: list[int]
+    reasons: dict[int, str]
+
+
+class Used(msgspec.Struct, frozen=True, tag=True):
+    engine_seconds: float
+    images: int
+    cached_images: int
+
+
+Frame = Start | Embed | Tell | Ready | Refused | Made | Used
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+
+
+class Channel:
+    """One end, owned by one event loop."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def send(self, frame: Frame) -> None:
+        """Raises ``ConnectionError`` when the other end has gone."""
+        body = _encoder.encode(frame)
+        self._writer.write(_LENGTH.pack(len(body)))
+        self._writer.write(body)
+        await self._writer.drain()
+
+    async def receive(self) -> Frame | None:
+        """The next one; None when the other end has gone."""
+        try:
+            (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
+            return _decoder.decode(await self._reader.readexactly(length))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+
+    def close(self) -> None:
+        self._writer.close()

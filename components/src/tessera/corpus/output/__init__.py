@@ -1,0 +1,1 @@
+"""Where vectors of a corpus go: one file for each format."""

@@ -1,0 +1,1 @@
+"""A corpus on a Ray cluster, as a pipeline of Ray Data."""

@@ -1,0 +1,148 @@
+"""``tessera embed --ray``: what a local cluster writes, also when a worker process of it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from benchmarks.corpus import Corpus, differences, make_corpus, read
+from benchmarks.proc import below
+
+FLAGS = [
+    "--ray",
+    "local",
+    "--ray-cpus",
+    "4",
+    "--ray-readers",
+    "2",
+    "--ray-engines",
+    "2",
+    "--ray-memory-mb",
+    "256",
+]
+
+pytestmark = [pytest.mark.embeds, pytest.mark.xdist_group("corpus-ray")]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    made = make_corpus(tmp_path_factory.mktemp("corpus"), texts=240, pictures=30, pages=30)
+    (Path(made.sources[1]) / "bad.png").write_bytes(b"no picture")
+    return made
+
+
+def start(corpus: Corpus, out: Path, *flags: str) -> subprocess.Popen[str]:
+    words = [*corpus.sources, "--out", str(out), "--progress", "none", *FLAGS, *flags]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tessera.cli", "embed", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_killed_workers_and_a_killed_run_write_what_a_run_without_ray_does(
+    corpus: Corpus, tmp_path: Path
+) -> None:
+    plain, out = tmp_path / "plain", tmp_path / "ray"
+    subprocess.run(
+        [sys.executable, "-m", "tessera.cli", "embed", *corpus.sources, "--out", str(plain)],
+        check=False,
+        timeout=300,
+        stderr=subprocess.DEVNULL,
+    )
+    # One run is killed with all that is below it once it has published something.
+    process = start(corpus, out, "--part-rows", "10")
+    started: set[int] = set()
+    _until(lambda: _parts(out) or process.poll() is not None, process.pid, started)
+    assert process.poll() is None, process.communicate()
+    assert _addresses(started) == {"127.0.0.1"}
+    process.kill()
+    process.communicate()
+    _gone(started)
+    before = len(read(out)[0])
+    assert 0 < before < corpus.items
+
+    # The next one loses a reader and an engine, and goes on.
+    process = start(corpus, out, "--part-rows", "10")
+    try:
+        for name in ("Reader", "EngineActor"):
+            seen = _until(
+                lambda name=name: _actors(process.pid, name) or process.poll(), process.pid, started
+            )
+            assert isinstance(seen, list), process.communicate()
+            os.kill(seen[0], signal.SIGKILL)
+        # Nothing but its last line is written, so no pipe fills up.
+        _until(lambda: process.poll() is not None, process.pid, started)
+        said, errors = process.communicate()
+    finally:
+        process.kill()
+    assert process.returncode == 3, errors
+    assert f"{before} done before" in said and "1 failed" in said
+    _gone(started)
+    wrong, cosine, _ = differences(plain, out)
+    assert not wrong and cosine >= 0.9999
+    assert len(read(out)[0]) == corpus.items
+    assert [row["id"] for row in pq.read_table(out / "errors.parquet").to_pylist()] == [
+        row["id"] for row in pq.read_table(plain / "errors.parquet").to_pylist()
+    ]
+
+
+def _until(done: Callable[[], Any], pid: int, started: set[int]) -> Any:
+    """What ``done`` gives; all processes below ``pid`` that are seen meanwhile are added to ``started``."""
+    until = time.monotonic() + 300
+    while not (found := done()):
+        assert time.monotonic() < until
+        with suppress(OSError):
+            started |= set(below(pid))
+        time.sleep(0.05)
+    return found
+
+
+def _parts(out: Path) -> list[Path]:
+    return list((out / "vectors").glob("part-*"))
+
+
+def _actors(pid: int, name: str) -> list[int]:
+    """The actors of a stage: Ray names a process for what it does."""
+    return [one for one in below(pid) if _title(one).startswith("ray::") and name in _title(one)]
+
+
+def _title(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
+
+
+def _gone(pids: Iterable[int]) -> None:
+    """Wait until processes have ended; a number that something else has by now is none of Ray's."""
+    until = time.monotonic() + 180
+    while left := [pid for pid in pids if any(word in _title(pid) for word in ("ray", "tessera"))]:
+        assert time.monotonic() < until, [_title(pid) for pid in left]
+        time.sleep(0.05)
+
+
+def _addresses(pids: Iterable[int]) -> set[str]:
+    """Where processes listen for TCP."""
+    own = set()
+    for pid in pids:
+        with suppress(OSError):
+            own |= {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                found.add(socket.inet_ntoa(bytes.fromhex(fields[1].partition(":")[0][-8:])[::-1]))
+    return found

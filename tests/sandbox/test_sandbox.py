@@ -1,0 +1,114 @@
+"""Confined processes try to leave their limits."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import platform
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tessera.sandbox import Limits, Pool, ProcessLost, in_memory
+from tessera.sandbox.memory import Memory
+from tests.sandbox.attempts import ATTEMPTS, ENDS, folder
+
+pytestmark = pytest.mark.confines
+
+ANSWERS = msgspec.msgpack.Decoder(str)
+LIMITS = Limits(seconds=1.0, memory_bytes=1 << 28)
+
+
+def start() -> Pool[str]:
+    return Pool(
+        "test renderer",
+        "tests.sandbox.attempts:Handler",
+        "given",
+        ANSWERS,
+        LIMITS,
+        shared_bytes=4096,
+        count=1,
+    )
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool[str]]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", folder())
+        pool = start()
+    yield pool
+    pool.close()
+
+
+def attempt(pool: Pool[str], name: str, *, data: bytes = b"file") -> tuple[str, bytes]:
+    """What became of it, and the beginning of the shared memory."""
+    descriptor = in_memory(data, sealed=True)
+    try:
+        task = msgspec.msgpack.encode((name, os.getpid()))
+
+        def read(answer: str, memory: Memory) -> tuple[str, bytes]:
+            return answer, memory[:8].tobytes()
+
+        return pool.call(task, descriptor, read, over=name)
+    finally:
+        os.close(descriptor)
+
+
+def test_a_file_is_read_and_answered(pool: Pool[str]) -> None:
+    assert attempt(pool, "read", data=b"content") == ("given 7", b"content\0")
+
+
+@pytest.mark.parametrize("name", ATTEMPTS)
+def test_what_a_confined_process_cannot_do(pool: Pool[str], name: str) -> None:
+    refused = {
+        "import": "ModuleNotFoundError",
+        "thread": "RuntimeError",
+    }.get(name, str(errno.EPERM))
+    assert attempt(pool, name)[0] == refused
+    assert attempt(pool, "read")[0] == "given 4"
+
+
+@pytest.mark.parametrize("name", [*ENDS, "garbage"])
+def test_a_process_that_ends_or_holds_is_replaced(pool: Pool[str], name: str) -> None:
+    with pytest.raises(ProcessLost) as lost:
+        attempt(pool, name)
+    # What spins is ended by its processor time or by the clock, whichever is seen first.
+    assert lost.value.why in {"sleep": ["timeout"], "spin": ["timeout", "crash"]}.get(name, ["crash"])
+    assert attempt(pool, "read")[0] == "given 4"
+
+
+WITHOUT_SECCOMP = """
+import ctypes, struct, sys
+if "tessera.sandbox.child" in sys.orig_argv:
+    from tessera.sandbox import seccomp as s
+    program = b"".join([
+        s._instruction(s._LOAD, s._NUMBER), s._instruction(s._IF_EQUAL, {prctl}, 0, 3),
+        s._instruction(s._LOAD, s._ARGUMENTS), s._instruction(s._IF_EQUAL, 22, 0, 1),
+        s._instruction(s._RETURN, 0x00050000 | {error}), s._instruction(s._RETURN, s._ALLOW),
+    ])
+    ctypes.CDLL(None).prctl(38, 1, 0, 0, 0)
+    assert not s._set(ctypes.pointer(s._Program(len(program) // 8, program)))
+"""
+
+
+def test_without_seccomp_the_other_limits_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a kernel that answers as one that was built without it."""
+    prctl = 157 if platform.machine() == "x86_64" else 167
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_SECCOMP.format(prctl=prctl, error=errno.EINVAL))
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{folder()}")
+    with caplog.at_level(logging.WARNING):
+        pool = start()
+    try:
+        said = [record.message for record in caplog.records]
+        assert len(said) == 1 and "no seccomp" in said[0] and "test renderer" in said[0]
+        assert attempt(pool, "read a file")[0] == "done"
+        assert attempt(pool, "write a file")[0] == "done"
+        with pytest.raises(ProcessLost):
+            attempt(pool, "sleep")
+    finally:
+        pool.close()
