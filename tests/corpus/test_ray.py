@@ -31,8 +31,8 @@ FLAGS = [
     "256",
 ]
 
-# Two clusters start, each some fifteen processes, of which five load torch: alone on two cores 100 s, beside three
-# programs that wait for nothing 184 s.
+# Two clusters start, each some fifteen processes, of which five load torch: alone on two cores 100 s, beside
+# three programs that wait for nothing 184 s.
 pytestmark = [pytest.mark.embeds, pytest.mark.xdist_group("corpus-ray"), pytest.mark.timeout(1200)]
 
 

@@ -76,8 +76,8 @@ def joined(settings: RaySettings) -> Iterator[Resources]:
     if local:
         # Processes of a run that is killed look for its head so long before they end; 60 s by default.
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
-        # Engines and readers as urgent as this process: with Ray's 15, whatever else is busy here leaves them a
-        # thirtieth of a core, and the first row took six minutes in place of half a one.
+        # Engines and readers as urgent as this process: with Ray's 15, whatever else is busy here leaves them
+        # a thirtieth of a core, and the first row took six minutes in place of half a one.
         os.environ.setdefault("RAY_worker_niceness", "0")
         # Has everything listen on 127.0.0.1 alone.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
