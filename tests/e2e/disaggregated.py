@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ import httpx
 from tests.e2e.service import MODEL, Service, free_ports, launch
 
 KEY = "sk-shared-0123456789"
+NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +47,16 @@ class Disaggregated:
         return [row["embedding"] for row in answer.json()["data"]]
 
     @contextmanager
-    def frontend(self, *flags: str) -> Iterator[str]:
-        """The URL of one more frontend for these workers, without keys."""
+    def frontend(self, *flags: str, settings: Mapping[str, str] = NOTHING) -> Iterator[str]:
+        """The URL of one more frontend for these workers, without keys.
+
+        ``settings`` are added to its environment.
+        """
         (port,) = free_ports(1)
         url = f"http://127.0.0.1:{port}"
         command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(self.checkpoint)]
         command += ["--served-model-name", MODEL, "--port", str(port), "--discovery-backend", "file", *flags]
-        environment = os.environ | {"DYN_FILE_KV": str(self.store)}
+        environment = {**os.environ, "DYN_FILE_KV": str(self.store), **settings}
         process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
         try:
             _wait_ready(url, process)

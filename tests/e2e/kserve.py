@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import ModuleType
@@ -13,7 +13,7 @@ import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
-from tests.e2e.disaggregated import Disaggregated
+from tests.e2e.disaggregated import NOTHING, Disaggregated
 from tests.e2e.service import free_ports
 
 CODES = {
@@ -73,8 +73,10 @@ def refused(error: InferenceServerException) -> tuple[int, str]:
 
 
 @contextmanager
-def kserve_frontend(service: Disaggregated, *flags: str) -> Iterator[Door]:
-    """One more frontend, which answers by gRPC as well."""
+def kserve_frontend(
+    service: Disaggregated, *flags: str, settings: Mapping[str, str] = NOTHING
+) -> Iterator[Door]:
+    """One more frontend, which answers by gRPC as well; ``settings`` are added to its environment."""
     (port,) = free_ports(1)
-    with service.frontend("--grpc-port", str(port), *flags) as url:
+    with service.frontend("--grpc-port", str(port), *flags, settings=settings) as url:
         yield Door(http=url.removeprefix("http://"), grpc=f"127.0.0.1:{port}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,12 @@ import torch
 from tritonclient.utils import InferenceServerException
 
 from tests.e2e.disaggregated import Disaggregated
+from tests.e2e.faults.traffic import picture
 from tests.e2e.inputs import cosine, data_url
 from tests.e2e.kserve import Door, KserveClient, kserve_frontend, refused
+from tests.e2e.service import MODEL
 from tests.references.llama_nemotron_vl import Reference
+from tests.tracing.collector import Collector, Exported
 
 pytestmark = [pytest.mark.service, pytest.mark.kserve, pytest.mark.xdist_group("shared-service")]
 
@@ -22,8 +26,8 @@ Row = tuple[list[int], np.ndarray]
 
 
 @pytest.fixture(scope="module")
-def door(service: Disaggregated) -> Iterator[Door]:
-    with kserve_frontend(service) as door:
+def door(service: Disaggregated, traces: Collector) -> Iterator[Door]:
+    with kserve_frontend(service, settings=traces.environment()) as door:
         yield door
 
 
@@ -239,6 +243,97 @@ def test_states_and_vectors_are_asked_for_at_the_same_time(
     with ThreadPoolExecutor(8) as threads:
         for number, found in enumerate(threads.map(ask, range(len(inputs)))):
             assert cosine(found, wanted[number]) >= 0.9999999
+
+
+KINDS = ("FP32", "FP16", "file")
+ROUNDS, CALLS, CALL_ROWS = 8, 8, 2
+"""Of the test below: rounds at most, calls of each kind in a round, rows of a call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """One call of a kind, in two forms that no cache takes for one: the same pixels in other bytes."""
+
+    kind: str
+    number: int
+    forms: tuple[dict[str, Any], dict[str, Any]]
+
+    @classmethod
+    def of(cls, reference: Reference, kind: str, number: int) -> Mixed:
+        seeds = range(9000 + CALL_ROWS * number, 9000 + CALL_ROWS * (number + 1))
+        if kind == "file":
+            files = [picture(seed) for seed in seeds]
+            # What follows the end of a PNG is not read.
+            first, second = ({"image": [[data + more] for data in files]} for more in (b"", b"\0"))
+            return cls(kind, number, (first, second))
+        chance = np.random.default_rng(number)
+        given = []
+        for seed in seeds:
+            ids, tiles = row(reference, picture(seed), f"word {seed}")
+            tiles = (tiles + chance.normal(0, 0.1, tiles.shape)).astype(np.float32)
+            tiles[..., 0, 0] = 0.0
+            given.append((ids, tiles))
+        first, second = (batch(given, np.float32 if kind == "FP32" else np.float16) for _ in range(2))
+        second["pixel_values"][..., 0, 0] = -0.0
+        return cls(kind, number, (first, second))
+
+    def ask(self, kserve: KserveClient, form: int) -> np.ndarray:
+        model, output = (MODEL, "embeddings") if self.kind == "file" else ("router", "pooled")
+        headers = {"traceparent": f"00-{self.trace}-00f067aa0ba902b7-01"} if form else {}
+        found: np.ndarray = kserve.infer(model, self.forms[form], headers=headers).as_numpy(output)
+        return found
+
+    @property
+    def trace(self) -> str:
+        """Of the call in its second form."""
+        return f"{1 + KINDS.index(self.kind):016x}{self.number:016x}"
+
+    @staticmethod
+    def kind_of(trace: str) -> str | None:
+        place = int(trace[:16], 16)
+        return KINDS[place - 1] if 0 < place <= len(KINDS) else None
+
+
+def kinds_of_batches(spans: list[Exported]) -> set[frozenset[str]]:
+    """The kinds of pixels that were together in a batch of the encode worker."""
+    batches = [span for span in spans if span.name == "vision batch"]
+    kinds = [{Mixed.kind_of(trace) for trace, _ in span.links} for span in batches]
+    return {frozenset(kind for kind in found if kind) for found in kinds}
+
+
+def test_pixels_of_all_types_in_one_batch_are_those_of_each_alone(
+    service: Disaggregated, door: Door, kserve: KserveClient, reference: Reference, traces: Collector
+) -> None:
+    """Rounds of calls all at once, until an engine has had a batch with every kind."""
+    clients = [door.client("grpc") for _ in range(len(KINDS) * CALLS)]
+    try:
+        for round_ in range(ROUNDS):
+            calls = [
+                Mixed.of(reference, kind, round_ * CALLS + number)
+                for number in range(CALLS)
+                for kind in KINDS
+            ]
+            alone = [call.ask(kserve, 0) for call in calls]
+            before = encoded(service)
+            with ThreadPoolExecutor(len(clients)) as threads:
+                together = list(threads.map(lambda call, client: call.ask(client, 1), calls, clients))
+            assert encoded(service) == before + CALL_ROWS * len(calls), "some were not computed again"
+            for call, one, other in zip(calls, alone, together, strict=True):
+                np.testing.assert_allclose(other, one, atol=1e-5, err_msg=f"{call.kind} {call.number}")
+            wanted = {call.trace for call in calls}
+            traces.wait(lambda spans, wanted=wanted: wanted <= batched(spans))
+            if frozenset(KINDS) in kinds_of_batches(traces.all()):
+                break
+        else:
+            raise AssertionError(f"batches had {kinds_of_batches(traces.all())}")
+    finally:
+        for client in clients:
+            client.close()
+
+
+def batched(spans: list[Exported]) -> set[str]:
+    """The traces that batches of the encode worker link to."""
+    return {trace for span in spans if span.name == "vision batch" for trace, _ in span.links}
 
 
 def test_vit_gives_the_rows_of_the_reference(

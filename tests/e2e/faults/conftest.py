@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.faults.traffic import Known, known_inputs
-from tests.e2e.service import Service, launch
+from tests.e2e.service import Service, free_ports, launch
 from tests.references.llama_nemotron_vl import Reference
 
 FRONTENDS, ENCODE, EMBED = (0, 1), (0, 1), (2, 3)
@@ -26,10 +26,14 @@ text: {max_queue_seconds: 600}
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """Two frontends, two encode and two embed workers; ``urls`` are of each frontend alone."""
+    """Two frontends, two encode and two embed workers; ``urls`` are of each frontend alone.
+
+    ``grpc`` is the address, without a scheme, at which both answer KServe calls.
+    """
 
     service: Service
     urls: tuple[str, str]
+    grpc: str
 
 
 @pytest.fixture(scope="package")
@@ -48,7 +52,9 @@ def deployed(checkpoint: Path, folder: Path, engine: str) -> Iterator[Deployment
     """A deployment of its own, with this engine configuration for every worker."""
     config = folder / "engine.yaml"
     config.write_text(engine)
+    (port,) = free_ports(1)
     environment = {
+        "FRONTEND_ARGS": f"--grpc-port {port}",
         "ENCODE_WORKERS": "2",
         "EMBED_WORKERS": "2",
         "ENCODE_ENGINE_ARGS": str(config),
@@ -61,4 +67,4 @@ def deployed(checkpoint: Path, folder: Path, engine: str) -> Iterator[Deployment
         "e_p.sh", checkpoint, log, workers=4, frontends=2, arguments=small, environment=environment
     ) as service:
         first, second = service.frontend_urls
-        yield Deployment(service, (first, second))
+        yield Deployment(service, (first, second), f"127.0.0.1:{port}")
