@@ -60,13 +60,11 @@ def service(folder: Path) -> Iterator[str]:
         script.wait()
 
 
-def search(url: str, folder: Path) -> None:
-    sheet = folder / "search.png"
-    index = ["--url", url, "--index", str(folder / "index.sqlite")]
-    written = ["--sheet", str(sheet), "--html", str(folder / "search.html")]
-    program = [sys.executable, "examples/search.py"]
-    subprocess.run([*program, "index", "examples/images", *index], check=True, cwd=ROOT)
-    query = [*program, "query", "examples/images", QUERY, "--top", "8", *index, *written]
+def search(folder: Path) -> None:
+    vectors, sheet = folder / "vectors", folder / "search.png"
+    program = [sys.executable, "-m", "tessera.cli"]
+    subprocess.run([*program, "embed", "examples/images", "--out", str(vectors)], check=True, cwd=ROOT)
+    query = [*program, "search", str(vectors), QUERY, "--top", "8", "--sheet", str(sheet)]
     subprocess.run(query, check=True, cwd=ROOT)
     keep(sheet, IMAGES / "search.png")
 
@@ -126,12 +124,11 @@ def metrics(folder: Path) -> None:
 def main() -> None:
     wanted = set(sys.argv[1:]) or {"search", "page", "metrics"}
     with tempfile.TemporaryDirectory() as name:
-        if wanted & {"search", "page"}:
+        if "search" in wanted:
+            search(Path(name))
+        if "page" in wanted:
             with service(Path(name)) as url:
-                if "search" in wanted:
-                    search(url, Path(name))
-                if "page" in wanted:
-                    page(url, Path(name))
+                page(url, Path(name))
         if "metrics" in wanted:
             metrics(Path(name))
 

@@ -116,7 +116,7 @@ class Service:
             else:
                 if answer.is_success:
                     return answer
-                said = f"{answer.status_code}: {_said(answer)}"
+                said = f"{answer.status_code}: {said_of(answer)}"
                 if answer.status_code == 401:
                     raise ConfigError(f"{self.url} asks for an API key: {KEY_VARIABLE} holds one")
                 if answer.status_code in _REFUSED:
@@ -190,7 +190,7 @@ class ServiceEmbedder:
                 if len(items) > 1:
                     half = len(items) // 2
                     return await self._embed(items[:half], prompt) + await self._embed(items[half:], prompt)
-                return [items[0].failed(_said(answer))]
+                return [items[0].failed(said_of(answer))]
             rows, bounds, errors = self._read(answer, len(asked))
             again: list[int] = []
             for place, index in enumerate(left):
@@ -216,7 +216,7 @@ class ServiceEmbedder:
             body = self._body([item], prompt) | {"partial": False}
             answer = await self._service.ask("POST", "/v1/embeddings", body)
         if not answer.is_success:
-            return item.failed(_said(answer))
+            return item.failed(said_of(answer))
         return _embedded(item, self._read(answer, 1)[0])
 
     def _body(self, items: Sequence[Item], prompt: dict[str, str]) -> dict[str, Any]:
@@ -273,7 +273,7 @@ def _wait(answer: httpx2.Response) -> float:
     return min(max(asked, _LEAST_WAIT_SECONDS), _MAX_WAIT_SECONDS)
 
 
-def _said(answer: httpx2.Response) -> str:
+def said_of(answer: httpx2.Response) -> str:
     try:
         error = answer.json()["error"]
         message, param = str(error["message"]), str(error.get("param") or "")

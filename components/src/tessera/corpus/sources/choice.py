@@ -15,7 +15,7 @@ from tessera.corpus.shard import Shard
 from tessera.corpus.sources.folder import FILES, Folder, Unreadable, item_of, printable, read_file
 from tessera.corpus.sources.lines import Honoured, Lines
 from tessera.corpus.sources.media import Media
-from tessera.corpus.sources.settings import SourceSettings
+from tessera.corpus.sources.settings import ReadSettings, SourceSettings
 from tessera.corpus.sources.table import Table
 from tessera.errors import ConfigError
 
@@ -42,6 +42,27 @@ def open_source(words: Sequence[str], settings: SourceSettings, honoured: Honour
     alone = len(words) == 1
     sources = [_source(word, settings, media, honoured, alone=alone) for word in words]
     return sources[0] if alone else Chain(sources)
+
+
+def read_again(source: str, id: str, settings: ReadSettings, media: Media) -> Iterator[Row]:
+    """What is at the place that a row says it was read from: a file, a line, or a row of a table.
+
+    A file has the ``id`` then. Raises ``ConfigError`` for a place that is not there.
+    """
+    name, _, number = source.rpartition(":")
+    path, everything = Path(name), Shard()
+    ending = path.suffix.lower()
+    if number.isdecimal() and ending in LINES:
+        most = settings.max_line_bytes
+        lines = Lines(name=name, path=path, media=media, honoured=None, max_bytes=most, shard=everything)
+        yield from lines.at(int(number))
+    elif number.isdecimal() and ending in TABLES:
+        table = Table(path=path, columns=settings.columns, media=media, shard=everything)
+        yield from table.at(int(number))
+    elif Path(source).suffix.lower() in FILES:
+        yield from File(path=Path(source), id=id, max_bytes=settings.max_bytes, shard=everything).rows()
+    else:
+        raise ConfigError(f"{source}: cannot be read again")
 
 
 def _source(word: str, settings: SourceSettings, media: Media, honoured: Honoured, *, alone: bool) -> Source:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, Final
@@ -43,13 +43,14 @@ class Lines:
     A plain line is an object with ``text``, ``image`` (a path, a URL or a data URL) or both, and an ``id``:
     without one FILE:LINE. An image that ends in .pdf is a document. Other keys mean nothing. A batch line
     has a ``custom_id`` and a ``body`` for ``/v1/embeddings``; of several inputs each is ``CUSTOM_ID#N``,
-    from 0. What cannot be read is a failure that names the line, and reading goes on behind it.
+    from 0. What cannot be read is a failure that names the line, and reading goes on behind it. What batch
+    lines ask for is checked where ``honoured`` says what the run does.
     """
 
     name: str
     path: Path | None
     media: Media
-    honoured: Honoured
+    honoured: Honoured | None
     max_bytes: int
     shard: Shard
     _read: int = 0
@@ -67,6 +68,19 @@ class Lines:
                 yield from ahead(self._works(file))
         except OSError as error:
             raise ConfigError(f"{self.name}: {error.strerror}") from None
+
+    def at(self, number: int) -> Sequence[Row]:
+        """The rows of one line, from 1; none behind the end. Raises ``ConfigError`` as ``rows`` does."""
+        try:
+            with _opened(self.path) as file:
+                for _ in range(number - 1):
+                    while (chunk := file.readline(_CHUNK)) and not chunk.endswith(b"\n"):
+                        pass
+                line = file.readline(self.max_bytes + 1)
+        except OSError as error:
+            raise ConfigError(f"{self.name}: {error.strerror}") from None
+        work = self._line(line, f"{self.name}:{number}") if line.strip() else []
+        return work() if callable(work) else work
 
     def _works(self, file: BinaryIO) -> Iterator[Work]:
         number = 0
@@ -117,8 +131,9 @@ class Lines:
         if value.get("method", "POST") != "POST" or value.get("url", _ROUTE) != _ROUTE:
             return self._failed(id, where, f"only POST {_ROUTE} is served here")
         try:
-            request = parse_embeddings(body, models=self.honoured.models)
-            self._check(request)
+            request = parse_embeddings(body, models=self.honoured.models if self.honoured else ())
+            if self.honoured is not None:
+                _check(request, self.honoured)
         except InvalidInput as error:
             return self._failed(id, where, str(error))
         several = len(request.inputs) > 1
@@ -130,17 +145,6 @@ class Lines:
             ]
 
         return read if any(entry.images for entry in request.inputs) else read()
-
-    def _check(self, request: EmbeddingsRequest) -> None:
-        honoured = self.honoured
-        if request.model is not None and find_name(request.model, honoured.models) is None:
-            raise InvalidInput(f"model: {request.model!r} is not the run's")
-        if request.dimensions not in (None, honoured.dimensions):
-            raise InvalidInput(f"dimensions: the run makes {honoured.dimensions} of every vector")
-        if request.truncate is not Truncate.NONE and request.truncate is not honoured.truncate:
-            raise InvalidInput(f"truncate: the run has {honoured.truncate.value}, see --truncate")
-        if not request.normalize:
-            raise InvalidInput("normalize: the run makes unit vectors")
 
     def _input(self, id: str, entry: Input, where: str) -> Row:
         parts: list[Part] = []
@@ -160,6 +164,17 @@ class Lines:
 
     def _failed(self, id: str, where: str, reason: str) -> list[Row]:
         return [Failure(id=id, source=where, reason=reason)] if self.shard.holds(id) else []
+
+
+def _check(request: EmbeddingsRequest, honoured: Honoured) -> None:
+    if request.model is not None and find_name(request.model, honoured.models) is None:
+        raise InvalidInput(f"model: {request.model!r} is not the run's")
+    if request.dimensions not in (None, honoured.dimensions):
+        raise InvalidInput(f"dimensions: the run makes {honoured.dimensions} of every vector")
+    if request.truncate is not Truncate.NONE and request.truncate is not honoured.truncate:
+        raise InvalidInput(f"truncate: the run has {honoured.truncate.value}, see --truncate")
+    if not request.normalize:
+        raise InvalidInput("normalize: the run makes unit vectors")
 
 
 def made_of(

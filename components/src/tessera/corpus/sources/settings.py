@@ -44,8 +44,8 @@ class FetchPolicy(MediaPolicy, frozen=True, kw_only=True):
     allowed_local_path: Path | None = None
 
 
-class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How sources are read."""
+class ReadSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How what sources name is read."""
 
     root: Annotated[
         Path | None,
@@ -55,9 +55,6 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
             help="paths in JSON lines and tables count below it alone; without it there may be none",
         ),
     ] = None
-    shard_text: Annotated[
-        str, Setting(flag="--shard", metavar="N/M", check=_no_shard, help="take one of M parts, by the id")
-    ] = "1/1"
     max_bytes: Annotated[
         int, Setting(flag="--max-file-mb", unit=MIB, check=POSITIVE, help="of one file, fetched ones too")
     ] = 256 << 20
@@ -66,6 +63,14 @@ class SourceSettings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 64 << 20
     columns: Columns = Columns()
     media: Annotated[FetchPolicy, Setting(group="URLs in JSON lines and tables")] = FetchPolicy()
+
+
+class SourceSettings(ReadSettings, frozen=True, kw_only=True):
+    """How sources are read, and how much of them."""
+
+    shard_text: Annotated[
+        str, Setting(flag="--shard", metavar="N/M", check=_no_shard, help="take one of M parts, by the id")
+    ] = "1/1"
 
     @property
     def shard(self) -> Shard:

@@ -42,6 +42,32 @@ class Table:
         """Raises ``ConfigError`` where it cannot be read, or has neither texts nor images."""
         yield from ahead(self._works())
 
+    def at(self, number: int) -> Sequence[Row]:
+        """One row, by its number from 0; none behind the end. Raises ``ConfigError`` as ``rows`` does."""
+        names, _ = self._opened()
+        if number >= self._most:
+            return []
+        columns = sorted(set(names.values()))
+        try:
+            if self.path.suffix == ".lance":
+                import lance
+
+                found = lance.dataset(str(self.path)).take([number], columns=columns)
+            else:
+                import pyarrow.dataset
+
+                found = pyarrow.dataset.dataset(self.path, format="parquet").take([number], columns=columns)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{self.path}: {error}") from None
+        return [
+            self._row(self._id_of(values, names, number), values, names, number)
+            for values in found.to_pylist()
+        ]
+
+    def _id_of(self, values: Mapping[str, Any], names: Mapping[str, str], number: int) -> str:
+        id = values.get(names.get("id", ""))
+        return f"{self.path}:{number}" if id is None or id == "" else str(id)
+
     def _works(self) -> Iterator[Work]:
         names, batches = self._opened()
         number = 0
@@ -49,8 +75,7 @@ class Table:
             for batch in batches:
                 for values in batch.to_pylist():
                     self._read += 1
-                    id = values.get(names.get("id", ""))
-                    id = f"{self.path}:{number}" if id is None or id == "" else str(id)
+                    id = self._id_of(values, names, number)
                     number += 1
                     if self.shard.holds(id):
                         yield self._work(id, values, names, number - 1)

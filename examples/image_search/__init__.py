@@ -1,1 +1,0 @@
-"""Searching a folder of pictures by text or picture, through a running service."""

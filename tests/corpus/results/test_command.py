@@ -1,0 +1,148 @@
+"""``tessera search`` as a user runs it, against a running service: its list, its page, its sheet."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.e2e.disaggregated import Disaggregated
+from tests.e2e.inputs import parts
+
+pytestmark = [pytest.mark.service, pytest.mark.xdist_group("shared-service")]
+
+NASTY = "<script>document.title='x'<script> & \" \x1b[31m.png"
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """``tessera`` with a service to ask, in a directory of its own."""
+
+    cwd: Path
+    url: str
+    key: str
+
+    def start(self, *words: str | Path, **environment: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tessera.cli", *map(str, words)],
+            cwd=self.cwd,
+            env=os.environ | {"TESSERA_API_KEY": self.key} | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, *words: str | Path, status: int = 0, **environment: str) -> str:
+        """What it printed on standard output, or on standard error when it was to fail."""
+        process = self.start(*words, **environment)
+        output, errors = process.communicate(timeout=120)
+        assert process.returncode == status, output + errors
+        assert "Traceback" not in errors
+        return errors if status else output
+
+    def search(self, *words: str | Path, status: int = 0, **environment: str) -> str:
+        return self.run("search", "vectors", *words, "--url", self.url, status=status, **environment)
+
+
+@pytest.fixture(scope="module")
+def tessera(
+    service: Disaggregated, photos: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory
+) -> Command:
+    """Pictures are embedded, one of them twice, and a text."""
+    cwd = tmp_path_factory.mktemp("search")
+    command = Command(cwd, service.url, service.key)
+    folder = cwd / "pictures"
+    (folder / "below").mkdir(parents=True)
+    for name, data in photos.items():
+        (folder / f"{name}.jpg").write_bytes(data)
+    (folder / "below" / "again.JPG").write_bytes(photos["flower"])
+    Image.new("RGBA", (90, 60), (200, 30, 30, 128)).save(folder / NASTY)
+    (folder / "notes.txt").write_text("notes of a & b <b>")
+    command.run("embed", "pictures", "--out", "vectors", "--url", service.url, "--progress", "none")
+    return command
+
+
+class Reader(HTMLParser):
+    """Tags, addresses and texts of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.addresses: list[str] = []
+        self.texts: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data.strip())
+
+
+def test_a_text_ranks_what_is_there(
+    tessera: Command, service: Disaggregated, photos: dict[str, bytes]
+) -> None:
+    output = tessera.search("a red flower", "--sheet", "out.png", "--html", "out.html")
+    folder = tessera.cwd / "pictures"
+    pictures = [photos["china"], photos["flower"], (folder / NASTY).read_bytes()]
+    embedded = service.embed(*(parts(None, data) for data in pictures))
+    embedded += service.embed((folder / "notes.txt").read_text(), input_type="passage")
+    (asked,) = np.array(service.embed("a red flower", input_type="query"))
+    wanted = np.array(embedded) @ asked
+    printed = re.findall(r"^ +\d+\. +(-?\d\.\d{3})  (.*)$", output, re.MULTILINE)
+    assert [float(score) for score, _ in printed] == pytest.approx(sorted(wanted, reverse=True), abs=2e-3)
+    by_name = {names: float(score) for score, names in printed}
+    assert by_name["below/again.JPG  flower.jpg"] == pytest.approx(float(wanted[1]), abs=2e-3)
+    assert by_name["notes.txt"] == pytest.approx(float(wanted[3]), abs=2e-3)
+    assert "\x1b" not in output
+    with Image.open(tessera.cwd / "out.png") as sheet:
+        assert sheet.format == "PNG"
+        colours = sheet.convert("RGB").getcolors(1 << 24)
+    # The photographs are on it, and not frames alone.
+    assert colours is not None and len(colours) > 5000
+    page = Reader((tessera.cwd / "out.html").read_text())
+    assert "script" not in page.tags and "b" not in page.tags
+    assert all(address.startswith(("data:image/jpeg;base64,", "file:///")) for address in page.addresses)
+    assert (folder / "below" / "again.JPG").as_uri() in page.addresses
+    assert NASTY.replace("\x1b", "\ufffd") in page.texts and "notes of a & b <b>" in page.texts
+    shown = [text for text in page.texts if re.fullmatch(r"-?\d\.\d{3}", text)]
+    assert shown == [score for score, _ in printed]
+
+
+def test_a_picture_is_most_like_itself(tessera: Command, photos: dict[str, bytes]) -> None:
+    (tessera.cwd / "query.jpg").write_bytes(photos["china"])
+    first = tessera.search("--image", "query.jpg", "--top", "1")
+    assert re.search(r"1\.  1\.000  china\.jpg", first)
+    both = tessera.search("with a red flower", "--image", "query.jpg", "--top", "2", "--html", "both.html")
+    assert re.search(r"^   2\. ", both, re.MULTILINE)
+    page = Reader((tessera.cwd / "both.html").read_text())
+    assert (
+        "with a red flower" in page.texts and len([*filter(re.compile("data:").match, page.addresses)]) == 3
+    )
+
+
+def test_mistakes_are_said_in_a_line(tessera: Command) -> None:
+    """One after another, since each costs the start of an interpreter."""
+    assert "not an URL" in tessera.run("search", "vectors", "a", "--url", "http://localhost:80x0", status=1)
+    assert "TESSERA_API_KEY" in tessera.search("a", status=1, TESSERA_API_KEY="sk-unknown-0123456")
+    assert "--url names none" in tessera.run("search", "vectors", "a", "--rerank", status=1)
+    (tessera.cwd / "torn.jpg").write_bytes(b"\xff\xd8\xff torn")
+    assert "cannot be embedded" in tessera.search("--image", "torn.jpg", status=1)
+    assert "No such file" in tessera.search("--image", "gone.jpg", status=1)
+    assert "cannot be written" in tessera.search("a flower", "--sheet", "gone/x.png", status=1)
+    unread = tessera.start("search", "vectors", "a flower", "--url", tessera.url)
+    assert unread.stdout is not None
+    unread.stdout.close()
+    unread.stdout = None
+    assert "Pipe" not in unread.communicate(timeout=120)[1]
+    assert unread.returncode == 128 + signal.SIGPIPE
