@@ -139,6 +139,7 @@ def test_a_batch_server_and_the_command_make_the_same_of_lines(service: Several,
     bodies: dict[str, dict[str, Any]] = {
         "one": {"input": "a yellow heart"},
         "list": {"input": ["a yellow heart", "two blue squares", "a pie chart"]},
+        "list#1": {"input": "what looks like an input of another line"},
         "asked": {"input": "a yellow heart", "input_type": "query"},
         "floats": {"input": ["a bar chart"], "encoding_format": "float"},
         "long": {"input": "word " * 10_000},
@@ -150,7 +151,7 @@ def test_a_batch_server_and_the_command_make_the_same_of_lines(service: Several,
     )
     with ogx(tmp_path, service) as client:
         output, errors = batch(client, lines)
-    assert [line["custom_id"] for line in output] == ["one", "list", "asked", "floats"]
+    assert [line["custom_id"] for line in output] == [id for id in bodies if id != "long"]
     assert [line["custom_id"] for line in errors] == ["long"] and "tokens" in errors[0]["error"]["message"]
 
     (tmp_path / "lines.jsonl").write_text(lines)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tessera.corpus.item import Document, Failure, Item, Picture, Row
+from tessera.corpus.item import Document, Failure, Item, Picture, Row, request_of
 from tessera.corpus.shard import Shard
 from tessera.corpus.sources.choice import open_source
 from tessera.corpus.sources.lines import Honoured
@@ -125,6 +125,19 @@ def test_batch_lines_mean_what_they_mean_over_http(tmp_path: Path) -> None:
     )
     assert second.id == "several#1"
     assert isinstance(chat, Item) and chat.parts == (Picture(b"data"), "t") and chat.role is Role.PASSAGE
+
+
+def test_no_two_inputs_of_a_batch_have_one_id(tmp_path: Path) -> None:
+    asked = {"doc": 4, "doc#3": 1, "doc#3#0": 1, "doc#x": 1, "doc#01": 1, "other#2": 2}
+    lines = [
+        {"custom_id": id, "body": {"input": [f"{number}" for number in range(count)]}}
+        for id, count in asked.items()
+    ]
+    rows = read(written(tmp_path, *lines))
+    ids = ["doc#0", "doc#1", "doc#2", "doc#3", "doc#3#0", "doc#3#0#0", "doc#x", "doc#01"]
+    assert [row.id for row in rows] == [*ids, "other#2#0", "other#2#1"]
+    requests = [request_of(row.id, row.place) for row in rows if isinstance(row, Item)]
+    assert requests == [id for id, count in asked.items() for _ in range(count)]
 
 
 @pytest.mark.parametrize(

@@ -30,12 +30,18 @@ def content_of(text: str) -> bytes:
     return blake3(text.encode()).digest()
 
 
+def place_of(id: str) -> int | None:
+    """What these tests call ``list#N`` is an input of a request."""
+    return int(id.removeprefix("list#")) if id.startswith("list#") else None
+
+
 def embedded(id: str, text: str, rows: int = 1) -> Embedded:
     values = np.frombuffer(blake3(text.encode()).digest(rows * WIDTH), np.int8).astype(np.float32)
     return Embedded(
         id=id,
         source=f"/corpus/{id}",
         page=None,
+        place=place_of(id),
         content_hash=content_of(text),
         rows=values.reshape(rows, WIDTH) / 128,
         tokens=3 * rows,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tessera.corpus.shard import Shard
 from tessera.errors import ConfigError
 from tessera.frontend.api.formats import convert
 from tessera.frontend.request import EmbedDtype
-from tests.corpus.output.made import WIDTH, embedded, fill, kind_of, opened, rows_in, texts_in
+from tests.corpus.output.made import WIDTH, embedded, fill, kind_of, opened, place_of, rows_in, texts_in
 
 CORPUS = {f"it's {number}": f"text {number}" for number in range(25)}
 CORPUS |= {f"list#{number}": f"input {number}" for number in range(7)}
@@ -75,7 +76,7 @@ def test_token_vectors(tmp_path: Path, format: str, dtype: str) -> None:
 def test_errors_go_when_the_item_has_its_vector(tmp_path: Path, format: str) -> None:
     output = opened(tmp_path, format=format)
     for id in ("it's 1", "list#2", "other"):
-        output.fail(Failure(id=id, source="/corpus", page=3, reason="broken"))
+        output.fail(Failure(id=id, source="/corpus", page=3, place=place_of(id), reason="broken"))
     output.close()
     fill(opened(tmp_path, format=format), CORPUS.items())
     output = opened(tmp_path, format=format)
@@ -115,7 +116,7 @@ def lines_in(path: Path) -> list[dict[str, Any]]:
 def test_lines_are_those_of_a_batch(tmp_path: Path) -> None:
     output = opened(tmp_path, format="openai")
     output.put([embedded("one", "1"), embedded("list#1", "b"), embedded("list#0", "a")])
-    output.fail(Failure(id="list#2", source="s", reason="broken"))
+    output.fail(Failure(id="list#2", source="s", place=2, reason="broken"))
     output.close()
     (part,) = tmp_path.glob("vectors/*.jsonl")
     one, several = lines_in(part)
@@ -134,6 +135,46 @@ def test_lines_are_those_of_a_batch(tmp_path: Path) -> None:
     (failed,) = lines_in(tmp_path / "errors.jsonl")
     assert (failed["custom_id"], failed["response"]) == ("list", None)
     assert failed["error"]["message"] == "broken" and failed["error"]["param"] == "input[2]"
+
+
+def test_names_that_look_like_those_of_inputs_are_kept_apart_from_them(tmp_path: Path) -> None:
+    corpus = {"one": "a", "list": "b", "list#0": "c", "list#1": "d", "it#1": "e", "it#1#0": "f"}
+    output = opened(tmp_path, format="openai")
+    output.put([embedded(id, text) for id, text in corpus.items()])
+    output.close()
+    (part,) = tmp_path.glob("vectors/*.jsonl")
+    lines = lines_in(part)
+    assert [(line["custom_id"], line["input_is_list"]) for line in lines] == [
+        ("one", False),
+        ("list", False),
+        ("list", True),
+        ("it#1", False),
+        ("it#1#0", False),
+    ]
+    assert fill(opened(tmp_path, format="openai"), corpus.items()) == []
+    changed = corpus | dict.fromkeys(["list", "list#1", "it#1"], "changed")
+    assert fill(opened(tmp_path, format="openai"), changed.items()) == ["list", "list#1", "it#1"]
+    assert texts_in(tmp_path, changed) == sorted(corpus)
+
+
+def test_an_item_that_was_written_as_an_input_is_written_anew_when_it_changes(tmp_path: Path) -> None:
+    # As an earlier version did it.
+    output = opened(tmp_path, format="openai")
+    output.put([replace(embedded("it#1", "a"), place=1), embedded("one", "b")])
+    output.close()
+    assert fill(opened(tmp_path, format="openai"), [("it#1", "a")]) == []
+    assert fill(opened(tmp_path, format="openai"), [("it#1", "changed")]) == ["it#1"]
+    lines = [line for part in tmp_path.glob("vectors/*.jsonl") for line in lines_in(part)]
+    assert sorted(line["custom_id"] for line in lines) == ["it#1", "one"]
+
+
+def test_what_failed_as_a_request_is_forgotten_when_an_input_has_its_vector(tmp_path: Path) -> None:
+    output = opened(tmp_path, format="openai")
+    output.fail(Failure(id="list", source="s", reason="broken"))
+    output.close()
+    assert lines_in(tmp_path / "errors.jsonl")[0]["error"]["param"] is None
+    fill(opened(tmp_path, format="openai"), [("list#0", "a")])
+    assert not (tmp_path / "errors.jsonl").exists()
 
 
 def test_an_openai_client_reads_a_line(tmp_path: Path) -> None:

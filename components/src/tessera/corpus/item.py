@@ -28,7 +28,8 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to embed: its texts and images, in the order in which they are read as one.
 
     ``id`` is unique in a run. ``source`` is the place it was read from, as a person looks it up; ``page``
-    counts from 1 where that place has pages. ``role`` is what it is for, None for what the run says, and
+    counts from 1 where that place has pages. ``place`` is that of an input in its request, from 0, and its id
+    is ``REQUEST#place`` then. ``role`` is what it is for, None for what the run says, and
     ``instruction`` what its prompt says in place of the model's own, where the family knows them.
     ``content_hash`` is the 32-byte blake3 hash of what is embedded: the same parts for the same role have the
     same hash under every id. Who makes a part of something larger, a page of a document, gives a hash of
@@ -38,6 +39,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     source: str
     page: int | None = None
+    place: int | None = None
     parts: tuple[Part, ...]
     role: Role | None = None
     instruction: str | None = None
@@ -57,7 +59,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
         return sum(len(part if isinstance(part, str) else part.data) for part in self.parts)
 
     def failed(self, reason: str) -> Failure:
-        return Failure(id=self.id, source=self.source, page=self.page, reason=reason)
+        return Failure(id=self.id, source=self.source, page=self.page, place=self.place, reason=reason)
 
     def embedded(self, rows: npt.NDArray[np.float32], tokens: int) -> Embedded:
         """``rows`` and ``tokens`` as ``Embedded`` has them."""
@@ -65,6 +67,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
             id=self.id,
             source=self.source,
             page=self.page,
+            place=self.place,
             content_hash=self.content_hash,
             rows=rows,
             tokens=tokens,
@@ -98,6 +101,7 @@ class Failure(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     source: str
     page: int | None = None
+    place: int | None = None
     reason: str
 
 
@@ -133,9 +137,15 @@ class Embedded:
     id: str
     source: str
     page: int | None
+    place: int | None = None
     content_hash: bytes
     rows: npt.NDArray[np.float32]
     tokens: int
+
+
+def request_of(id: str, place: int | None) -> str:
+    """The request that an input is of; an item that is no input is one of its own."""
+    return id if place is None else id.removesuffix(f"#{place}")
 
 
 def unique(rows: Iterator[Row]) -> Iterator[Row]:
@@ -148,7 +158,11 @@ def unique(rows: Iterator[Row]) -> Iterator[Row]:
         if not isinstance(row, Failure):
             key = blake3(row.id.encode()).digest(16)
             if key in seen:
-                page = row.page if isinstance(row, Item) else None
-                row = Failure(id=row.id, source=row.source, page=page, reason="the id was there before")
+                said = "the id was there before"
+                row = (
+                    row.failed(said)
+                    if isinstance(row, Item)
+                    else Failure(id=row.id, source=row.source, reason=said)
+                )
             seen.add(key)
         yield row

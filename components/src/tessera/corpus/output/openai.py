@@ -1,13 +1,12 @@
 """Vectors as the lines of an OpenAI batch's output file.
 
-An item is a line, its id the ``custom_id``. Items whose ids are ``CUSTOM_ID#N``, N from 0, are the inputs of
-one request and share its line. Beside what OpenAI writes, each vector has the ``content_hash`` and the
-``tokens`` of its input.
+An item is a line, its id the ``custom_id``. Inputs of one request share its line. Beside what OpenAI writes,
+each vector has the ``content_hash`` and the ``tokens`` of its input.
 """
 
 from __future__ import annotations
 
-import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Final
@@ -15,14 +14,13 @@ from typing import Any, Final
 import msgspec
 import orjson
 
-from tessera.corpus.item import Failure
+from tessera.corpus.item import Failure, request_of
 from tessera.corpus.output.directory import Directory
 from tessera.corpus.output.row import Row, VectorKind
 from tessera.corpus.output.table import Published, digest_of
 from tessera.errors import ConfigError
 
 ENDING: Final = ".jsonl"
-_INPUT: Final = re.compile(r"(.+)#(0|[1-9][0-9]{0,5})", re.DOTALL)
 
 
 class Vector(msgspec.Struct, kw_only=True):
@@ -87,12 +85,6 @@ class _Hashes(msgspec.Struct):
     input_is_list: bool = False
 
 
-def place_of(id: str) -> tuple[str, int | None]:
-    """The line that an item is in, and its place there if it has several."""
-    found = _INPUT.fullmatch(id)
-    return (found[1], int(found[2])) if found else (id, None)
-
-
 class LinesTable:
     """``DIR/vectors/*.jsonl``.
 
@@ -129,18 +121,18 @@ class LinesTable:
             yield Published(part=path.name, ids=ids, content_hashes=hashes)
 
     def append(self, rows: Sequence[Row]) -> int:
-        requests: dict[str, dict[int, Vector]] = {}
-        several: set[str] = set()
+        # An item may be called what a request is.
+        requests: dict[tuple[str, bool], dict[int, Vector]] = defaultdict(dict)
         for row in rows:
-            name, place = place_of(row.id)
-            requests.setdefault(name, {})[place or 0] = self._vector(row, place or 0)
-            if place is not None:
-                several.add(name)
+            place = row.place or 0
+            key = request_of(row.id, row.place), row.place is not None
+            requests[key][place] = self._vector(row, place)
+        several = {name for name, several in requests if several}
         for line in self._take(several):
-            vectors = requests[line.custom_id]
-            requests[line.custom_id] = {vector.index: vector for vector in line.response.body.data} | vectors
+            key = line.custom_id, True
+            requests[key] = {vector.index: vector for vector in line.response.body.data} | requests[key]
         path = self._directory.part(self._number, ENDING)
-        lines = (self._line(name, vectors, name in several) for name, vectors in requests.items())
+        lines = (self._line(name, vectors, several) for (name, several), vectors in requests.items())
         written = self._directory.publish(path, lambda temporary: _write(temporary, lines))
         self._parts |= {digest_of(name): path.name for name in several}
         self._number += 1
@@ -160,9 +152,9 @@ class LinesTable:
         taken: list[Line] = []
 
         def kept(line: Line) -> bool:
-            if line.custom_id in names:
+            if wanted := line.several and line.custom_id in names:
                 taken.append(line)
-            return line.custom_id not in names
+            return not wanted
 
         for part in {part for name in names if (part := self._parts.get(digest_of(name))) is not None}:
             self._rewrite(part, kept)
@@ -241,7 +233,7 @@ def write_failures(path: Path, failures: Sequence[Failure]) -> None:
 
     def lines() -> Iterator[_FailedLine]:
         for failure in failures:
-            name, place = place_of(failure.id)
+            name, place = request_of(failure.id, failure.place), failure.place
             yield _FailedLine(
                 id=f"batch_req_{digest_of(name).hex()}",
                 custom_id=name,
@@ -261,12 +253,16 @@ def read_failures(path: Path) -> list[Failure]:
     decoder = msgspec.json.Decoder(_FailedLine)
     with open(path, "rb") as file:
         lines = [decoder.decode(line) for line in file]
-    return [
-        Failure(
-            id=line.custom_id + (f"#{param[6:-1]}" if (param := line.error.param) else ""),
-            source=line.error.source,
-            page=line.error.page,
-            reason=line.error.message,
-        )
-        for line in lines
-    ]
+    return [_failure(line.custom_id, line.error) for line in lines]
+
+
+def _failure(name: str, error: _Refusal) -> Failure:
+    # Written as input[N].
+    place = None if error.param is None else int(error.param[6:-1])
+    return Failure(
+        id=name if place is None else f"{name}#{place}",
+        source=error.source,
+        page=error.page,
+        place=place,
+        reason=error.message,
+    )

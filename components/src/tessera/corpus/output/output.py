@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from tessera.corpus.item import Embedded, Failure
+from tessera.corpus.item import Embedded, Failure, request_of
 from tessera.corpus.output import errors, openai
 from tessera.corpus.output.directory import Description, Directory
 from tessera.corpus.output.errors import ErrorTable
@@ -79,6 +79,9 @@ class Output:
             self._rows.append(row)
             self._nbytes += row.values.nbytes
             self._errors.forget(row.id)
+            if row.place is not None:
+                # A request that could not be read failed as one.
+                self._errors.forget(request_of(row.id, row.place))
             if len(self._rows) >= self._settings.part_rows or self._nbytes >= self._settings.part_bytes:
                 self._publish()
         self._publish_if_old()

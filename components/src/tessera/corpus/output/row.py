@@ -59,6 +59,7 @@ class Row:
     id: str
     source: str
     page: int | None
+    place: int | None
     content_hash: bytes
     values: npt.NDArray[Any]
     tokens: int
@@ -73,6 +74,7 @@ class Row:
             id=embedded.id,
             source=embedded.source,
             page=embedded.page,
+            place=embedded.place,
             content_hash=embedded.content_hash,
             values=convert(embedded.rows, EmbedDtype(kind.dtype)),
             tokens=embedded.tokens,

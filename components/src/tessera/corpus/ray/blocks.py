@@ -25,6 +25,7 @@ class _Vectors(msgspec.Struct, frozen=True, array_like=True):
     id: str
     source: str
     page: int | None
+    place: int | None
     content_hash: bytes
     width: int
     values: bytes
@@ -69,6 +70,7 @@ def _sent(row: Embedded) -> _Vectors:
         id=row.id,
         source=row.source,
         page=row.page,
+        place=row.place,
         content_hash=row.content_hash,
         width=row.rows.shape[1],
         values=row.rows.astype("<f4", copy=False).tobytes(),
@@ -81,6 +83,7 @@ def _embedded(row: _Vectors) -> Embedded:
         id=row.id,
         source=row.source,
         page=row.page,
+        place=row.place,
         content_hash=row.content_hash,
         rows=np.frombuffer(row.values, "<f4").reshape(-1, row.width),
         tokens=row.tokens,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -25,6 +26,8 @@ from tessera.models.base import Truncate
 
 _CHUNK: Final = 1 << 20
 _ROUTE: Final = "/v1/embeddings"
+# A name that could be an input's of another request.
+_LIKE_AN_INPUT: Final = re.compile(r".+#(0|[1-9][0-9]*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +46,9 @@ class Lines:
     A plain line is an object with ``text``, ``image`` (a path, a URL or a data URL) or both, and an ``id``:
     without one FILE:LINE. An image that ends in .pdf is a document. Other keys mean nothing. A batch line
     has a ``custom_id`` and a ``body`` for ``/v1/embeddings``; of several inputs each is ``CUSTOM_ID#N``,
-    from 0. What cannot be read is a failure that names the line, and reading goes on behind it. What batch
-    lines ask for is checked where ``honoured`` says what the run does.
+    from 0, and so is a single one whose ``CUSTOM_ID`` could be the id of another's input. What cannot be read
+    is a failure that names the line, and reading goes on behind it. What batch lines ask for is checked where
+    ``honoured`` says what the run does.
     """
 
     name: str
@@ -136,17 +140,17 @@ class Lines:
                 _check(request, self.honoured)
         except InvalidInput as error:
             return self._failed(id, where, str(error))
-        several = len(request.inputs) > 1
+        numbered = len(request.inputs) > 1 or _LIKE_AN_INPUT.fullmatch(id) is not None
 
         def read() -> list[Row]:
             return [
-                self._input(f"{id}#{number}" if several else id, entry, where)
+                self._input(f"{id}#{number}" if numbered else id, number if numbered else None, entry, where)
                 for number, entry in enumerate(request.inputs)
             ]
 
         return read if any(entry.images for entry in request.inputs) else read()
 
-    def _input(self, id: str, entry: Input, where: str) -> Row:
+    def _input(self, id: str, place: int | None, entry: Input, where: str) -> Row:
         parts: list[Part] = []
         try:
             for part in entry.parts:
@@ -157,10 +161,15 @@ class Lines:
                 else:
                     raise InvalidInput("only texts and images are embedded in bulk: no token ids, no tensors")
             return Item(
-                id=id, source=where, parts=tuple(parts), role=entry.role, instruction=entry.instruction
+                id=id,
+                source=where,
+                place=place,
+                parts=tuple(parts),
+                role=entry.role,
+                instruction=entry.instruction,
             )
         except RequestError as error:
-            return Failure(id=id, source=where, reason=str(error))
+            return Failure(id=id, source=where, place=place, reason=str(error))
 
     def _failed(self, id: str, where: str, reason: str) -> list[Row]:
         return [Failure(id=id, source=where, reason=reason)] if self.shard.holds(id) else []
