@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 import numpy as np
 
 from tessera import machine
+from tessera.corpus.columns import Columns
 from tessera.corpus.embedder import Served, Usage, VectorSettings
 from tessera.corpus.frames import Channel, Embed, Frame, Made, Ready, Refused, Start, Tell, Used
 from tessera.corpus.item import Embedded, Failure, Item
@@ -247,8 +248,7 @@ class _Process:
     async def start(cls, plan: EnginePlan, card: str) -> Self:
         """Raises what the engine was refused for."""
         child, ours = _spawn(plan, card)
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        channel = Channel(reader, writer)
+        channel = await Channel.of(ours)
         try:
             with suppress(ConnectionError):
                 await channel.send(Start(list(plan.flags), plan.source, plan.vectors))
@@ -323,15 +323,8 @@ class _Process:
         rows = np.frombuffer(made.rows, "<f4").reshape(-1, self.served.width)
         if len(made.counts) != len(items) or sum(made.counts) != len(rows):
             raise ProtocolError(f"an engine answered with {len(made.counts)} of {len(items)} items")
-        found: list[Embedded | Failure] = []
-        first = 0
-        for place, (item, number, tokens) in enumerate(zip(items, made.counts, made.tokens, strict=True)):
-            if (reason := made.reasons.get(place)) is not None:
-                found.append(item.failed(reason))
-            else:
-                found.append(item.embedded(rows[first : first + number], tokens))
-            first += number
-        return found
+        columns = Columns(rows=rows, counts=made.counts, tokens=made.tokens, reasons=made.reasons)
+        return columns.of(items)
 
 
 def _spawn(plan: EnginePlan, card: str) -> tuple[subprocess.Popen[bytes], socket.socket]:

@@ -16,12 +16,10 @@ with quick_imports():
     from contextlib import suppress
     from typing import Any
 
-    import numpy as np
     import uvloop
 
     from tessera.corpus.engine import Engine, watch
     from tessera.corpus.frames import Channel, Embed, Frame, Made, Ready, Refused, Start, Tell, Used
-    from tessera.corpus.item import Failure
     from tessera.errors import EngineDead, TesseraError
     from tessera.logs import log_as, log_settings
     from tessera.process_exit import leave
@@ -37,8 +35,7 @@ DEAD = 70
 
 async def serve(descriptor: int) -> int:
     """Answer until the run goes away; the exit status."""
-    reader, writer = await asyncio.open_unix_connection(sock=socket.socket(fileno=descriptor))
-    channel = Channel(reader, writer)
+    channel = await Channel.of(socket.socket(fileno=descriptor))
     start = await channel.receive()
     if not isinstance(start, Start):
         return 0
@@ -92,15 +89,12 @@ async def serve(descriptor: int) -> int:
 
 async def _made(engine: Engine, frame: Embed) -> Made:
     found = await engine.embed(frame.items)
-    reasons = {place: made.reason for place, made in enumerate(found) if isinstance(made, Failure)}
-    good = [made for made in found if not isinstance(made, Failure)]
-    rows = np.concatenate([made.rows for made in good]) if good else np.empty(0, np.float32)
     return Made(
         number=frame.number,
-        rows=rows.astype("<f4", copy=False).tobytes(),
-        counts=[0 if isinstance(made, Failure) else len(made.rows) for made in found],
-        tokens=[0 if isinstance(made, Failure) else made.tokens for made in found],
-        reasons=reasons,
+        rows=found.rows.astype("<f4", copy=False).tobytes(),
+        counts=list(found.counts),
+        tokens=list(found.tokens),
+        reasons=dict(found.reasons),
     )
 
 

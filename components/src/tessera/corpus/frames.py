@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
@@ -12,6 +13,8 @@ from tessera.corpus.embedder import Served, VectorSettings
 from tessera.corpus.item import Item
 
 _LENGTH: Final = struct.Struct("<Q")
+# Vectors of 64 texts are half a megabyte: a frame is to come in few pieces, each of which wakes the loop.
+_BUFFER_BYTES: Final = 4 << 20
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
@@ -74,11 +77,16 @@ class Channel:
         self._reader = reader
         self._writer = writer
 
+    @classmethod
+    async def of(cls, end: socket.socket) -> Self:
+        for kind in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            end.setsockopt(socket.SOL_SOCKET, kind, _BUFFER_BYTES)
+        return cls(*await asyncio.open_unix_connection(sock=end, limit=_BUFFER_BYTES))
+
     async def send(self, frame: Frame) -> None:
         """Raises ``ConnectionError`` when the other end has gone."""
         body = _encoder.encode(frame)
-        self._writer.write(_LENGTH.pack(len(body)))
-        self._writer.write(body)
+        self._writer.writelines((_LENGTH.pack(len(body)), body))
         await self._writer.drain()
 
     async def receive(self) -> Frame | None:

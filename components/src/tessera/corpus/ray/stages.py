@@ -136,7 +136,7 @@ class EngineActor:
 
     async def _call(self, items: Sequence[Item]) -> list[Embedded | Failure]:
         async with self._room:
-            return await self._engine.embed(items)
+            return (await self._engine.embed(items)).of(items)
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
