@@ -29,8 +29,10 @@ from tessera.corpus.progress import Show, Watch, display, keep_showing
 from tessera.corpus.ray.settings import RaySettings
 from tessera.corpus.run import Progress, fresh, keep, run
 from tessera.corpus.service import KEY_VARIABLE, ServiceEmbedder, ServiceSettings
+from tessera.corpus.sources.apart import Apart
 from tessera.corpus.sources.choice import STANDARD_INPUT, open_source
 from tessera.corpus.sources.lines import Honoured
+from tessera.corpus.sources.messages import Sources
 from tessera.corpus.sources.settings import SourceSettings
 from tessera.defaults import MODEL
 from tessera.errors import ConfigError, TesseraError, TooManyFailures
@@ -218,7 +220,8 @@ class _Run:
         embedder = await self._embedder()
         try:
             served = embedder.served
-            source = open_source(self._sources, settings.source, self._honoured(served))
+            honoured = self._honoured(served)
+            source = Apart(Sources(words=self._sources, settings=settings.source, honoured=honoured))
             # A service gets less to read.
             form = PictureFormat.PNG if settings.service.url else PictureFormat.BMP
             documents = await asyncio.to_thread(Documents, settings.documents, form)

@@ -24,7 +24,7 @@ class Picture(msgspec.Struct, frozen=True):
 Part = str | Picture
 
 
-class Item(msgspec.Struct, frozen=True, kw_only=True):
+class Item(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """One thing to embed: its texts and images, in the order in which they are read as one.
 
     ``id`` is unique in a run. ``source`` is the place it was read from, as a person looks it up; ``page``
@@ -86,8 +86,7 @@ def _hash(parts: tuple[Part, ...], role: Role | None, instruction: str | None) -
     return digest.digest()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
+class Document(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """A file with pages, a PDF, each of which is to become an item; ``id`` is that of the file."""
 
     id: str
@@ -95,7 +94,7 @@ class Document:
     data: bytes
 
 
-class Failure(msgspec.Struct, frozen=True, kw_only=True):
+class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """What could not become an item or a vector, and why; the run goes on without it."""
 
     id: str

@@ -48,6 +48,8 @@ class Known:
         return None if place is None else self._parts[self._places[place]]
 
     def _find(self, id: str) -> int | None:
+        if not len(self._ids):
+            return None
         digest = digest_of(id).rstrip(b"\0")
         place = int(np.searchsorted(self._ids, digest))
         return place if place < len(self._ids) and self._ids[place] == digest else None

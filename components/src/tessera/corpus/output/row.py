@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import numpy.typing as npt
 
@@ -13,6 +13,9 @@ from tessera.corpus.output.settings import ElementType
 from tessera.frontend.api.formats import convert
 from tessera.frontend.request import EmbedDtype
 from tessera.models.base import Role
+
+# To look one up by Enum's own call took a tenth of what writing a row takes.
+_ELEMENTS: Final = {kind.value: kind for kind in EmbedDtype}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,6 @@ class Row:
             page=embedded.page,
             place=embedded.place,
             content_hash=embedded.content_hash,
-            values=convert(embedded.rows, EmbedDtype(kind.dtype)),
+            values=convert(embedded.rows, _ELEMENTS[kind.dtype]),
             tokens=embedded.tokens,
         )
