@@ -63,7 +63,8 @@ class Disaggregated:
             yield url
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(timeout=60)
+            status = process.wait(timeout=60)
+        assert status == 0
 
 
 def _wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:

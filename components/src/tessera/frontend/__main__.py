@@ -72,6 +72,7 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
     gc.set_threshold(20_000, 20, 20)
     await server.serve()
     await service.close()
+    inference.close()
     lost.cancel()
     await asyncio.gather(lost, return_exceptions=True)
     service.runtime.shutdown()

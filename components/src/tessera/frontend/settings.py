@@ -116,8 +116,8 @@ class Kserve(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--kserve-shared-memory",
             metavar="PREFIX",
-            help="let KServe clients of this host name tensors in files of /dev/shm that begin so; one "
-            "frontend alone",
+            help="let KServe clients of this host name tensors in files of /dev/shm that begin so, and in "
+            "CUDA memory; one frontend alone",
         ),
     ] = ""
 

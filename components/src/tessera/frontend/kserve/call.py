@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.values import clip
+from tessera.frontend.api.values import Json, clip
 from tessera.frontend.kserve.tensors import Tensor
 
 Parameter = bool | int | float | str
+
+REGION: Final = "shared_memory_region"
+"""The parameter of a tensor that is in shared memory."""
 
 # What every model knows: of transports, or said with a value that changes nothing.
 _COMMON: Final = frozenset(
@@ -28,16 +31,35 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """An input that is in shared memory, where its parameters say."""
+
+    datatype: str
+    shape: Sequence[Json]
+    parameters: Mapping[str, Parameter]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """``nbytes`` are those of the tensors. Without ``outputs`` all are wanted."""
+    """``nbytes`` are those of the tensors. Without ``outputs`` all are wanted.
+
+    ``shared`` are the inputs that are still to be read, and ``peer`` is the client's address.
+    """
 
     model: str
     version: str = ""
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     inputs: Mapping[str, Tensor] = field(default_factory=dict)
+    shared: Mapping[str, Shared] = field(default_factory=dict)
     outputs: tuple[Wanted, ...] = ()
     nbytes: int = 0
+    peer: str = ""
+
+    @property
+    def output_places(self) -> dict[str, Mapping[str, Parameter]]:
+        """The parameters of the outputs that are wanted in shared memory."""
+        return {wanted.name: wanted.parameters for wanted in self.outputs if REGION in wanted.parameters}
 
     def check_parameters(self, own: Collection[str]) -> None:
         """Raises ``InvalidInput`` for a parameter that is neither among a model's own nor known to all."""

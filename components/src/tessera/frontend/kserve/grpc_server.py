@@ -28,14 +28,16 @@ from tessera.frontend.http.errors import Failure, release, render, render_status
 from tessera.frontend.http.middleware import AnswerCounts, new_request_id
 from tessera.frontend.http.tls import Certificate
 from tessera.frontend.kserve import messages_pb2 as pb
-from tessera.frontend.kserve.call import Answer, Call, Parameter, Wanted
+from tessera.frontend.kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted
 from tessera.frontend.kserve.http import write_error
 from tessera.frontend.kserve.inference import Inference
 from tessera.frontend.kserve.line import MOST_WAITING
-from tessera.frontend.kserve.shared_memory import REGION, Regions
+from tessera.frontend.kserve.shared_memory.cuda import CudaMemory
+from tessera.frontend.kserve.shared_memory.system import SystemMemory
 from tessera.frontend.kserve.tensors import Tensor, of_raw, of_values
 from tessera.frontend.service import Service
 from tessera.logs import RequestLine, note, serving
+from tessera.tasks import Deadline
 
 log = logging.getLogger(__name__)
 
@@ -43,9 +45,6 @@ SERVICE: Final = "inference.GRPCInferenceService"
 _UNSUPPORTED: Final = (
     "RepositoryModelLoad",
     "RepositoryModelUnload",
-    "CudaSharedMemoryStatus",
-    "CudaSharedMemoryRegister",
-    "CudaSharedMemoryUnregister",
     "TraceSetting",
     "LogSettings",
 )
@@ -110,21 +109,22 @@ def serialized(message: Message) -> bytes:
     return written
 
 
-def read_call(message: pb.ModelInferRequest, regions: Regions, peer: str) -> Call:
+def read_call(message: pb.ModelInferRequest, peer: str) -> Call:
     """Raises ``InvalidInput`` naming what is wrong; ``peer`` is the client's address."""
     raws = iter(message.raw_input_contents)
     raw_is_used = len(message.raw_input_contents) > 0
     inputs: dict[str, Tensor] = {}
+    shared: dict[str, Shared] = {}
     nbytes = 0
     for tensor in message.inputs:
         name, said = tensor.name, tensor.name[:80]
-        if name in inputs:
+        if name in inputs or name in shared:
             raise InvalidInput(f"{said}: the input comes twice", param=said)
         own = _parameters(tensor.parameters)
         if REGION in own:
-            regions.check_peer(peer)
-            data = regions.read(own, name)
-        elif raw_is_used:
+            shared[name] = Shared(datatype=tensor.datatype, shape=tensor.shape, parameters=own)
+            continue
+        if raw_is_used:
             if tensor.HasField("contents"):
                 raise InvalidInput(
                     "contents field must not be specified when using raw_input_contents for "
@@ -144,18 +144,16 @@ def read_call(message: pb.ModelInferRequest, regions: Regions, peer: str) -> Cal
     if next(raws, None) is not None:
         raise InvalidInput("raw_input_contents has more entries than there are inputs")
     outputs = tuple(Wanted(name=one.name, parameters=_parameters(one.parameters)) for one in message.outputs)
-    for wanted in outputs:
-        if REGION in wanted.parameters:
-            regions.check_peer(peer)
-            regions.check_place(wanted.parameters, wanted.name)
     return Call(
         model=message.model_name,
         version=message.model_version,
         id=message.id,
         parameters=_parameters(message.parameters),
         inputs=inputs,
+        shared=shared,
         outputs=outputs,
         nbytes=nbytes,
+        peer=peer,
     )
 
 
@@ -175,19 +173,17 @@ def _parameters(given: Mapping[str, pb.InferParameter]) -> dict[str, Parameter]:
     return found
 
 
-def write_answer(answer: Answer, call: Call, regions: Regions) -> pb.ModelInferResponse:
-    """The outputs raw: NVIDIA's client for Python reads no others."""
+def write_answer(answer: Answer, call: Call) -> pb.ModelInferResponse:
+    """The outputs raw: NVIDIA's client for Python reads no others. Those in regions are there already."""
     message = pb.ModelInferResponse(model_name=answer.model, model_version="1", id=answer.id)
-    places = {wanted.name: wanted.parameters for wanted in call.outputs if REGION in wanted.parameters}
+    places = call.output_places
     for tensor in answer.outputs:
         one = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-        raw = tensor.raw()
         if (place := places.get(tensor.name)) is not None:
-            regions.write(place, tensor.name, raw)
             for name, value in place.items():
                 _set(one.parameters[name], value)
         else:
-            message.raw_output_contents.append(raw)
+            message.raw_output_contents.append(tensor.raw())
     return message
 
 
@@ -279,7 +275,8 @@ class GrpcServer:
         def shared(kind: type[M], answer: Callable[[M], Message]) -> Method:
             async def answered(raw: bytes, context: Context, state: State) -> Message:
                 regions.check_peer(state["peer"])
-                return answer(parsed(kind, raw))
+                deadline = Deadline.after(inference.patience)
+                return await regions.aside(deadline, answer, parsed(kind, raw))
 
             return answered
 
@@ -296,21 +293,37 @@ class GrpcServer:
         def index(asked: pb.RepositoryIndexRequest) -> Message:
             return ParseDict({"models": inference.index(ready=asked.ready)}, pb.RepositoryIndexResponse())
 
-        def status(asked: pb.SystemSharedMemoryStatusRequest) -> Message:
+        def system_status(asked: pb.SystemSharedMemoryStatusRequest) -> Message:
             found = pb.SystemSharedMemoryStatusResponse()
-            for one in regions.regions(asked.name):
+            for one in regions.regions(SystemMemory, asked.name):
                 region = found.regions[one.name]
-                region.name, region.key = one.name, one.key
-                region.offset, region.byte_size = one.offset, one.byte_size
+                region.name, region.key = one.name, one.memory.key
+                region.offset, region.byte_size = one.memory.offset, one.byte_size
             return found
 
-        def register(asked: pb.SystemSharedMemoryRegisterRequest) -> Message:
-            regions.register(asked.name, asked.key, asked.offset, asked.byte_size)
+        def register_system(asked: pb.SystemSharedMemoryRegisterRequest) -> Message:
+            regions.register_system(asked.name, asked.key, asked.offset, asked.byte_size)
             return pb.SystemSharedMemoryRegisterResponse()
 
-        def unregister(asked: pb.SystemSharedMemoryUnregisterRequest) -> Message:
-            regions.unregister(asked.name)
+        def unregister_system(asked: pb.SystemSharedMemoryUnregisterRequest) -> Message:
+            regions.unregister(SystemMemory, asked.name)
             return pb.SystemSharedMemoryUnregisterResponse()
+
+        def cuda_status(asked: pb.CudaSharedMemoryStatusRequest) -> Message:
+            found = pb.CudaSharedMemoryStatusResponse()
+            for one in regions.regions(CudaMemory, asked.name):
+                region = found.regions[one.name]
+                region.name, region.device_id = one.name, one.memory.device_id
+                region.byte_size = one.byte_size
+            return found
+
+        def register_cuda(asked: pb.CudaSharedMemoryRegisterRequest) -> Message:
+            regions.register_cuda(asked.name, asked.raw_handle, asked.device_id, asked.byte_size)
+            return pb.CudaSharedMemoryRegisterResponse()
+
+        def unregister_cuda(asked: pb.CudaSharedMemoryUnregisterRequest) -> Message:
+            regions.unregister(CudaMemory, asked.name)
+            return pb.CudaSharedMemoryUnregisterResponse()
 
         async def unsupported(raw: bytes, context: Context, state: State) -> Message:
             raise UnsupportedOperation("this service does not have that")
@@ -335,9 +348,12 @@ class GrpcServer:
             "ModelConfig": of(pb.ModelConfigRequest, configuration),
             "ModelStatistics": statistics,
             "RepositoryIndex": of(pb.RepositoryIndexRequest, index),
-            "SystemSharedMemoryStatus": shared(pb.SystemSharedMemoryStatusRequest, status),
-            "SystemSharedMemoryRegister": shared(pb.SystemSharedMemoryRegisterRequest, register),
-            "SystemSharedMemoryUnregister": shared(pb.SystemSharedMemoryUnregisterRequest, unregister),
+            "SystemSharedMemoryStatus": shared(pb.SystemSharedMemoryStatusRequest, system_status),
+            "SystemSharedMemoryRegister": shared(pb.SystemSharedMemoryRegisterRequest, register_system),
+            "SystemSharedMemoryUnregister": shared(pb.SystemSharedMemoryUnregisterRequest, unregister_system),
+            "CudaSharedMemoryStatus": shared(pb.CudaSharedMemoryStatusRequest, cuda_status),
+            "CudaSharedMemoryRegister": shared(pb.CudaSharedMemoryRegisterRequest, register_cuda),
+            "CudaSharedMemoryUnregister": shared(pb.CudaSharedMemoryUnregisterRequest, unregister_cuda),
             "ModelInfer": self._infer,
         }
         return methods | dict.fromkeys(_UNSUPPORTED, unsupported)
@@ -348,19 +364,18 @@ class GrpcServer:
     async def _inferred(
         self, message: pb.ModelInferRequest, nbytes: int, context: Context, state: State
     ) -> pb.ModelInferResponse:
-        regions = self._inference.regions
         peer = state["peer"]
         if nbytes > _LARGE_BYTES:
-            call = await asyncio.to_thread(read_call, message, regions, peer)
+            call = await asyncio.to_thread(read_call, message, peer)
         else:
-            call = read_call(message, regions, peer)
+            call = read_call(message, peer)
         answer = await self._inference.infer(
             call,
             request_id=state["request_id"],
             key=state["key_name"],
             deadline=self._inference.deadline(context.time_remaining(), call),
         )
-        return write_answer(answer, call, regions)
+        return write_answer(answer, call)
 
     def _unary(self, name: str, answer: Method) -> Callable[[bytes, Context], Awaitable[bytes]]:
         async def answered(raw: bytes, context: Context) -> bytes:

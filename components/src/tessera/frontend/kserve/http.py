@@ -7,10 +7,11 @@ for what it does not know.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
 import orjson
+import pybase64
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -19,9 +20,11 @@ from tessera.errors import InvalidInput, UnsupportedOperation
 from tessera.frontend.api.endpoint import header, key_name, read_body, until_disconnect
 from tessera.frontend.api.values import Json, JsonObject, expected, json_object, read_json, reject_unknown
 from tessera.frontend.http.errors import Failure
-from tessera.frontend.kserve.call import Answer, Call, Parameter, Wanted
+from tessera.frontend.kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted
 from tessera.frontend.kserve.inference import Inference
-from tessera.frontend.kserve.shared_memory import REGION, Regions
+from tessera.frontend.kserve.shared_memory.cuda import CudaMemory
+from tessera.frontend.kserve.shared_memory.memory import Memory
+from tessera.frontend.kserve.shared_memory.system import SystemMemory
 from tessera.frontend.kserve.tensors import Tensor, json_values, of_raw, of_values
 from tessera.frontend.service import ClientApi
 from tessera.tasks import Deadline
@@ -38,6 +41,9 @@ _LARGE_BYTES: Final = 1 << 17
 _STATUSES: Final = {408: 400, 413: 400, 415: 400, 422: 400, 429: 503}
 
 
+T = TypeVar("T")
+
+
 def write_error(failure: Failure) -> tuple[int, JsonObject]:
     """Triton's shape; what waits no longer is 503, and 429 a key's own rate."""
     status = _STATUSES.get(failure.status, failure.status)
@@ -49,7 +55,7 @@ def write_error(failure: Failure) -> tuple[int, JsonObject]:
 
 
 def read_call(
-    body: bytes, head_length: bytes | None, model: str, version: str, regions: Regions, peer: str
+    body: bytes, head_length: bytes | None, model: str, version: str, peer: str
 ) -> tuple[Call, frozenset[str]]:
     """A call, and the names of the outputs that are wanted as binary data; "" stands for all of them.
 
@@ -69,15 +75,15 @@ def read_call(
     parameters = _parameters(head, "parameters")
     binary = memoryview(body)[length:]
     inputs: dict[str, Tensor] = {}
+    shared: dict[str, Shared] = {}
     at = 0
     for index, value in enumerate(_list(head, "inputs")):
         param = f"inputs[{index}]"
         name, datatype, shape, own, given = _input(value, param)
-        if name in inputs:
+        if name in inputs or name in shared:
             raise InvalidInput(f"{param}: the input {name[:80]!r} comes twice", param=param)
         if REGION in own:
-            regions.check_peer(peer)
-            inputs[name] = of_raw(name, datatype, shape, regions.read(own, name))
+            shared[name] = Shared(datatype=datatype, shape=shape, parameters=own)
         elif (size := own.get("binary_data_size")) is not None:
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary) - at:
                 raise InvalidInput(
@@ -94,10 +100,6 @@ def read_call(
     if at != len(binary):
         raise InvalidInput(f"{len(binary) - at} bytes behind the JSON belong to no input")
     outputs = tuple(_wanted(value, f"outputs[{index}]") for index, value in enumerate(_list(head, "outputs")))
-    for wanted in outputs:
-        if REGION in wanted.parameters:
-            regions.check_peer(peer)
-            regions.check_place(wanted.parameters, wanted.name)
     everything = parameters.get("binary_data_output") is True
     asked = {wanted.name for wanted in outputs if wanted.parameters.get("binary_data", everything) is True}
     if everything and not outputs:
@@ -111,14 +113,17 @@ def read_call(
         id=identity,
         parameters=parameters,
         inputs=inputs,
+        shared=shared,
         outputs=outputs,
         nbytes=len(body),
+        peer=peer,
     )
     return call, frozenset(asked)
 
 
-def write_answer(answer: Answer, call: Call, binary: frozenset[str], regions: Regions) -> Response:
-    places = {wanted.name: wanted.parameters for wanted in call.outputs if REGION in wanted.parameters}
+def write_answer(answer: Answer, call: Call, binary: frozenset[str]) -> Response:
+    """Outputs in regions are there already."""
+    places = call.output_places
     described: list[JsonObject] = []
     behind: list[bytes] = []
     for tensor in answer.outputs:
@@ -128,7 +133,6 @@ def write_answer(answer: Answer, call: Call, binary: frozenset[str], regions: Re
             "datatype": tensor.datatype,
         }
         if tensor.name in places:
-            regions.write(places[tensor.name], tensor.name, tensor.raw())
             one["parameters"] = dict(places[tensor.name])
         elif tensor.name in binary or "" in binary:
             raw = tensor.raw()
@@ -210,6 +214,9 @@ def _routes(inference: Inference, max_body_bytes: int) -> APIRouter:
     def get(path: str, answer: Any) -> None:
         router.add_api_route(f"{PREFIX}{path}", answer, methods=["GET"])
 
+    def post(path: str, answer: Any) -> None:
+        router.add_api_route(f"{PREFIX}{path}", answer, methods=["POST"])
+
     def get_of_model(path: str, answer: Any) -> None:
         get(f"/models/{{name}}{path}", answer)
         get(f"/models/{{name}}/versions/{{version}}{path}", answer)
@@ -251,7 +258,7 @@ def _routes(inference: Inference, max_body_bytes: int) -> APIRouter:
         begun = Deadline.after(inference.patience)
         body = await read_body(request, limit=max_body_bytes, timeout=inference.patience)
         length = header(request, _HEAD_LENGTH)
-        read = (body, length, name, version, regions, _host(request))
+        read = (body, length, name, version, _host(request))
         if len(body) > _LARGE_BYTES:
             call, binary = await asyncio.to_thread(read_call, *read)
         else:
@@ -264,7 +271,7 @@ def _routes(inference: Inference, max_body_bytes: int) -> APIRouter:
             counted=ticket is not None,
         )
         answer = await until_disconnect(request, work)
-        return write_answer(answer, call, binary, regions)
+        return write_answer(answer, call, binary)
 
     async def index(request: Request) -> Response:
         shaped(request)
@@ -276,41 +283,68 @@ def _routes(inference: Inference, max_body_bytes: int) -> APIRouter:
         shaped(request)
         raise UnsupportedOperation("models are loaded and unloaded by whoever runs the service")
 
-    async def cuda(request: Request) -> Response:
-        shaped(request)
-        raise UnsupportedOperation("CUDA shared memory is not offered here")
+    async def aside(work: Callable[..., T], *args: object) -> T:
+        return await regions.aside(Deadline.after(inference.patience), work, *args)
 
-    async def shared_status(request: Request, region: str = "") -> Response:
+    async def registration(request: Request, *known: str) -> JsonObject:
+        """The body of a registration, for this host's own clients."""
         shaped(request)
         regions.check_peer(_host(request))
+        raw = await read_body(request, limit=max_body_bytes, timeout=inference.patience)
+        body = json_object(read_json(raw))
+        reject_unknown(body, known, "")
+        return body
+
+    async def system_status(request: Request, region: str = "") -> Response:
+        shaped(request)
+        regions.check_peer(_host(request))
+        found = regions.regions(SystemMemory, region)
         return JSONResponse(
             [
-                {"name": one.name, "key": one.key, "offset": one.offset, "byte_size": one.byte_size}
-                for one in regions.regions(region)
+                {
+                    "name": one.name,
+                    "key": one.memory.key,
+                    "offset": one.memory.offset,
+                    "byte_size": one.byte_size,
+                }
+                for one in found
             ]
         )
 
-    async def register(request: Request, region: str) -> Response:
+    async def cuda_status(request: Request, region: str = "") -> Response:
         shaped(request)
         regions.check_peer(_host(request))
-        body = json_object(
-            read_json(await read_body(request, limit=max_body_bytes, timeout=inference.patience))
+        found = regions.regions(CudaMemory, region)
+        return JSONResponse(
+            [
+                {"name": one.name, "device_id": one.memory.device_id, "byte_size": one.byte_size}
+                for one in found
+            ]
         )
-        reject_unknown(body, ("key", "offset", "byte_size"), "")
-        key, offset, size = body.get("key"), body.get("offset", 0), body.get("byte_size")
+
+    async def register_system(request: Request, region: str) -> Response:
+        body = await registration(request, "key", "offset", "byte_size")
+        key = body.get("key")
         if not isinstance(key, str):
             raise expected("key", "a string", key)
-        for name, value in (("offset", offset), ("byte_size", size)):
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise expected(name, "a whole number", value)
-        regions.register(region, key, int(offset), int(size))  # type: ignore[call-overload]
+        offset, size = _whole(body, "offset", 0), _whole(body, "byte_size")
+        await aside(regions.register_system, region, key, offset, size)
         return JSONResponse({})
 
-    async def unregister(request: Request, region: str = "") -> Response:
-        shaped(request)
-        regions.check_peer(_host(request))
-        regions.unregister(region)
+    async def register_cuda(request: Request, region: str) -> Response:
+        body = await registration(request, "raw_handle", "device_id", "byte_size")
+        device, size = _whole(body, "device_id"), _whole(body, "byte_size")
+        await aside(regions.register_cuda, region, _handle(body.get("raw_handle")), device, size)
         return JSONResponse({})
+
+    def unregister(kind: type[Memory]) -> Any:
+        async def answer(request: Request, region: str = "") -> Response:
+            shaped(request)
+            regions.check_peer(_host(request))
+            await aside(regions.unregister, kind, region)
+            return JSONResponse({})
+
+        return answer
 
     get("/health/live", live)
     get("/health/ready", ready)
@@ -326,19 +360,36 @@ def _routes(inference: Inference, max_body_bytes: int) -> APIRouter:
         ("/repository/index", index),
         ("/repository/models/{name}/load", unsupported),
         ("/repository/models/{name}/unload", unsupported),
-        ("/systemsharedmemory/region/{region}/register", register),
-        ("/systemsharedmemory/region/{region}/unregister", unregister),
-        ("/systemsharedmemory/unregister", unregister),
-        ("/cudasharedmemory/region/{region}/register", cuda),
-        ("/cudasharedmemory/region/{region}/unregister", cuda),
-        ("/cudasharedmemory/unregister", cuda),
     ):
-        router.add_api_route(f"{PREFIX}{path}", answer, methods=["POST"])
-    get("/systemsharedmemory/status", shared_status)
-    get("/systemsharedmemory/region/{region}/status", shared_status)
-    get("/cudasharedmemory/status", cuda)
-    get("/cudasharedmemory/region/{region}/status", cuda)
+        post(path, answer)
+    for memory, kind, register, status in (
+        ("systemsharedmemory", SystemMemory, register_system, system_status),
+        ("cudasharedmemory", CudaMemory, register_cuda, cuda_status),
+    ):
+        post(f"/{memory}/region/{{region}}/register", register)
+        post(f"/{memory}/region/{{region}}/unregister", unregister(kind))
+        post(f"/{memory}/unregister", unregister(kind))
+        get(f"/{memory}/status", status)
+        get(f"/{memory}/region/{{region}}/status", status)
     return router
+
+
+def _whole(body: JsonObject, name: str, default: int | None = None) -> int:
+    value = body.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise expected(name, "a whole number", value)
+    return value
+
+
+def _handle(value: Json) -> bytes:
+    """A handle of CUDA's, as Triton's clients write it."""
+    text = value.get("b64") if isinstance(value, dict) else None
+    if not isinstance(text, str):
+        raise expected("raw_handle", "an object whose b64 is a string", value)
+    try:
+        return pybase64.b64decode(text, validate=True)
+    except ValueError:
+        raise InvalidInput("raw_handle.b64: expected base64", param="raw_handle.b64") from None
 
 
 def _host(request: Request) -> str:

@@ -26,7 +26,8 @@ from tessera.frontend.kserve.models import (
     check_outputs,
     written,
 )
-from tessera.frontend.kserve.shared_memory import Regions
+from tessera.frontend.kserve.shared_memory.cuda import have_driver
+from tessera.frontend.kserve.shared_memory.regions import Regions
 from tessera.frontend.kserve.statistics import STEPS, Spent, Statistics
 from tessera.frontend.kserve.tensors import BYTES
 from tessera.frontend.service import Service
@@ -55,7 +56,8 @@ class Inference:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._line = Line()
-        self.regions = Regions(service.settings.kserve.shared_memory)
+        settings = service.settings
+        self.regions = Regions(settings.kserve.shared_memory, settings.limits.max_body_bytes)
         self.offers = Offers(service.models)
         self.statistics = Statistics(service.metrics)
 
@@ -63,6 +65,10 @@ class Inference:
     def patience(self) -> float:
         """Seconds that a call has whose client sets no deadline."""
         return self._service.settings.limits.timeout_seconds
+
+    def close(self) -> None:
+        """Let go of clients' memory; no call is under way."""
+        self.regions.close()
 
     @property
     def ready(self) -> bool:
@@ -121,6 +127,7 @@ class Inference:
         note(model=offer.served.served.model, kserve=offer.name)
         call.check_parameters(offer.parameters)
         check_outputs(offer, call)
+        call = await self.regions.load(call, deadline)
         spent.batch = check_inputs(offer, call)
         if call.nbytes > _LARGE_BYTES:
             work = await asyncio.to_thread(offer.read, call)
@@ -136,6 +143,7 @@ class Inference:
         computed = time.perf_counter()
         made = work.write(result)
         outputs = written(offer, call, made)
+        await self.regions.store(call, outputs, deadline)
         ended = time.perf_counter()
         spent.compute_input = read - began
         spent.compute_infer = max(0.0, computed - read - spent.queue)
@@ -216,7 +224,9 @@ class Inference:
 
     def server(self) -> dict[str, Any]:
         """The metadata of the server, as JSON has it."""
-        more = ("system_shared_memory",) if self.regions.on else ()
+        more: tuple[str, ...] = ("system_shared_memory",) if self.regions.on else ()
+        if self.regions.on and have_driver():
+            more += ("cuda_shared_memory",)
         return {"name": SERVER, "version": __version__, "extensions": [*EXTENSIONS, *more]}
 
     def metadata(self, name: str, version: str = "") -> dict[str, Any]:

@@ -8,28 +8,17 @@ a killed process leaves behind; a slab with many readers that come and go needs 
 from __future__ import annotations
 
 import ctypes
-import functools
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from tessera.errors import HandOffError
 from tessera.tasks import Poll
-
-_LAZY_PEER_ACCESS: Final = 1
-HANDLE_BYTES: Final = 64
+from tessera.transport import cuda_driver
+from tessera.transport.cuda_driver import HANDLE_BYTES, LAZY_PEER_ACCESS, MemoryHandle
 
 # Not all of it is typed.
 _cuda: Any = torch.cuda
-
-
-class _Handle(ctypes.Structure):
-    _fields_ = [("reserved", ctypes.c_ubyte * HANDLE_BYTES)]
-
-
-@functools.cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
 
 
 def _call(name: str, device: int, *args: Any) -> None:
@@ -37,9 +26,7 @@ def _call(name: str, device: int, *args: Any) -> None:
     with torch.cuda.device(device):
         # Touching the device through torch makes its primary context this thread's own.
         torch.cuda.synchronize()
-        status = getattr(_driver(), name)(*args)
-    if status != 0:
-        raise HandOffError(f"{name} failed with CUDA driver error {status}")
+        cuda_driver.call(name, *args)
 
 
 class DeviceMemory:
@@ -66,15 +53,13 @@ class DeviceMemory:
         if len(handle) != HANDLE_BYTES:
             raise HandOffError(f"a CUDA memory handle has {HANDLE_BYTES} bytes, not {len(handle)}")
         pointer = ctypes.c_uint64()
-        shared = _Handle.from_buffer_copy(handle)
-        _call(
-            "cuIpcOpenMemHandle_v2", device, ctypes.byref(pointer), shared, ctypes.c_uint(_LAZY_PEER_ACCESS)
-        )
+        shared = MemoryHandle.from_buffer_copy(handle)
+        _call("cuIpcOpenMemHandle_v2", device, ctypes.byref(pointer), shared, ctypes.c_uint(LAZY_PEER_ACCESS))
         return cls(pointer.value, nbytes, device, release="cuIpcCloseMemHandle")
 
     def handle(self) -> bytes:
         """What a peer opens the memory by."""
-        shared = _Handle()
+        shared = MemoryHandle()
         _call("cuIpcGetMemHandle", self._device, ctypes.byref(shared), ctypes.c_uint64(self._pointer))
         return bytes(shared)
 

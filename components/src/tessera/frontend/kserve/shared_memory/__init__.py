@@ -1,0 +1,1 @@
+"""Memory of this host and of its cards that clients registered, for tensors of their calls."""

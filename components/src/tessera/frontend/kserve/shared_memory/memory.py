@@ -1,0 +1,21 @@
+"""What a region's memory is to those who read and write tensors there, whichever kind it is."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Lost(Exception):
+    """The memory is not there any more, or not all of it; the message follows the region's name."""
+
+
+class Memory(Protocol):
+    """Goes back when nobody holds it any more: a copy that is under way outlives the region's name."""
+
+    def read(self, offset: int, size: int) -> bytes | memoryview:
+        """Raises ``Lost``. The caller keeps within the region."""
+        ...
+
+    def write(self, offset: int, data: bytes) -> None:
+        """Raises ``Lost``. All of it has arrived when this returns. The caller keeps within the region."""
+        ...
