@@ -88,7 +88,7 @@ class CudaMemory:
         data = np.empty(size, np.uint8)
         place = ctypes.c_void_p(data.ctypes.data)
         self._call("cuMemcpyDtoH_v2", place, ctypes.c_uint64(self._pointer + offset), ctypes.c_size_t(size))
-        return memoryview(data)
+        return data.data
 
     def write(self, offset: int, data: bytes) -> None:
         size = ctypes.c_size_t(len(data))
