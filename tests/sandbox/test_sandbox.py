@@ -6,12 +6,16 @@ import errno
 import logging
 import os
 import platform
+import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
 import pytest
+from benchmarks.proc import children
 
+from tessera.errors import Unavailable
 from tessera.sandbox import Limits, Pool, ProcessLost, in_memory
 from tessera.sandbox.memory import Memory
 from tests.sandbox.attempts import ATTEMPTS, ENDS, folder
@@ -78,6 +82,23 @@ def test_a_process_that_ends_or_holds_is_replaced(pool: Pool[str], name: str) ->
     # What spins is ended by its processor time or by the clock, whichever is seen first.
     assert lost.value.why in {"sleep": ["timeout"], "spin": ["timeout", "crash"]}.get(name, ["crash"])
     assert attempt(pool, "read")[0] == "given 4"
+
+
+def test_a_fork_server_that_is_just_being_killed_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end is seen at its socket, at its status or at a process that it forked, whichever comes first."""
+    monkeypatch.setenv("PYTHONPATH", folder())
+    others = set(children(os.getpid()))
+    pool = start()
+    try:
+        for _ in range(10):
+            (server,) = set(children(os.getpid())) - others
+            os.kill(server, signal.SIGKILL)
+            while not set(children(os.getpid())) - others - {server}:
+                # What was asked of those that end with it is nobody's fault, and no ProcessLost.
+                with suppress(Unavailable):
+                    assert attempt(pool, "read")[0] == "given 4"
+    finally:
+        pool.close()
 
 
 WITHOUT_SECCOMP = """

@@ -44,7 +44,9 @@ from tessera.worker.sizes import share_of
 
 # Of one call. What waits does so behind what its own run has asked for, so it is there to end what hangs.
 _SECONDS: Final = 3600.0
+# Until a full engine is asked again, the first time and at most. Its queue lasts an H200 for 0.9 s.
 _FULL_SECONDS: Final = 0.05
+_MOST_FULL_SECONDS: Final = 0.4
 # Files have been bounded where they were read, and a call's items by the run.
 _NO_LIMIT: Final = 64 * GIB
 
@@ -113,6 +115,7 @@ class Engine:
         made: dict[int, tuple[npt.NDArray[np.float32], int]] = {}
         reasons: dict[int, str] = {}
         left = list(range(len(items)))
+        pause = _FULL_SECONDS
         while left:
             request = self._request([items[index] for index in left])
             try:
@@ -120,7 +123,7 @@ class Engine:
                     request, request_id=f"{next(self._numbers)}", deadline=Deadline.after(_SECONDS)
                 )
             except Overloaded:
-                await asyncio.sleep(_FULL_SECONDS)
+                pause = await _paused(pause)
                 continue
             except RequestError as error:
                 reasons |= dict.fromkeys(left, _reason(error))
@@ -144,8 +147,8 @@ class Engine:
                     reasons[index] = _reason(EngineFailed("the engine produced values that are not finite"))
                 else:
                     made[index] = rows[own], result.lengths[place]
-            if full and len(full) == len(left):
-                await asyncio.sleep(_FULL_SECONDS)
+            if full:
+                pause = await _paused(pause)
             left = full
         nothing = np.empty((0, self._width), np.float32), 0
         found = [made.get(index, nothing) for index in range(len(items))]
@@ -232,6 +235,12 @@ def width_of(model: Model, vectors: VectorSettings) -> int:
     if vectors.dimensions and vectors.dimensions not in widths:
         raise ConfigError(f"--dimensions {vectors.dimensions}: the model offers {widths}")
     return vectors.dimensions or model.output.width
+
+
+async def _paused(seconds: float) -> float:
+    """How long to pause the next time: each time texts are made into tokens again."""
+    await asyncio.sleep(seconds)
+    return min(2 * seconds, _MOST_FULL_SECONDS)
 
 
 def _reason(error: TesseraError) -> str:

@@ -11,12 +11,14 @@ import fcntl
 import logging
 import os
 import queue
+import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Final, Generic, TypeVar
 
 import msgspec
@@ -183,6 +185,16 @@ class _Process:
             self.memory = np.empty(0, np.uint8)
 
 
+def _hung_up(end: socket.socket) -> bool:
+    """Whether the other end is closed, or this one, by another thread."""
+    poll = select.poll()
+    try:
+        poll.register(end, select.POLLHUP)
+    except ValueError:
+        return True
+    return bool(poll.poll(0))
+
+
 class _ForkServer:
     """The process that forks the others (``child``); started again when it has gone.
 
@@ -209,7 +221,11 @@ class _ForkServer:
 
     @property
     def _alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        process, control = self._process, self._control
+        if process is None or control is None or process.poll() is not None:
+            return False
+        # Of a process that ends, the kernel closes the files, ends those it forked, then has its status.
+        return not _hung_up(control)
 
     def forked(self, process: _Process) -> bool:
         """Whether the process is one of those that end with the fork server that runs now."""
@@ -218,29 +234,40 @@ class _ForkServer:
 
     def fork(self) -> _Process:
         with self._lock:
-            if not self._alive:
+            try:
+                if self._alive:
+                    with suppress(ConnectionError):
+                        return self._fork()
+                # It was gone, or has ended since.
                 log.warning("the process that forks %ss is gone; starting it again", self._name)
                 self._stop()
                 self._start()
-            assert self._control is not None and self._process is not None
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            memory = shared(self._shared_bytes)
-            try:
-                self._forks += 1
-                with theirs:
-                    number = str(self._forks).encode()
-                    socket.send_fds(self._control, [number], [theirs.fileno(), memory])
-                return _Process(*self._forked(self._control), ours, mapped(os.dup(memory)), self._process.pid)
+                return self._fork()
             except (OSError, ValueError, IndexError) as error:
-                ours.close()
                 raise Unavailable(f"no {self._name} could be started: {error}") from error
-            finally:
-                os.close(memory)
+
+    def _fork(self) -> _Process:
+        assert self._control is not None and self._process is not None
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        memory = shared(self._shared_bytes)
+        try:
+            self._forks += 1
+            with theirs:
+                number = str(self._forks).encode()
+                socket.send_fds(self._control, [number], [theirs.fileno(), memory])
+            return _Process(*self._forked(self._control), ours, mapped(os.dup(memory)), self._process.pid)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            os.close(memory)
 
     def _forked(self, control: socket.socket) -> tuple[int, int]:
         """The newest process's pid and pidfd."""
         while True:
             message, descriptors, _, _ = socket.recv_fds(control, 64, 1)
+            if not message:
+                raise ConnectionResetError("the process that forks has ended")
             number, pid = message.split()
             if int(number) == self._forks:
                 return int(pid), descriptors[0]
