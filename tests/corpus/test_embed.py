@@ -177,6 +177,26 @@ def test_a_dry_run_counts_and_writes_nothing(corpus: Corpus, tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("format", ["parquet", "lance"])
+def test_a_dry_run_leaves_out_what_is_done(tmp_path: Path, format: str) -> None:
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    for name in ("a", "b"):
+        (folder / f"{name}.txt").write_text(f"a text of {name}")
+    (folder / "d.pdf").write_bytes(pdf(["one", "two", "three"]))
+    words = [folder, "--out", out, "--format", format]
+    embed(*words)
+    (folder / "b.txt").write_text("another text")
+    (folder / "c.txt").write_text("a text of c")
+    before = sorted((path, path.stat().st_mtime_ns) for path in out.rglob("*"))
+    ran = embed(*words, "--dry-run", "--progress", "none")
+    assert "2 items to embed, 4 done before, 0 unreadable" in ran.stdout and "2 texts at" in ran.stdout
+    assert "other vectors" in embed(*words, "--dry-run", "--truncate", "end", status=1).stderr
+    ran = embed(*words, "--dry-run", "--truncate", "end", "--replace")
+    assert "6 items to embed, 0 done before" in ran.stdout
+    assert sorted((path, path.stat().st_mtime_ns) for path in out.rglob("*")) == before
+
+
 def test_pages_of_a_pdf_by_picture_text_and_both(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_bytes(pdf(["one", "two"]))
     embed(tmp_path / "a.pdf", "--out", tmp_path / "image")

@@ -1,4 +1,4 @@
-"""``tessera embed --ray``: what a local cluster writes, also when a worker process of it is killed."""
+"""``tessera embed --ray``: a cluster of its own and one that is there, killed runs and killed workers."""
 
 from __future__ import annotations
 
@@ -7,32 +7,24 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 from benchmarks.corpus import Corpus, differences, make_corpus, read
+from benchmarks.ports import free_ports
 from benchmarks.proc import below
 
-FLAGS = [
-    "--ray",
-    "local",
-    "--ray-cpus",
-    "4",
-    "--ray-readers",
-    "2",
-    "--ray-engines",
-    "2",
-    "--ray-memory-mb",
-    "256",
-]
+AT_MOST = ["--ray-readers", "2", "--ray-engines", "2"]
+LOCAL = ["--ray", "local", "--ray-cpus", "4", "--ray-memory-mb", "256"]
 
-# Two clusters start, each some fifteen processes, of which five load torch: alone on two cores 100 s, beside
-# three programs that wait for nothing 184 s.
+# Three clusters start, each some fifteen processes, of which five load torch.
 pytestmark = [pytest.mark.embeds, pytest.mark.xdist_group("corpus-ray"), pytest.mark.timeout(1200)]
 
 
@@ -43,18 +35,55 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     return made
 
 
-def start(corpus: Corpus, out: Path, *flags: str) -> subprocess.Popen[str]:
-    words = [*corpus.sources, "--out", str(out), "--progress", "none", *FLAGS, *flags]
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A cluster that is there: its address, what its users have in the environment, and its processes."""
+
+    address: str
+    environment: dict[str, str]
+    head: subprocess.Popen[bytes]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """Being started: whoever joins it waits for it."""
+    (port,) = free_ports(1)
+    own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-token-of-this-test"}
+    # Has everything listen on 127.0.0.1 alone, and be looked for there.
+    own["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    environment = os.environ | own | {"RAY_USAGE_STATS_ENABLED": "0"}
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        command = [
+            *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"),
+            *("--port", str(port), "--node-ip-address", "127.0.0.1", "--temp-dir", folder),
+            *("--num-cpus", "4", "--object-store-memory", str(256 << 20), "--include-dashboard", "false"),
+        ]
+        head = subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            yield Cluster(f"127.0.0.1:{port}", own, head)
+        finally:
+            # SIGTERM would have it wait half a minute for what its workers do.
+            for pid in (head.pid, *below(head.pid)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            head.wait()
+
+
+def start(corpus: Corpus, out: Path, *flags: str, **environment: str) -> subprocess.Popen[str]:
+    words = [*corpus.sources, "--out", str(out), "--progress", "none", "--part-rows", "10", *AT_MOST, *flags]
     return subprocess.Popen(
         [sys.executable, "-m", "tessera.cli", "embed", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        env=os.environ | environment,
     )
 
 
-def test_killed_workers_and_a_killed_run_write_what_a_run_without_ray_does(
-    corpus: Corpus, tmp_path: Path
+def test_runs_that_end_in_every_way_write_what_a_run_without_ray_does(
+    corpus: Corpus, cluster: Cluster, tmp_path: Path
 ) -> None:
     plain, out = tmp_path / "plain", tmp_path / "ray"
     subprocess.run(
@@ -64,7 +93,7 @@ def test_killed_workers_and_a_killed_run_write_what_a_run_without_ray_does(
         stderr=subprocess.DEVNULL,
     )
     # One run is killed with all that is below it once it has published something.
-    process = start(corpus, out, "--part-rows", "10")
+    process = start(corpus, out, *LOCAL)
     started: set[int] = set()
     _until(lambda: _parts(out) or process.poll() is not None, process.pid, started)
     assert process.poll() is None, process.communicate()
@@ -75,12 +104,26 @@ def test_killed_workers_and_a_killed_run_write_what_a_run_without_ray_does(
     before = len(read(out)[0])
     assert 0 < before < corpus.items
 
-    # The next one loses a reader and an engine, and goes on.
-    process = start(corpus, out, "--part-rows", "10")
+    # The next one is told to stop once it has published more.
+    process = start(corpus, out, *LOCAL)
+    parts, stopped = _parts(out), set[int]()
+    _until(lambda: _parts(out) > parts or process.poll() is not None, process.pid, stopped)
+    process.terminate()
+    _, errors = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert errors.endswith("stopped; what was embedded is kept, and the same command goes on\n")
+    # Nor has a thread that was left with Ray's objects anything to say.
+    assert "uncaught" not in errors and "SIGTERM handler" not in errors
+    _gone(stopped)
+    after = len(read(out)[0])
+    assert before < after < corpus.items
+
+    # The last one, on a cluster that is there, loses a reader and an engine, and goes on.
+    process = start(corpus, out, "--ray", cluster.address, **cluster.environment)
     try:
         for name in ("Reader", "EngineActor"):
             seen = _until(
-                lambda name=name: _actors(process.pid, name) or process.poll(), process.pid, started
+                lambda name=name: _actors(cluster.head.pid, name) or process.poll(), process.pid, started
             )
             assert isinstance(seen, list), process.communicate()
             os.kill(seen[0], signal.SIGKILL)
@@ -90,7 +133,13 @@ def test_killed_workers_and_a_killed_run_write_what_a_run_without_ray_does(
     finally:
         process.kill()
     assert process.returncode == 3, errors
-    assert f"{before} done before" in said and "1 failed" in said
+    assert f"{after} done before" in said and "1 failed" in said
+    # That cluster stays, and has nothing of the run.
+    until = time.monotonic() + 60
+    while left := [*_actors(cluster.head.pid, "Reader"), *_actors(cluster.head.pid, "EngineActor")]:
+        assert time.monotonic() < until, left
+        time.sleep(0.05)
+    assert cluster.head.poll() is None and any("raylet" in _title(pid) for pid in below(cluster.head.pid))
     _gone(started)
     wrong, cosine, _ = differences(plain, out)
     assert not wrong and cosine >= 0.9999
@@ -111,8 +160,8 @@ def _until(done: Callable[[], Any], pid: int, started: set[int]) -> Any:
     return found
 
 
-def _parts(out: Path) -> list[Path]:
-    return list((out / "vectors").glob("part-*"))
+def _parts(out: Path) -> set[Path]:
+    return set((out / "vectors").glob("part-*"))
 
 
 def _actors(pid: int, name: str) -> list[int]:

@@ -34,13 +34,14 @@ import json, sys, threading, warnings
 from tessera.logs import LogFormat, LogSettings, log_as
 log_as("embed", LogSettings(format=LogFormat.JSON))
 warnings.warn("careful")
-thread = threading.Thread(target=lambda: 1 / 0); thread.start(); thread.join()
+for end in (sys.exit, lambda: 1 / 0):
+    thread = threading.Thread(target=end); thread.start(); thread.join()
 raise RuntimeError("the end")
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
     lines = [json.loads(line) for line in done.stderr.splitlines()]
-    assert "careful" in lines[0]["message"]
+    assert len(lines) == 3 and "careful" in lines[0]["message"]
     assert "ZeroDivisionError" in lines[1]["exception"]
     assert "the end" in lines[2]["exception"]
 

@@ -555,7 +555,8 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
 
 
 def _uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
-    if args.exc_value is not None:
+    # The end of a thread by SystemExit is none of an error, as for Python itself.
+    if args.exc_value is not None and not issubclass(args.exc_type, SystemExit):
         name = args.thread.name if args.thread is not None else "a thread"
         _log.critical(
             "uncaught %s in %s",

@@ -20,7 +20,7 @@ from tessera.corpus.documents import Documents, DocumentSettings
 from tessera.corpus.dry_run import estimate
 from tessera.corpus.embedder import Embedder, Served, VectorSettings
 from tessera.corpus.item import Source, unique
-from tessera.corpus.output.output import Output
+from tessera.corpus.output.output import Output, known_before
 from tessera.corpus.output.row import VectorKind
 from tessera.corpus.output.settings import OutputSettings
 from tessera.corpus.pdf import PictureFormat
@@ -101,7 +101,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Setting(
             flag="--dry-run",
-            help="read everything, embed a few items, and say how long the whole would take; writes nothing",
+            help="read everything, embed a few items, and say how long the rest would take; writes nothing",
         ),
     ] = False
     progress: Annotated[
@@ -227,7 +227,7 @@ class _Run:
             documents = await asyncio.to_thread(Documents, settings.documents, form)
             try:
                 if settings.dry_run:
-                    return await self._estimate(source, documents, embedder)
+                    return await self._estimate(source, documents, embedder, self._kind(served))
                 return await self._into(source, documents, embedder, self._kind(served))
             finally:
                 await asyncio.to_thread(documents.close)
@@ -322,11 +322,14 @@ class _Run:
         print(f"{settings.output.out}: {progress.embedded:,} items embedded ({rate:,.1f}/s){before}{failed}")
         return Status.ITEMS_FAILED if progress.failed and status is Status.DONE else status
 
-    async def _estimate(self, source: Source, documents: Documents, embedder: Embedder) -> int:
+    async def _estimate(
+        self, source: Source, documents: Documents, embedder: Embedder, kind: VectorKind
+    ) -> int:
+        known = await asyncio.to_thread(known_before, self._settings.output, kind)
         found = await estimate(
             lambda done: documents.pages(unique(source.rows()), done),
             embedder,
-            lambda id, content_hash: False,
+            known.has,
             value_bytes={"float32": 4, "float16": 2, "int8": 1}[self._settings.output.dtype],
         )
         print("\n".join(found.lines()))

@@ -57,37 +57,55 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         return formats + self.kind.differences(other.kind)
 
 
+def found(path: Path, wanted: Description, *, replace: bool) -> Description | None:
+    """What DIR holds, None where nothing is.
+
+    Raises ``ConfigError`` for what is not ``wanted``, but not where it may be replaced.
+    """
+    if (there := Description.read(path)) is None:
+        for vectors in (path / "vectors", path / "vectors.lance"):
+            if vectors.exists() and any(vectors.iterdir()):
+                raise ConfigError(
+                    f"{vectors} holds files that no {DESCRIPTION} describes; name another --out"
+                )
+    elif (differences := wanted.differences(there)) and not replace:
+        raise ConfigError(
+            f"{path} holds other vectors; wanted are {'; '.join(differences)}. Name another --out, "
+            "or give --replace, which moves them to a folder below it and does all again"
+        )
+    return there
+
+
 class Directory:
-    """DIR for as long as one shard of one run writes into it; another writer of the shard is refused.
+    """DIR, to read or, once it is open, for one shard of one run to write; another writer of it is refused.
 
     Locks are the system's (``flock``), which takes them back from a process that is killed. A shared file
     system has to be mounted so that they hold between machines.
     """
 
-    def __init__(self, path: Path, shard: Shard, description: Description, *, replace: bool = False) -> None:
-        """Raises ``ConfigError`` where DIR is in use, or holds something else than ``description``."""
+    def __init__(self, path: Path, shard: Shard) -> None:
         self.path = path
         self.shard = shard
         self.vectors = path / "vectors"
         self._name = f"{shard.number}-of-{shard.count}"
         self._locks = path / ".locks"
+        self._all = self._own = -1
+
+    def open(self, description: Description, *, replace: bool = False) -> None:
+        """To write. Raises ``ConfigError`` where DIR is in use, or holds what ``description`` is not of."""
         try:
             self._locks.mkdir(parents=True, exist_ok=True)
             self._all = _open(self._locks / "all")
-        except OSError as error:
-            raise ConfigError(f"{path}: {error.strerror}") from error
-        self._own = -1
-        try:
             with self.alone():
                 self._take()
                 self._remove_leftovers()
                 self._describe(description, replace)
                 if description.format != "lance":
                     self.vectors.mkdir(exist_ok=True)
-                _sync(path)
+                _sync(self.path)
         except OSError as error:
             self.close()
-            raise ConfigError(f"{path}: {error.strerror}") from error
+            raise ConfigError(f"{self.path}: {error.strerror}") from error
         except BaseException:
             self.close()
             raise
@@ -176,21 +194,9 @@ class Directory:
                     path.unlink(missing_ok=True)
 
     def _describe(self, wanted: Description, replace: bool) -> None:
-        there = Description.read(self.path)
-        if there is None:
-            for path in (self.vectors, self.path / "vectors.lance"):
-                if path.exists() and any(path.iterdir()):
-                    raise ConfigError(
-                        f"{path} holds files that no {DESCRIPTION} describes; name another --out"
-                    )
-        elif not (differences := wanted.differences(there)):
-            return
-        elif not replace:
-            raise ConfigError(
-                f"{self.path} holds other vectors; wanted are {'; '.join(differences)}. Name another --out, "
-                "or give --replace, which moves them to a folder below it and does all again"
-            )
-        else:
+        if (there := found(self.path, wanted, replace=replace)) is not None:
+            if not wanted.differences(there):
+                return
             self._set_aside(there)
         self._write(self.path, wanted)
 

@@ -29,10 +29,12 @@ class LanceTable:
         self._directory = directory
         self._kind = kind
         self._path = str(directory.path / NAME)
-        with directory.alone():
+
+    def clean(self) -> None:
+        """Remove old versions, and what runs wrote that were killed before they committed it."""
+        with self._directory.alone():
             if (dataset := self._open()) is not None:
-                # What runs wrote that were killed before they committed it. While this one is alone, nobody
-                # is writing.
+                # Nobody is writing.
                 dataset.cleanup_old_versions(older_than=_VERSIONS, delete_unverified=True)
 
     def published(self) -> Iterator[Published]:

@@ -10,7 +10,7 @@ from typing import Final
 
 from tessera.corpus.item import Embedded, Failure, request_of
 from tessera.corpus.output import errors, openai
-from tessera.corpus.output.directory import Description, Directory
+from tessera.corpus.output.directory import Description, Directory, found
 from tessera.corpus.output.errors import ErrorTable
 from tessera.corpus.output.known import Known
 from tessera.corpus.output.lance import LanceTable
@@ -37,14 +37,12 @@ class Output:
         _require_pyarrow()
         self._settings = settings
         self._kind = kind
-        self._directory = Directory(
-            settings.out,
-            shard or Shard(),
-            Description(format=settings.format, kind=kind),
-            replace=settings.replace,
-        )
+        self._directory = Directory(settings.out, shard or Shard())
+        self._directory.open(Description(format=settings.format, kind=kind), replace=settings.replace)
         try:
             self._table, self._errors = _of_format(settings.format, self._directory, kind)
+            if isinstance(self._table, LanceTable):
+                self._table.clean()
             self._known: Final = Known(self._table.published())
         except BaseException:
             self._directory.close()
@@ -133,6 +131,17 @@ class Output:
                 changed[part].add(row.id)
         for part, ids in changed.items():
             self._table.remove(part, ids)
+
+
+def known_before(settings: OutputSettings, kind: VectorKind) -> Known:
+    """What a run would find done; nothing is written or locked. Raises ``ConfigError`` where it would."""
+    _require_pyarrow()
+    wanted = Description(format=settings.format, kind=kind)
+    there = found(settings.out, wanted, replace=settings.replace)
+    if there is None or wanted.differences(there):
+        return Known(())
+    table, _ = _of_format(settings.format, Directory(settings.out, Shard()), kind)
+    return Known(table.published())
 
 
 def _of_format(format: Format, directory: Directory, kind: VectorKind) -> tuple[Table, ErrorTable]:

@@ -73,6 +73,8 @@ def joined(settings: RaySettings) -> Iterator[Resources]:
     local = settings.address == LOCAL
     # Read when Ray is imported.
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    # A thread that still asks for blocks when this process has left would start another cluster.
+    os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
     if local:
         # Processes of a run that is killed look for its head so long before they end; 60 s by default.
         os.environ.setdefault("RAY_gcs_rpc_server_reconnect_timeout_s", "5")
@@ -81,6 +83,9 @@ def joined(settings: RaySettings) -> Iterator[Resources]:
         os.environ.setdefault("RAY_worker_niceness", "0")
         # Has everything listen on 127.0.0.1 alone.
         os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+    else:
+        # Attempts of some ten seconds to reach it, which nothing can break off; 20 by default.
+        os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "3")
     try:
         import ray
         import ray.data
@@ -100,7 +105,8 @@ def joined(settings: RaySettings) -> Iterator[Resources]:
             try:
                 ray.init(address=settings.address, logging_level=logging.ERROR, log_to_driver=False, **own)
             except (ConnectionError, RuntimeError, ValueError) as error:
-                raise Unavailable(f"--ray {settings.address}: {error}") from error
+                hint = "" if local else "; where it asks for a token, RAY_AUTH_MODE=token has one sent"
+                raise Unavailable(f"--ray {settings.address}: {error}{hint}") from error
             finally:
                 # Ray's own would end the process without publishing what is embedded.
                 signal.signal(signal.SIGTERM, handler)

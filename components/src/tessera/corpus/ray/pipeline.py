@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
@@ -65,33 +66,38 @@ def embedded(
         {"number": shard.number + shard.count * place, "count": shard.count * pools.readers * _SHARDS}
         for place in range(pools.readers * _SHARDS)
     ]
-    data = (
-        ray.data.from_items(shards, override_num_blocks=len(shards))
-        .map_batches(
-            Reader,
-            fn_constructor_args=[reading, kept],
-            compute=ActorPoolStrategy(min_size=1, max_size=pools.readers, max_tasks_in_flight_per_actor=1),
-            batch_size=None,
-            batch_format="pyarrow",
-            num_cpus=1,
+    with warnings.catch_warnings():
+        # Ray 2.60 to 2.63 warn of max_task_retries, which nothing takes the place of.
+        warnings.filterwarnings("ignore", "`ray_remote_args`", DeprecationWarning)
+        data = (
+            ray.data.from_items(shards, override_num_blocks=len(shards))
+            .map_batches(
+                Reader,
+                fn_constructor_args=[reading, kept],
+                compute=ActorPoolStrategy(
+                    min_size=1, max_size=pools.readers, max_tasks_in_flight_per_actor=1
+                ),
+                batch_size=None,
+                batch_format="pyarrow",
+                num_cpus=1,
+            )
+            .map_batches(
+                EngineActor,
+                fn_constructor_args=[embedding],
+                compute=ActorPoolStrategy(
+                    min_size=1,
+                    max_size=pools.engines,
+                    max_tasks_in_flight_per_actor=2 * _BLOCKS,
+                    max_concurrent_calls_per_actor=_BLOCKS,
+                    enable_true_multi_threading=True,
+                ),
+                batch_size=None,
+                batch_format="pyarrow",
+                num_cpus=1,
+                num_gpus=pools.cards,
+                max_task_retries=_RETRIES,
+            )
         )
-        .map_batches(
-            EngineActor,
-            fn_constructor_args=[embedding],
-            compute=ActorPoolStrategy(
-                min_size=1,
-                max_size=pools.engines,
-                max_tasks_in_flight_per_actor=2 * _BLOCKS,
-                max_concurrent_calls_per_actor=_BLOCKS,
-                enable_true_multi_threading=True,
-            ),
-            batch_size=None,
-            batch_format="pyarrow",
-            num_cpus=1,
-            num_gpus=pools.cards,
-            max_task_retries=_RETRIES,
-        )
-    )
     seen: set[bytes] = set()
     try:
         for block in data.iter_batches(batch_size=None, batch_format="pyarrow"):
