@@ -2,7 +2,9 @@
 
 Every part embeds the same lines of an OpenAI batch, one after the other: texts and images as conversations,
 so that vLLM reads the same tokens; ``pdf`` are files that Tessera alone reads. Rates are those of a window
-behind the first ``--warm`` seconds of work, by what each program says of its own progress.
+behind the first ``--warm`` seconds of work, by what each program says of its own progress. ``vllm run-batch``
+has no such window: it begins with all lines at once and ends most of them together, so its rate is that of
+all lines, from when its model is loaded.
 """
 
 from __future__ import annotations
@@ -200,12 +202,11 @@ def run_batch(options: argparse.Namespace, source: Path, count: int) -> Found:
         if process.poll() is None:
             os.killpg(process.pid, 9)
             process.wait()
-    inside = [each for each in moments if 0.3 * count <= each[1]]
-    if process.returncode != 0 or len(inside) < 2:
+    if process.returncode != 0 or len(moments) < 2 or moments[-1][1] != count:
         tail = log.read_text(errors="replace").splitlines()[-25:]
         raise RuntimeError("\n".join([f"vllm run-batch: {process.returncode}, {moments}", *tail]))
-    first, last = inside[0], inside[-1]
-    return Found(rate=(last[1] - first[1]) / (last[0] - first[0]), begin=first[0], end=last[0])
+    begin, end = moments[0][0], moments[-1][0]
+    return Found(rate=count / (end - begin), begin=begin, end=end)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,21 +65,26 @@ def cluster() -> Iterator[Cluster]:
             yield Cluster(f"127.0.0.1:{port}", own, head)
         finally:
             # SIGTERM would have it wait half a minute for what its workers do.
-            for pid in (head.pid, *below(head.pid)):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+            _gone(_kill(head.pid))
             head.wait()
 
 
-def start(corpus: Corpus, out: Path, *flags: str, **environment: str) -> subprocess.Popen[str]:
+@contextmanager
+def running(corpus: Corpus, out: Path, *flags: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """The command; what is left of it is killed."""
     words = [*corpus.sources, "--out", str(out), "--progress", "none", "--part-rows", "10", *AT_MOST, *flags]
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, "-m", "tessera.cli", "embed", *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env=os.environ | environment,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                _kill(process.pid)
 
 
 def test_runs_that_end_in_every_way_write_what_a_run_without_ray_does(
@@ -92,24 +97,24 @@ def test_runs_that_end_in_every_way_write_what_a_run_without_ray_does(
         timeout=300,
         stderr=subprocess.DEVNULL,
     )
-    # One run is killed with all that is below it once it has published something.
-    process = start(corpus, out, *LOCAL)
+    # One run is killed once it has published something, and all that is below it ends.
     started: set[int] = set()
-    _until(lambda: _parts(out) or process.poll() is not None, process.pid, started)
-    assert process.poll() is None, process.communicate()
-    assert _addresses(started) == {"127.0.0.1"}
-    process.kill()
-    process.communicate()
+    with running(corpus, out, *LOCAL) as process:
+        _until(lambda: _parts(out) or process.poll() is not None, process.pid, started)
+        assert process.poll() is None, process.communicate()
+        assert _addresses(started) == {"127.0.0.1"}
+        process.kill()
+        process.communicate(timeout=60)
     # Two of Ray's agents, which hold nothing, go only a minute later: the next run starts beside them.
     before = len(read(out)[0])
     assert 0 < before < corpus.items
 
     # The next one is told to stop once it has published more.
-    process = start(corpus, out, *LOCAL)
     parts, stopped = _parts(out), set[int]()
-    _until(lambda: _parts(out) > parts or process.poll() is not None, process.pid, stopped)
-    process.terminate()
-    _, errors = process.communicate()
+    with running(corpus, out, *LOCAL) as process:
+        _until(lambda: _parts(out) > parts or process.poll() is not None, process.pid, stopped)
+        process.terminate()
+        _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert errors.endswith("stopped; what was embedded is kept, and the same command goes on\n")
     # Nor has a thread that was left with Ray's objects anything to say.
@@ -119,8 +124,7 @@ def test_runs_that_end_in_every_way_write_what_a_run_without_ray_does(
     assert before < after < corpus.items
 
     # The last one, on a cluster that is there, loses a reader and an engine, and goes on.
-    process = start(corpus, out, "--ray", cluster.address, **cluster.environment)
-    try:
+    with running(corpus, out, "--ray", cluster.address, **cluster.environment) as process:
         for name in ("Reader", "EngineActor"):
             seen = _until(
                 lambda name=name: _actors(cluster.head.pid, name) or process.poll(), process.pid, started
@@ -130,8 +134,6 @@ def test_runs_that_end_in_every_way_write_what_a_run_without_ray_does(
         # Nothing but its last line is written, so no pipe fills up.
         _until(lambda: process.poll() is not None, process.pid, started)
         said, errors = process.communicate()
-    finally:
-        process.kill()
     assert process.returncode == 3, errors
     assert f"{after} done before" in said and "1 failed" in said
     # That cluster stays, and has nothing of the run.
@@ -147,6 +149,15 @@ def test_runs_that_end_in_every_way_write_what_a_run_without_ray_does(
     assert [row["id"] for row in pq.read_table(out / "errors.parquet").to_pylist()] == [
         row["id"] for row in pq.read_table(plain / "errors.parquet").to_pylist()
     ]
+
+
+def _kill(pid: int) -> list[int]:
+    """A process and all below it, whose numbers are the answer."""
+    pids = [pid, *below(pid)]
+    for one in pids:
+        with suppress(ProcessLookupError):
+            os.kill(one, signal.SIGKILL)
+    return pids
 
 
 def _until(done: Callable[[], Any], pid: int, started: set[int]) -> Any:

@@ -9,7 +9,10 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NoReturn
+from typing import Final, NoReturn
+
+ENGINE_DEAD: Final = 70
+"""The exit status of a process whose engine has died, EX_SOFTWARE; whoever started it starts a new one."""
 
 
 def when_told(stop: Callable[[], object]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Final, Literal, NoReturn, TypeVar, Union, get_args, get_origin
 
 import msgspec
 
@@ -214,6 +214,18 @@ def read_flags(settings: type[S], parsed: argparse.Namespace) -> S:
             if given is not None:
                 values[field.name] = _value(field, given)
     return settings(**values)
+
+
+def check_flags(settings: type[msgspec.Struct], words: Sequence[str]) -> None:
+    """Raise ``ConfigError`` for words that a program with these settings would refuse."""
+    parser = _CheckingParser(add_help=False, allow_abbrev=False)
+    add_flags(parser, settings)
+    read_flags(settings, parser.parse_args(words))
+
+
+class _CheckingParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
 
 
 def _has_flags(settings: type[msgspec.Struct]) -> bool:

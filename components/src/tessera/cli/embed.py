@@ -39,7 +39,7 @@ from tessera.errors import ConfigError, TesseraError, TooManyFailures
 from tessera.logs import LogSettings, log_as
 from tessera.models.base import OutputKind
 from tessera.process_exit import leave
-from tessera.settings import HelpFormatter, Revision, Setting, add_flags, flags_of, read_flags
+from tessera.settings import HelpFormatter, Revision, Setting, add_flags, check_flags, flags_of, read_flags
 
 _TEXT: Final = """\
 Embeds a corpus: folders and globs of pictures, PDF and text files, JSON lines, tables. The vectors
@@ -171,17 +171,10 @@ def _check_passed(passed: Sequence[str], *, url: str) -> None:
             raise _UnknownFlag(f"there is no flag {flag}{f', did you mean {close[0]}?' if close else ''}")
     if url:
         raise _UnknownFlag(f"{passed[0]} is for engines here, and --url names a service")
-    parser = _PassedParser(add_help=False, allow_abbrev=False)
-    add_flags(parser, WorkerSettings)
     try:
-        read_flags(WorkerSettings, parser.parse_args([*passed, "--model-path=."]))
+        check_flags(WorkerSettings, [*passed, "--model-path=."])
     except ConfigError as error:
         raise _UnknownFlag(error.message) from error
-
-
-class _PassedParser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise _UnknownFlag(message)
 
 
 class _Run:

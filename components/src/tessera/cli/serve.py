@@ -416,14 +416,12 @@ def _check(frontend: Sequence[str], worker: Sequence[str]) -> None:
     """Raises ``UnknownWord`` for values that frontends or workers would refuse, before any is started."""
     from tessera.errors import ConfigError
     from tessera.frontend.settings import FrontendSettings
-    from tessera.settings import add_flags, read_flags
+    from tessera.settings import check_flags
     from tessera.worker.settings import WorkerSettings
 
     for kind, words in ((FrontendSettings, frontend), (WorkerSettings, worker)):
-        parser = _Parser(add_help=False, allow_abbrev=False)
-        add_flags(parser, kind)
         try:
-            read_flags(kind, parser.parse_args([*words, "--model-path=."]))
+            check_flags(kind, [*words, "--model-path=."])
         except ConfigError as error:
             raise UnknownWord(error.message) from error
 

@@ -22,7 +22,7 @@ with quick_imports():
     from tessera.corpus.frames import Channel, Embed, Frame, Made, Ready, Refused, Start, Tell, Used
     from tessera.errors import EngineDead, TesseraError
     from tessera.logs import log_as, log_settings
-    from tessera.process_exit import leave
+    from tessera.process_exit import ENGINE_DEAD, leave
     from tessera.sandbox.confinement import die_with_parent
     from tessera.worker.idle_memory import give_back_when_idle
     from tessera.worker.settings import parse
@@ -30,10 +30,8 @@ with quick_imports():
 log = logging.getLogger("tessera.corpus.engine")
 
 # Shorter than what an engine sets for a service (``engine/process.py``): the loop of this process is busier.
-_SWITCH_SECONDS: Final = 0.0002
-
-DEAD = 70
-"""The exit status of a process whose engine has died, as a worker's."""
+# On an H200 texts of 32 tokens came at 9,375/s; at 8,979 with 0.2 ms.
+_SWITCH_SECONDS: Final = 0.00005
 
 
 async def serve(descriptor: int) -> int:
@@ -84,7 +82,7 @@ async def serve(descriptor: int) -> int:
         log.critical("leaving: %s", why)
         with suppress(ConnectionError):
             await channel.send(Refused(why.code, why.message))
-        return DEAD
+        return ENGINE_DEAD
     for task in (*helpers, *answering):
         task.cancel()
     await engine.close()

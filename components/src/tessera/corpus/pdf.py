@@ -18,7 +18,7 @@ from typing import Any, Final
 import msgspec
 from PIL import Image
 
-from tessera.errors import ConfigError
+from tessera.corpus.extras import missing
 from tessera.sandbox import Limits, Pool, ProcessLost
 from tessera.sandbox.memory import Memory
 
@@ -113,7 +113,7 @@ class Renderers:
         self, drawing: Drawing, limits: Limits, picture_format: PictureFormat, *, count: int
     ) -> None:
         if importlib.util.find_spec("pypdfium2") is None:
-            raise ConfigError("PDF files need pypdfium2: pip install 'tessera-embed[corpus]'")
+            raise missing("pypdfium2", "corpus", "a PDF file")
         self._drawing = drawing
         self._write: Callable[[Memory, int, int], bytes] = (
             _bmp if picture_format is PictureFormat.BMP else _png

@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from tessera.corpus.extras import missing
 from tessera.corpus.output.directory import Description
 from tessera.corpus.output.lance import NAME as LANCE_NAME
 from tessera.corpus.output.row import VectorKind
@@ -118,9 +119,7 @@ class Table:
             else:
                 yield from self._of_parquet()
         except ImportError as error:
-            raise ConfigError(
-                f"{self._out}: {error.name} is missing: pip install 'tessera-embed[corpus,lance]'"
-            ) from None
+            raise missing(error.name or "a package", "corpus,lance", f"reading {self._out}") from None
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"{self._out}: {error}") from error
 

@@ -19,7 +19,7 @@ with quick_imports():
     from tessera.checkpoint.source import SOURCE_VARIABLE
     from tessera.errors import DiscoveryLost, EngineDead, TesseraError
     from tessera.logs import LogFormat, log_as, log_settings, write_behind
-    from tessera.process_exit import leave, when_told
+    from tessera.process_exit import ENGINE_DEAD, leave, when_told
     from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
     from tessera.tasks import Left, run_until
     from tessera.worker.access_log import AccessLog
@@ -33,9 +33,6 @@ with quick_imports():
 
 log = logging.getLogger("tessera.worker")
 
-
-# The exit status of a worker whose engine has died, EX_SOFTWARE; its supervisor starts a new one.
-DEAD = 70
 
 # How long a worker whose engine has died waits for its last errors to be sent.
 _LAST_WORDS_SECONDS = 2.0
@@ -169,7 +166,7 @@ def main() -> int:
     except EngineDead as error:
         log.error("%s", error)
         tracing.stop(_LAST_WORDS_SECONDS)
-        return DEAD
+        return ENGINE_DEAD
     except DiscoveryLost as error:
         log.error("%s", error)
         return FORGOTTEN

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence, Set
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
+from tessera.corpus.extras import missing
 from tessera.corpus.output.columns import table_of
 from tessera.corpus.output.directory import Directory
 from tessera.corpus.output.row import Row, VectorKind
@@ -73,9 +74,7 @@ class LanceTable:
         try:
             import lance
         except ImportError:
-            raise ConfigError(
-                "Lance tables need pylance; install it with: pip install 'tessera-embed[lance]'"
-            ) from None
+            raise missing("pylance", "lance", "a Lance table") from None
         if not (self._directory.path / NAME).exists():
             return None
         try:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from tessera.corpus.extras import missing
 from tessera.corpus.item import Embedded, Failure, request_of
 from tessera.corpus.output import errors, openai
 from tessera.corpus.output.directory import Description, Directory, found
@@ -20,7 +21,7 @@ from tessera.corpus.output.row import Row, VectorKind
 from tessera.corpus.output.settings import Format, OutputSettings
 from tessera.corpus.output.table import Table
 from tessera.corpus.shard import Shard
-from tessera.errors import ConfigError, TooManyFailures
+from tessera.errors import TooManyFailures
 
 
 class Output:
@@ -164,6 +165,4 @@ def _require_pyarrow() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise ConfigError(
-            "writing tables needs pyarrow; install it with: pip install 'tessera-embed[corpus]'"
-        ) from None
+        raise missing("pyarrow", "corpus", "writing tables") from None

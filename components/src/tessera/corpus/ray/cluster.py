@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tessera import machine
+from tessera.corpus.extras import missing
 from tessera.corpus.ray.settings import RaySettings
 from tessera.errors import ConfigError, Unavailable
 
@@ -90,7 +91,7 @@ def joined(settings: RaySettings) -> Iterator[Resources]:
         import ray
         import ray.data
     except ImportError:
-        raise ConfigError("--ray needs Ray; install it with: pip install 'tessera-embed[ray]'") from None
+        raise missing("Ray", "ray", "--ray") from None
     with _directory() if local else nullcontext() as directory:
         own: dict[str, Any] = {}
         if local:

@@ -25,7 +25,7 @@ from tessera.corpus.sources.lines import Honoured
 from tessera.corpus.sources.settings import SourceSettings
 from tessera.errors import ConfigError, EngineDead
 from tessera.models import find, open_model
-from tessera.process_exit import leave
+from tessera.process_exit import ENGINE_DEAD, leave
 
 if TYPE_CHECKING:
     from tessera.worker.settings import WorkerSettings
@@ -36,8 +36,6 @@ T = TypeVar("T")
 
 # Calls of the engine under way, of 64 items at most each.
 _CALLS: Final = 64
-# The exit status of an actor whose engine has died, as a worker's.
-_DEAD: Final = 70
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,4 +158,4 @@ def _worker(model: str, revision: str, passed: Sequence[str], *, hosted: int) ->
 def _died(error: EngineDead) -> None:
     """Ray starts the actor again, and does its tasks again."""
     log.critical("leaving: %s", error)
-    leave(_DEAD)
+    leave(ENGINE_DEAD)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tessera.corpus.extras import missing
 from tessera.corpus.item import Failure, Row
 from tessera.corpus.position import Position
 from tessera.corpus.shard import Shard
@@ -111,9 +112,7 @@ class Table:
         try:
             import pyarrow.parquet
         except ImportError:
-            raise ConfigError(
-                "reading tables needs pyarrow; install it with: pip install 'tessera-embed[corpus]'"
-            ) from None
+            raise missing("pyarrow", "corpus", "reading tables") from None
         try:
             file = pyarrow.parquet.ParquetFile(self.path)
             self._most = file.metadata.num_rows
@@ -126,9 +125,7 @@ class Table:
         try:
             import lance
         except ImportError:
-            raise ConfigError(
-                "Lance tables need pylance; install it with: pip install 'tessera-embed[lance]'"
-            ) from None
+            raise missing("pylance", "lance", "a Lance table") from None
         try:
             table = lance.dataset(str(self.path))
             self._most = table.count_rows()
