@@ -67,7 +67,8 @@ def test_models_come_and_go_and_change_while_another_one_answers(
         with client(serve, "two", 503):
             serve.reload("tessera: ready: two, three")
         assert serve.vector("two") == serve.vector("three") == pytest.approx(of_two, abs=1e-5)
-        assert serve.models()["two"]["workers"] == {"embed": 1, "encode": 1}
+        # The other frontend may learn of a worker later.
+        serve.wait(lambda: serve.models()["two"]["workers"] == {"embed": 1, "encode": 1})
 
         # Another name, and another width: frontends alone have to do with that.
         workers = serve.worker("tessera-two")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import signal
 import time
@@ -32,9 +33,9 @@ pytestmark = [
 KINDS = (np.float32, np.float16)
 ROWS = 4
 """Of a call."""
-# What is under way in a worker that is killed: more than it can finish between the question and the signal.
-UNITS, TOKENS = 6, 4 * 256
 SAME = 1e-5
+# A worker is stopped for so long before it is killed: it is sent more, and ends nothing.
+STOPPED_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,21 +97,20 @@ async def test_workers_that_are_killed_with_pixels_under_way_are_not_noticed(
         async with sending(traffic) as running:
             await until(lambda: len(running.answered) > 6)
             first = time.monotonic()
-            for worker, gauge, most, retries in (
-                (ENCODE[0], "tessera_units_in_flight", UNITS, encode_retries),
-                (EMBED[0], "tessera_tokens_in_flight", TOKENS, embed_retries),
-            ):
+            for worker, retries in ((ENCODE[0], encode_retries), (EMBED[0], embed_retries)):
                 retried = retries(service)
-                pid = named(deployment, worker)
-                await until(lambda w=worker, g=gauge, m=most: service.worker_metric(w, g) >= m)
-                signal_process(pid, signal.SIGKILL)
-                await until(
-                    lambda r=retries, before=retried: r(service) > before, what="nothing was sent again"
-                )
-                await until(
-                    lambda p=pid, w=worker: replaced(deployment, w, p), what="it was not started again"
-                )
-                await whole_again(deployment)
+                while True:
+                    pid = named(deployment, worker)
+                    signal_process(pid, signal.SIGSTOP)
+                    await asyncio.sleep(STOPPED_SECONDS)
+                    signal_process(pid, signal.SIGKILL)
+                    await until(
+                        lambda p=pid, w=worker: replaced(deployment, w, p), what="it was not started again"
+                    )
+                    await whole_again(deployment)
+                    # On a machine that is busy with other things perhaps nothing was sent to it.
+                    if retries(service) > retried:
+                        break
                 # The new one takes its part.
                 await until(lambda w=worker: service.worker_metric(w, "tessera_items_total") > 0)
     assert running.errors == [] and running.vectors > 0
