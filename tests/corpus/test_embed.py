@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from benchmarks.corpus import Corpus, differences, killed, make_corpus, pdf, read, whole
-from benchmarks.proc import children
+from benchmarks.proc import below
 
 from tessera.defaults import MODEL
 
@@ -151,7 +151,9 @@ def test_an_engine_that_is_killed_is_started_again_and_nothing_is_lost(
     with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
         while kills < 2 and process.poll() is None:
             parts = len(list((tmp_path / "vectors").glob("part-*")))
-            engines = [child for child in children(process.pid) if "engine_process" in _command(child)]
+            # First the process that makes prompts, then the one that it asks.
+            module = ("engine_process", "worker_process")[kills]
+            engines = [child for child in below(process.pid) if module in _command(child)]
             # Since the last one was killed its replacement has embedded something.
             if parts > seen and engines:
                 os.kill(engines[0], signal.SIGKILL)

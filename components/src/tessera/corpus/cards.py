@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import socket
-import subprocess
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import numpy as np
 
 from tessera import machine
+from tessera.corpus.child import Child, ChildLost
 from tessera.corpus.columns import Columns
 from tessera.corpus.embedder import Served, Usage, VectorSettings
-from tessera.corpus.frames import Channel, Embed, Frame, Made, Ready, Refused, Start, Tell, Used
+from tessera.corpus.frames import Embed, Load, Made, Ready, Start, Tell, Used
 from tessera.corpus.item import Embedded, Failure, Item
 from tessera.defaults import ENGINE_CONFIGS
-from tessera.errors import ConfigError, EngineDead, ProtocolError, Unavailable, from_code
+from tessera.errors import ConfigError, EngineDead, ProtocolError, Unavailable
 from tessera.models import find, open_model
 from tessera.models.base import OutputKind
 
 # Processes that end without having answered anything, one after another, before the run gives up.
 _DEATHS: Final = 5
-_END_SECONDS: Final = 10.0
-_TOLD_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +75,6 @@ def plan_engines(
         cards=cards,
         log=log,
     )
-
-
-class EngineLost(Exception):
-    """The process ended before it had answered."""
 
 
 class EngineProcesses:
@@ -166,14 +156,14 @@ class _Engine:
             await self._open.wait()
             try:
                 return await self._ask(items)
-            except EngineLost:
+            except ChildLost:
                 return await self._suspected(items)
         finally:
             self._in_flight -= size
 
     async def usage(self) -> Usage:
         if self._open.is_set() and self._process is not None:
-            with suppress(EngineLost):
+            with suppress(ChildLost):
                 self._now = await self._process.usage()
         return self._before + self._now
 
@@ -183,7 +173,7 @@ class _Engine:
 
     async def _ask(self, items: Sequence[Item]) -> list[Embedded | Failure]:
         if self._process is None:
-            raise EngineLost("its process has ended")
+            raise ChildLost("its process has ended")
         found = await self._process.embed(items)
         self._deaths = 0
         return found
@@ -203,7 +193,7 @@ class _Engine:
         await self._start_again()
         try:
             return await self._ask(items)
-        except EngineLost as lost:
+        except ChildLost as lost:
             if len(items) > 1:
                 half = len(items) // 2
                 return await self._in_parts(items[:half]) + await self._in_parts(items[half:])
@@ -231,126 +221,39 @@ class _Engine:
 
 
 class _Process:
-    """A child that runs ``engine_process``."""
+    """A child that runs ``engine_process``. Its methods raise ``ChildLost``."""
 
-    def __init__(self, child: subprocess.Popen[bytes], channel: Channel, served: Served) -> None:
+    def __init__(self, child: Child, served: Served) -> None:
         self._child = child
-        self._channel = channel
         self.served = served
-        self.ended = False
-        self._numbers = count()
-        self._waiting: dict[int, asyncio.Future[Made]] = {}
-        self._told: list[asyncio.Future[Used]] = []
-        self._why = ""
-        self._reading = asyncio.create_task(self._read())
 
     @classmethod
     async def start(cls, plan: EnginePlan, card: str) -> Self:
         """Raises what the engine was refused for."""
-        child, ours = _spawn(plan, card)
-        channel = await Channel.of(ours)
-        try:
-            with suppress(ConnectionError):
-                await channel.send(Start(list(plan.flags), plan.source, plan.vectors))
-            first = await channel.receive()
-            if isinstance(first, Refused):
-                raise from_code(first.code, first.message)
-            if not isinstance(first, Ready):
-                raise Unavailable(f"the engine could not be started: {await _end_of(child)}")
-        except BaseException:
-            channel.close()
-            child.kill()
-            await asyncio.to_thread(child.wait)
-            raise
-        return cls(child, channel, first.served)
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": card} if card else None
+        first = Start(Load(list(plan.flags), plan.source), plan.vectors)
+        module = "tessera.corpus.engine_process"
+        child = await Child.start(module, first, environment=environment, words=plan.log)
+        assert isinstance(child.begun, Ready)
+        return cls(child, child.begun.served)
+
+    @property
+    def ended(self) -> bool:
+        return self._child.ended
 
     async def embed(self, items: Sequence[Item]) -> list[Embedded | Failure]:
-        """Raises ``EngineLost``."""
-        number = next(self._numbers)
-        self._waiting[number] = asked = asyncio.get_running_loop().create_future()
-        try:
-            await self._send(Embed(number, list(items)))
-            made = await asked
-        finally:
-            self._waiting.pop(number, None)
-        return self._found(items, made)
-
-    async def usage(self) -> Usage:
-        """Raises ``EngineLost``."""
-        told: asyncio.Future[Used] = asyncio.get_running_loop().create_future()
-        self._told.append(told)
-        await self._send(Tell())
-        used = await told
-        return Usage(engine_seconds=used.engine_seconds, images=used.images, cached_images=used.cached_images)
-
-    async def close(self) -> None:
-        """End it, whatever it is about."""
-        self._channel.close()
-        try:
-            await asyncio.to_thread(self._child.wait, _END_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            await asyncio.to_thread(self._child.wait)
-        await self._reading
-
-    async def _send(self, frame: Frame) -> None:
-        if self.ended:
-            raise EngineLost(self._why)
-        # The reader learns why, and tells all who wait.
-        with suppress(ConnectionError):
-            await self._channel.send(frame)
-
-    async def _read(self) -> None:
-        while (frame := await self._channel.receive()) is not None:
-            if isinstance(frame, Made):
-                if (asked := self._waiting.get(frame.number)) is not None and not asked.done():
-                    asked.set_result(frame)
-            elif isinstance(frame, Used):
-                if not (told := self._told.pop(0)).done():
-                    told.set_result(frame)
-            elif isinstance(frame, Refused):
-                self._why = frame.message
-                break
-        self.ended = True
-        self._why = self._why or await _end_of(self._child)
-        left: list[asyncio.Future[Any]] = [*self._waiting.values(), *self._told]
-        for future in left:
-            if not future.done():
-                future.set_exception(EngineLost(self._why))
-        self._told.clear()
-
-    def _found(self, items: Sequence[Item], made: Made) -> list[Embedded | Failure]:
+        made = await self._child.ask(lambda number: Embed(number, list(items)))
+        assert isinstance(made, Made)
         rows = np.frombuffer(made.rows, "<f4").reshape(-1, self.served.width)
         if len(made.counts) != len(items) or sum(made.counts) != len(rows):
             raise ProtocolError(f"an engine answered with {len(made.counts)} of {len(items)} items")
         columns = Columns(rows=rows, counts=made.counts, tokens=made.tokens, reasons=made.reasons)
         return columns.of(items)
 
+    async def usage(self) -> Usage:
+        used = await self._child.ask(Tell)
+        assert isinstance(used, Used)
+        return used.usage
 
-def _spawn(plan: EnginePlan, card: str) -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """A child and this end of its channel. From the main thread: the child ends with the one that made it."""
-    ours, theirs = socket.socketpair()
-    environment: Mapping[str, str] = os.environ
-    if card:
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": card}
-    with theirs:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "tessera.corpus.engine_process", str(theirs.fileno()), *plan.log],
-            env=environment,
-            pass_fds=(theirs.fileno(),),
-            stdin=subprocess.DEVNULL,
-            # What a library prints is not to be taken for the run's own answer.
-            stdout=2,
-        )
-    return child, ours
-
-
-async def _end_of(child: subprocess.Popen[bytes]) -> str:
-    """How a child ended whose end of the channel is closed."""
-    try:
-        status = await asyncio.to_thread(child.wait, _TOLD_SECONDS)
-    except subprocess.TimeoutExpired:
-        return "it says nothing any more"
-    if status < 0:
-        return f"its process was ended by {signal.Signals(-status).name}"
-    return f"its process ended with status {status}"
+    async def close(self) -> None:
+        await self._child.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Protocol
 
@@ -91,8 +90,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
     """Since the start: seconds of engines at work, on all cards together, and lookups of images.
 
     Zeros where that is not known.

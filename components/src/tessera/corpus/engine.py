@@ -1,4 +1,4 @@
-"""An engine in this process: the frontend's pipeline in front of an aggregated worker, without HTTP."""
+"""The frontend's pipeline in front of an aggregated worker in a child process, without HTTP."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from tessera import wire
+from tessera.corpus.child import Child, ChildLost
 from tessera.corpus.columns import Columns
 from tessera.corpus.embedder import Served, Usage, VectorSettings
+from tessera.corpus.frames import Answer, Ask, Load, Question, Replied, Tell, Used
 from tessera.corpus.item import Item, Picture
+from tessera.corpus.parent import Died
 from tessera.errors import (
     ConfigError,
     EngineDead,
@@ -33,14 +36,11 @@ from tessera.frontend.serving.local import LocalEmbedder
 from tessera.frontend.serving.pipeline import Pipeline, Result
 from tessera.frontend.settings import Limits
 from tessera.frontend.widths import Widths
+from tessera.models import open_model
 from tessera.models.base import Model, OutputKind
 from tessera.settings import GIB
 from tessera.tasks import Deadline
-from tessera.worker.embed import EmbedService
-from tessera.worker.metrics import WorkerMetrics
-from tessera.worker.roles import Builder
-from tessera.worker.settings import Mode, WorkerSettings
-from tessera.worker.sizes import share_of
+from tessera.worker.settings import WorkerSettings, parse
 
 # Of one call. What waits does so behind what its own run has asked for, so it is there to end what hangs.
 _SECONDS: Final = 3600.0
@@ -67,48 +67,38 @@ class _FileLoader(MediaLoader):
 
 
 class Engine:
-    """An engine and its pipeline in this process, on the device that its worker's settings name."""
+    """An engine in a child process, and its pipeline in this one."""
 
     def __init__(
-        self, service: EmbedService, worker: WorkerSettings, vectors: VectorSettings, metrics: WorkerMetrics
+        self, worker: Child, model: Model, settings: WorkerSettings, vectors: VectorSettings
     ) -> None:
-        model = service.model
         limits = Limits(
             max_tokens=vectors.max_tokens,
             images=ImageLimits(
-                max_bytes=_NO_LIMIT, max_request_bytes=_NO_LIMIT, max_pixels=worker.max_image_pixels
+                max_bytes=_NO_LIMIT, max_request_bytes=_NO_LIMIT, max_pixels=settings.max_image_pixels
             ),
         )
-        self._service = service
+        self._worker = worker
         self._vectors = vectors
-        self._metrics = metrics
         self._numbers = count()
         self._media = _FileLoader(MediaPolicy(), limits.images)
-        local = LocalEmbedder(service.handle, model.output)
-        counters = FrontendMetrics().of(worker.served_model_names[0])
+        local = LocalEmbedder(self._ask, model.output)
+        counters = FrontendMetrics().of(settings.served_model_names[0])
         self._pipeline = Pipeline(model, self._media, local, limits, counters)
-        self.served = served_by(model, worker, vectors)
+        self.served = served_by(model, settings, vectors)
         self._width = self.served.width
 
     @classmethod
-    async def start(
-        cls, worker: WorkerSettings, vectors: VectorSettings, died: Callable[[EngineDead], None]
-    ) -> Self:
+    async def start(cls, load: Load, vectors: VectorSettings, died: Died, *, log: Sequence[str] = ()) -> Self:
         """Load and warm. ``died`` is told when the engine can run nothing any more.
 
         Raises ``ConfigError`` and ``CheckpointError`` for what cannot run here.
         """
-        if worker.mode is not Mode.AGG:
-            raise ConfigError("a corpus is embedded by engines that run both stages")
-        threads = worker.stages.threads or share_of(worker).threads(torch.get_num_threads())
-        torch.set_num_threads(threads)
-        metrics = WorkerMetrics()
-        builder = Builder(
-            settings=worker, runtime=None, metrics=metrics, name="corpus", died=died, stop=asyncio.Event()
-        )
-        service = await builder.build()
-        assert isinstance(service, EmbedService)
-        return cls(service, worker, vectors, metrics)
+        settings = await asyncio.to_thread(parse, load.flags, source=load.source or None)
+        model = await asyncio.to_thread(open_model, settings.model_path, settings.model_options)
+        worker = await Child.start("tessera.corpus.worker_process", load, words=log)
+        worker.when_lost(lambda why: died(EngineDead(why)))
+        return cls(worker, model, settings, vectors)
 
     async def embed(self, items: Sequence[Item]) -> Columns:
         """Raises ``EngineDead`` where the engine can run nothing any more."""
@@ -160,22 +150,26 @@ class Engine:
         )
 
     async def usage(self) -> Usage:
-        value = self._metrics.registry.get_sample_value
-        hits = value("tessera_embedding_cache_hits_total") or 0
-        return Usage(
-            engine_seconds=(value("tessera_embed_seconds_sum") or 0.0)
-            + (value("tessera_encode_seconds_sum") or 0.0),
-            images=int(hits + (value("tessera_embedding_cache_misses_total") or 0)),
-            cached_images=int(hits),
-        )
-
-    def running_seconds(self) -> float:
-        """How long the engine has been busy with one batch."""
-        return self._service.running_seconds()
+        """Raises ``EngineDead`` as ``embed``."""
+        used = await self._answer(Tell)
+        assert isinstance(used, Used)
+        return used.usage
 
     async def close(self) -> None:
-        await self._service.close()
+        await self._worker.close()
         await self._media.close()
+
+    async def _ask(self, request: wire.Request) -> wire.Reply:
+        assert isinstance(request, wire.EmbedRequest)
+        replied = await self._answer(lambda number: Ask(number, request))
+        assert isinstance(replied, Replied)
+        return replied.reply
+
+    async def _answer(self, question: Callable[[int], Question]) -> Answer:
+        try:
+            return await self._worker.ask(question)
+        except ChildLost as lost:
+            raise EngineDead(f"{lost}") from lost
 
     def _request(self, items: Sequence[Item]) -> EmbeddingsRequest:
         return EmbeddingsRequest(
@@ -215,15 +209,6 @@ def served_by(model: Model, worker: WorkerSettings, vectors: VectorSettings) -> 
         images=model.vision is not None,
         checkpoint=origin(worker.model_path) or "",
     )
-
-
-async def watch(engine: Engine, worker: WorkerSettings, died: Callable[[EngineDead], None]) -> None:
-    """Report an engine as dead whose batch takes too long: a device that hangs raises nothing."""
-    patience = max(worker.stages.text.stall_seconds, worker.stages.vision.stall_seconds)
-    while True:
-        await asyncio.sleep(min(1.0, patience / 4))
-        if (busy := engine.running_seconds()) > patience:
-            died(EngineDead(f"an engine has been busy with one batch for {busy:.0f} s"))
 
 
 def width_of(model: Model, vectors: VectorSettings) -> int:

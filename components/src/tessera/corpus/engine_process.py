@@ -8,109 +8,62 @@ from __future__ import annotations
 from tessera.quick_imports import quick_imports
 
 with quick_imports():
-    import asyncio
-    import logging
-    import signal
-    import socket
     import sys
-    from contextlib import suppress
-    from typing import Any, Final
+    from collections.abc import Sequence
+    from functools import partial
+    from typing import Final
 
     import uvloop
 
-    from tessera.corpus.engine import Engine, watch
-    from tessera.corpus.frames import Channel, Embed, Frame, Made, Ready, Refused, Start, Tell, Used
-    from tessera.errors import EngineDead, TesseraError
+    from tessera.corpus.engine import Engine
+    from tessera.corpus.frames import Answer, Embed, First, Made, Question, Ready, Start, Tell, Used
+    from tessera.corpus.parent import Died, answer_parent, belong_to_parent
+    from tessera.errors import ProtocolError
     from tessera.logs import log_as, log_settings
-    from tessera.process_exit import ENGINE_DEAD, leave
-    from tessera.sandbox.confinement import die_with_parent
-    from tessera.worker.idle_memory import give_back_when_idle
-    from tessera.worker.settings import parse
+    from tessera.process_exit import leave
 
-log = logging.getLogger("tessera.corpus.engine")
-
-# Shorter than what an engine sets for a service (``engine/process.py``): the loop of this process is busier.
-# On an H200 texts of 32 tokens came at 9,375/s; at 8,979 with 0.2 ms.
-_SWITCH_SECONDS: Final = 0.00005
+# The loop would wait for threads that make tokens, 5 ms by default each time.
+_SWITCH_SECONDS: Final = 0.0002
 
 
-async def serve(descriptor: int) -> int:
-    """Answer until the run goes away; the exit status."""
-    channel = await Channel.of(socket.socket(fileno=descriptor))
-    start = await channel.receive()
-    if not isinstance(start, Start):
-        return 0
-    dead: asyncio.Future[EngineDead] = asyncio.get_running_loop().create_future()
+class Served:
+    """Implements ``Answerer`` with an engine."""
 
-    def died(error: EngineDead) -> None:
-        if not dead.done():
-            dead.set_result(error)
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.begun = Ready(engine.served)
 
-    try:
-        worker = await asyncio.to_thread(parse, start.flags, source=start.source or None)
-        engine = await Engine.start(worker, start.vectors, died)
-    except TesseraError as error:
-        await channel.send(Refused(error.code, error.message))
-        return 1
-    sys.setswitchinterval(_SWITCH_SECONDS)
-    await channel.send(Ready(engine.served))
-    helpers = [
-        asyncio.create_task(watch(engine, worker, died)),
-        asyncio.create_task(give_back_when_idle()),
-    ]
-    answering: set[asyncio.Task[None]] = set()
+    @classmethod
+    async def start(cls, first: First, died: Died, *, log: Sequence[str]) -> Served:
+        """Raises as ``Engine.start``."""
+        if not isinstance(first, Start):
+            raise ProtocolError(f"an engine process was sent {type(first).__name__} first")
+        return cls(await Engine.start(first.load, first.vectors, died, log=log))
 
-    async def answer(frame: Embed | Tell) -> None:
-        try:
-            made: Frame = await (_made(engine, frame) if isinstance(frame, Embed) else _used(engine))
-        except TesseraError as error:
-            made = Refused(error.code, error.message)
-        with suppress(ConnectionError):
-            await channel.send(made)
+    async def answer(self, question: Question) -> Answer:
+        """Raises ``EngineDead``."""
+        if isinstance(question, Tell):
+            return Used(question.number, await self._engine.usage())
+        assert isinstance(question, Embed)
+        found = await self._engine.embed(question.items)
+        return Made(
+            number=question.number,
+            rows=found.rows.astype("<f4", copy=False).tobytes(),
+            counts=list(found.counts),
+            tokens=list(found.tokens),
+            reasons=dict(found.reasons),
+        )
 
-    async def receive() -> None:
-        while isinstance(frame := await channel.receive(), Embed | Tell):
-            task = asyncio.create_task(answer(frame))
-            answering.add(task)
-            task.add_done_callback(answering.discard)
-
-    receiving = asyncio.create_task(receive())
-    either: list[asyncio.Future[Any]] = [receiving, dead]
-    await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-    if dead.done():
-        why = dead.result()
-        log.critical("leaving: %s", why)
-        with suppress(ConnectionError):
-            await channel.send(Refused(why.code, why.message))
-        return ENGINE_DEAD
-    for task in (*helpers, *answering):
-        task.cancel()
-    await engine.close()
-    return 0
-
-
-async def _made(engine: Engine, frame: Embed) -> Made:
-    found = await engine.embed(frame.items)
-    return Made(
-        number=frame.number,
-        rows=found.rows.astype("<f4", copy=False).tobytes(),
-        counts=list(found.counts),
-        tokens=list(found.tokens),
-        reasons=dict(found.reasons),
-    )
-
-
-async def _used(engine: Engine) -> Used:
-    usage = await engine.usage()
-    return Used(usage.engine_seconds, usage.images, usage.cached_images)
+    async def close(self) -> None:
+        await self._engine.close()
 
 
 def main() -> int:
-    die_with_parent()
-    # A terminal sends it to the whole group; the run says when it is over.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    log_as("engine", log_settings(sys.argv[2:]))
-    return uvloop.run(serve(int(sys.argv[1])))
+    belong_to_parent()
+    descriptor, *log = sys.argv[1:]
+    log_as("engine", log_settings(log))
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    return uvloop.run(answer_parent(int(descriptor), partial(Served.start, log=log)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a run and its engine processes say to each other: MessagePack over a socket pair."""
+"""What a run, its engine processes and their workers say to each other: MessagePack over socket pairs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Final, Self
 
 import msgspec
 
-from tessera.corpus.embedder import Served, VectorSettings
+from tessera import wire
+from tessera.corpus.embedder import Served, Usage, VectorSettings
 from tessera.corpus.item import Item
 
 _LENGTH: Final = struct.Struct("<Q")
@@ -17,11 +18,17 @@ _LENGTH: Final = struct.Struct("<Q")
 _BUFFER_BYTES: Final = 4 << 20
 
 
-class Start(msgspec.Struct, frozen=True, tag=True):
-    """The first message: an engine for these flags of a worker, and what its parent found of the model."""
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """The first message to a worker: its flags, and what its parent found of the model."""
 
     flags: list[str]
     source: str
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """The first message to an engine process."""
+
+    load: Load
     vectors: VectorSettings
 
 
@@ -30,11 +37,24 @@ class Embed(msgspec.Struct, frozen=True, tag=True):
     items: list[Item]
 
 
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    request: wire.EmbedRequest
+
+
 class Tell(msgspec.Struct, frozen=True, tag=True):
     """Asks for ``Used``."""
 
+    number: int
+
+
+class Loaded(msgspec.Struct, frozen=True, tag=True):
+    """A worker can be asked."""
+
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
+    """An engine process can be asked."""
+
     served: Served
 
 
@@ -58,13 +78,21 @@ class Made(msgspec.Struct, frozen=True, tag=True):
     reasons: dict[int, str]
 
 
+class Replied(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    reply: wire.EmbedReply | wire.Failure
+
+
 class Used(msgspec.Struct, frozen=True, tag=True):
-    engine_seconds: float
-    images: int
-    cached_images: int
+    number: int
+    usage: Usage
 
 
-Frame = Start | Embed | Tell | Ready | Refused | Made | Used
+First = Load | Start
+Begun = Loaded | Ready
+Question = Embed | Ask | Tell
+Answer = Made | Replied | Used
+Frame = First | Begun | Question | Answer | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)

@@ -9,7 +9,6 @@ with quick_imports():
     import logging
     import os
     import time
-    from collections.abc import Callable
     from contextlib import suppress
 
     import torch
@@ -22,11 +21,12 @@ with quick_imports():
     from tessera.process_exit import ENGINE_DEAD, leave, when_told
     from tessera.rpc import FORGOTTEN, Runtime, Server, set_environment_defaults, until_back
     from tessera.tasks import Left, run_until
+    from tessera.worker import stall
     from tessera.worker.access_log import AccessLog
     from tessera.worker.embed import EmbedService
     from tessera.worker.idle_memory import give_back_when_idle
     from tessera.worker.metrics import WorkerMetrics
-    from tessera.worker.roles import COMPONENT, Builder, Service
+    from tessera.worker.roles import COMPONENT, Builder
     from tessera.worker.settings import WorkerSettings, parse
     from tessera.worker.sizes import share_of
 
@@ -106,7 +106,7 @@ async def serve(settings: WorkerSettings) -> None:
             settings.served_model_names[0],
             address,
         )
-    watch = asyncio.create_task(_watch(service, settings, died))
+    watch = asyncio.create_task(stall.watch(service, settings, died))
     giving_back = asyncio.create_task(give_back_when_idle())
     reason = await ending
     watch.cancel()
@@ -141,16 +141,6 @@ async def _ending(
         return None if stop.is_set() else dead.result()
     log.critical("leaving as soon as discovery answers: %s", lost)
     return lost
-
-
-async def _watch(service: Service, settings: WorkerSettings, died: Callable[[EngineDead], None]) -> None:
-    """Report an engine as dead whose batch takes too long: a device that hangs raises nothing."""
-    patience = max(settings.stages.text.stall_seconds, settings.stages.vision.stall_seconds)
-    while True:
-        await asyncio.sleep(min(1.0, patience / 4))
-        busy = service.running_seconds()
-        if busy > patience:
-            died(EngineDead(f"an engine has been busy with one batch for {busy:.0f} s"))
 
 
 def main() -> int:

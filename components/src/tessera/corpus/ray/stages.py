@@ -8,13 +8,14 @@ import os
 import threading
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from tessera.corpus.cards import worker_flags
 from tessera.corpus.documents import Documents, DocumentSettings
 from tessera.corpus.embedder import Served, VectorSettings
+from tessera.corpus.frames import Load
 from tessera.corpus.item import Embedded, Failure, Item, unique
 from tessera.corpus.pdf import PictureFormat
 from tessera.corpus.ray.blocks import LeftOut, Row, block_of, rows_of
@@ -26,9 +27,6 @@ from tessera.corpus.sources.settings import SourceSettings
 from tessera.errors import ConfigError, EngineDead
 from tessera.models import find, open_model
 from tessera.process_exit import ENGINE_DEAD, leave
-
-if TYPE_CHECKING:
-    from tessera.worker.settings import WorkerSettings
 
 log = logging.getLogger("tessera.corpus.ray")
 
@@ -104,20 +102,17 @@ class EngineActor:
     """An engine on an event loop of its own, with the blocks of several tasks under way."""
 
     def __init__(self, embedding: Embedding) -> None:
-        from tessera.corpus.engine import Engine, watch
+        from tessera.corpus.engine import Engine
 
         os.chdir(embedding.directory)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
-        worker = _worker(
-            embedding.model, embedding.revision, embedding.passed, hosted=embedding.engines_on_host
-        )
-        self._engine = self._wait(Engine.start(worker, embedding.vectors, _died))
+        load = _load(embedding.model, embedding.revision, embedding.passed, hosted=embedding.engines_on_host)
+        self._engine = self._wait(Engine.start(load, embedding.vectors, _died))
         if self._engine.served.fingerprint != embedding.served.fingerprint:
             raise ConfigError(
                 f"{embedding.model} is another model on this machine than where the run was started"
             )
-        self._watching = asyncio.run_coroutine_threadsafe(watch(self._engine, worker, _died), self._loop)
         self._room = asyncio.Semaphore(_CALLS)
 
     def __call__(self, block: Any) -> Any:
@@ -143,16 +138,16 @@ class EngineActor:
 def served_here(model: str, revision: str, passed: Sequence[str], vectors: VectorSettings) -> Served:
     """What engines will serve, found without one. Raises ``ConfigError`` and ``CheckpointError``."""
     from tessera.corpus.engine import served_by
+    from tessera.worker.settings import parse
 
-    worker = _worker(model, revision, passed, hosted=1)
+    load = _load(model, revision, passed, hosted=1)
+    worker = parse(load.flags, source=load.source)
     return served_by(open_model(worker.model_path, worker.model_options), worker, vectors)
 
 
-def _worker(model: str, revision: str, passed: Sequence[str], *, hosted: int) -> WorkerSettings:
-    from tessera.worker.settings import parse
-
+def _load(model: str, revision: str, passed: Sequence[str], *, hosted: int) -> Load:
     source = find(model, revision)
-    return parse(worker_flags(source.directory, hosted, passed), source=source.as_json())
+    return Load(worker_flags(source.directory, hosted, passed), source.as_json())
 
 
 def _died(error: EngineDead) -> None:

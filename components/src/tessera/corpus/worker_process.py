@@ -1,0 +1,97 @@
+"""``python -m tessera.corpus.worker_process FD``: an aggregated worker for the process that started it.
+
+An interpreter of its own: the one that makes prompts of ten thousand texts a second would keep the engine
+waiting each time it has something to launch.
+"""
+
+from __future__ import annotations
+
+from tessera.quick_imports import quick_imports
+
+with quick_imports():
+    import asyncio
+    import sys
+
+    import torch
+    import uvloop
+
+    from tessera import wire
+    from tessera.corpus.embedder import Usage
+    from tessera.corpus.frames import Answer, Ask, First, Load, Loaded, Question, Replied, Tell, Used
+    from tessera.corpus.parent import Died, answer_parent, belong_to_parent
+    from tessera.errors import ConfigError, ProtocolError, TesseraError
+    from tessera.logs import log_as, log_settings
+    from tessera.process_exit import leave
+    from tessera.worker import stall
+    from tessera.worker.embed import EmbedService
+    from tessera.worker.metrics import WorkerMetrics
+    from tessera.worker.roles import Builder
+    from tessera.worker.settings import Mode, WorkerSettings, parse
+    from tessera.worker.sizes import share_of
+
+
+class Worker:
+    """Implements ``Answerer`` with an engine of this process."""
+
+    begun = Loaded()
+
+    def __init__(self, service: EmbedService, settings: WorkerSettings, metrics: WorkerMetrics, died: Died):
+        self._service = service
+        self._metrics = metrics
+        self._watching = asyncio.create_task(stall.watch(service, settings, died))
+
+    @classmethod
+    async def start(cls, first: First, died: Died) -> Worker:
+        """Load and warm. Raises ``ConfigError`` and ``CheckpointError`` for what cannot run here."""
+        if not isinstance(first, Load):
+            raise ProtocolError(f"a worker was sent {type(first).__name__} first")
+        settings = await asyncio.to_thread(parse, first.flags, source=first.source or None)
+        if settings.mode is not Mode.AGG:
+            raise ConfigError("a corpus is embedded by engines that run both stages")
+        torch.set_num_threads(settings.stages.threads or share_of(settings).threads(torch.get_num_threads()))
+        metrics = WorkerMetrics()
+        builder = Builder(
+            settings=settings, runtime=None, metrics=metrics, name="corpus", died=died, stop=asyncio.Event()
+        )
+        service = await builder.build()
+        assert isinstance(service, EmbedService)
+        return cls(service, settings, metrics, died)
+
+    async def answer(self, question: Question) -> Answer:
+        if isinstance(question, Ask):
+            return Replied(question.number, await self._reply(question.request))
+        assert isinstance(question, Tell)
+        return Used(question.number, self._usage())
+
+    async def _reply(self, request: wire.EmbedRequest) -> wire.EmbedReply | wire.Failure:
+        try:
+            reply = await self._service.handle(request)
+        except TesseraError as error:
+            return wire.Failure.of(error)
+        assert isinstance(reply, wire.EmbedReply)
+        return reply
+
+    def _usage(self) -> Usage:
+        value = self._metrics.registry.get_sample_value
+        hits = value("tessera_embedding_cache_hits_total") or 0
+        return Usage(
+            engine_seconds=(value("tessera_embed_seconds_sum") or 0.0)
+            + (value("tessera_encode_seconds_sum") or 0.0),
+            images=int(hits + (value("tessera_embedding_cache_misses_total") or 0)),
+            cached_images=int(hits),
+        )
+
+    async def close(self) -> None:
+        self._watching.cancel()
+        await self._service.close()
+
+
+def main() -> int:
+    belong_to_parent()
+    descriptor, *log = sys.argv[1:]
+    log_as("engine", log_settings(log))
+    return uvloop.run(answer_parent(int(descriptor), Worker.start))
+
+
+if __name__ == "__main__":
+    leave(main())
