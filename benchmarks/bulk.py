@@ -4,7 +4,7 @@ Every part embeds the same lines of an OpenAI batch, one after the other: texts 
 so that vLLM reads the same tokens; ``pdf`` are files that Tessera alone reads. Rates are those of a window
 behind the first ``--warm`` seconds of work, by what each program says of its own progress. ``vllm run-batch``
 has no such window: it begins with all lines at once and ends most of them together, so its rate is that of
-all lines, from when its model is loaded.
+all lines, from when its model is loaded, or of those that it answered in ``--vllm-seconds``.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import csv
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -38,7 +39,7 @@ from tessera.tools.load.bodies import WORKLOADS, Bodies, HttpWorkload
 from tessera.tools.load.words import CheckpointWords
 from tessera.tools.table import number, table
 
-PARTS: Final = ("engine", "embed", "url", "vllm")
+PARTS: Final = ("engine", "embed", "split", "url", "vllm")
 HEADER: Final = ("part", "workload", "items/s", "cores", "limit", "GPU %", "MHz", "W")
 _PDF_PAGES: Final = 50
 _LIMIT_SECONDS: Final = 300.0
@@ -195,18 +196,21 @@ def run_batch(options: argparse.Namespace, source: Path, count: int) -> Found:
             found = _PROGRESS.findall(log.read_bytes())
             if found and (not moments or int(found[-1][0]) != moments[-1][1]):
                 moments.append((time.time(), int(found[-1][0])))
-            if time.time() - started > _LIMIT_SECONDS:
-                raise RuntimeError("vllm run-batch does not end")
+            if time.time() - started > options.vllm_seconds:
+                break
             time.sleep(0.2)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, 9)
             process.wait()
-    if process.returncode != 0 or len(moments) < 2 or moments[-1][1] != count:
+    ended = process.returncode == 0 and bool(moments) and moments[-1][1] == count
+    killed = process.returncode == -signal.SIGKILL
+    if not moments or not (ended or killed):
         tail = log.read_text(errors="replace").splitlines()[-25:]
         raise RuntimeError("\n".join([f"vllm run-batch: {process.returncode}, {moments}", *tail]))
-    begin, end = moments[0][0], moments[-1][0]
-    return Found(rate=count / (end - begin), begin=begin, end=end)
+    begin, end = moments[0][0], moments[-1][0] if ended else time.time()
+    limit = "" if ended else f"{moments[-1][1]} of {count} in {end - begin:.0f} s"
+    return Found(rate=moments[-1][1] / (end - begin), begin=begin, end=end, limit=limit)
 
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -220,6 +224,9 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--frontends", type=int, default=6)
     parser.add_argument("--vllm", type=Path, metavar="SITE", help="packages of vLLM")
     parser.add_argument("--vllm-python", default="python3")
+    parser.add_argument(
+        "--vllm-seconds", type=float, default=_LIMIT_SECONDS, help="for each run of vLLM, its start included"
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks-out"))
     return parser.parse_args(argv)
 
@@ -270,8 +277,9 @@ def _part(part: str, options: argparse.Namespace, keep: Any) -> None:
         with service(deployment, options.out / "logs") as urls:
             _embed_all(part, options, keep, ["--url", urls[0], "--concurrency", "64"])
         return
-    if part == "embed":
+    if part in ("embed", "split"):
         flags = ["--model", str(options.model_path), "--served-model-name", NAME]
+        flags += ["--split"] if part == "split" else []
         _embed_all(part, options, keep, flags)
         return
     for name in options.workloads:

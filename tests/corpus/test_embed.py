@@ -113,6 +113,8 @@ def test_what_fails_is_a_row_of_the_errors_and_the_status_says_so(tmp_path: Path
         (["missing", "--out", "out"], 1, "missing: no such file or directory"),
         (["."], 2, "--out"),
         ([".", "--out", "out", "--nonsense"], 2, "no flag --nonsense"),
+        ([".", "--out", "out", "--disaggregation-mode", "embed"], 2, "--split parts the stages"),
+        ([".", "--out", "out", "--url", "http://127.0.0.1:9", "--split"], 1, "--split is for engines here"),
         ([".", "--out", "out", "--shard", "5/4"], 1, "--shard"),
         ([".", "--out", "out", "--dimensions", "7"], 1, "--dimensions 7"),
         ([".", "--out", "out", "--url", "http://127.0.0.1:9", "--patience-seconds", "0.1"], 1, "no answer"),
@@ -143,26 +145,37 @@ def test_progress_is_a_json_line_a_second_and_a_signal_keeps_what_is_done(
     assert len(read(tmp_path)[0]) >= states[-1]["embedded"]
 
 
+# First the process that makes prompts, then the one that it asks; and the two that it asks.
+@pytest.mark.parametrize(
+    ("flags", "killed"),
+    [
+        ([], [("engine_process", 0), ("worker_process", 0)]),
+        (["--split"], [("worker_process", 0), ("worker_process", 1)]),
+    ],
+    ids=["one worker", "a worker for each stage"],
+)
 def test_an_engine_that_is_killed_is_started_again_and_nothing_is_lost(
-    corpus: Corpus, tmp_path: Path
+    corpus: Corpus, unbroken: Path, tmp_path: Path, flags: Sequence[str], killed: Sequence[tuple[str, int]]
 ) -> None:
-    words = [*EMBED, *corpus.sources, "--out", str(tmp_path), "--part-rows", "10"]
-    kills = seen = 0
+    words = [*EMBED, *corpus.sources, "--out", str(tmp_path), "--part-rows", "10", *flags]
+    left = list(killed)
+    seen = 0
     with subprocess.Popen(words, stderr=subprocess.DEVNULL) as process:
-        while kills < 2 and process.poll() is None:
+        while left and process.poll() is None:
             parts = len(list((tmp_path / "vectors").glob("part-*")))
-            # First the process that makes prompts, then the one that it asks.
-            module = ("engine_process", "worker_process")[kills]
-            engines = [child for child in below(process.pid) if module in _command(child)]
+            module, place = left[0]
+            found = sorted(child for child in below(process.pid) if module in _command(child))
             # Since the last one was killed its replacement has embedded something.
-            if parts > seen and engines:
-                os.kill(engines[0], signal.SIGKILL)
-                kills += 1
+            if parts > seen and len(found) > place:
+                os.kill(found[place], signal.SIGKILL)
+                del left[0]
                 seen = parts + _IN_FLIGHT
             time.sleep(0.05)
-        assert process.wait(300) == 0 and kills == 2
-    ids = read(tmp_path)[0]
-    assert len(ids) == len(set(ids)) == corpus.items
+        assert process.wait(300) == 0 and not left
+    (ids, vectors), (own, others) = read(unbroken), read(tmp_path)
+    assert len(own) == len(set(own)) == corpus.items
+    wanted = dict(zip(ids, vectors, strict=True))
+    assert min(vector @ wanted[id] for id, vector in zip(own, others, strict=True)) >= 0.9999
 
 
 def _command(pid: int) -> str:

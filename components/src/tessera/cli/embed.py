@@ -97,6 +97,13 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
     vectors: Annotated[VectorSettings, Setting(group="vectors")] = VectorSettings()
     service: Annotated[ServiceSettings, Setting(group="service")] = ServiceSettings()
     ray: Annotated[RaySettings, Setting(group="Ray")] = RaySettings()
+    split: Annotated[
+        bool,
+        Setting(
+            flag="--split",
+            help="an encode and an embed worker for each card, in place of one that runs both stages",
+        ),
+    ] = False
     dry_run: Annotated[
         bool,
         Setting(
@@ -169,6 +176,8 @@ def _check_passed(passed: Sequence[str], *, url: str) -> None:
         if word.startswith("--") and (flag := word.partition("=")[0]) not in known:
             close = get_close_matches(flag, {*known, *flags_of(RunSettings)}, n=1)
             raise _UnknownFlag(f"there is no flag {flag}{f', did you mean {close[0]}?' if close else ''}")
+        if word.partition("=")[0] == "--disaggregation-mode":
+            raise _UnknownFlag("--disaggregation-mode is for workers of a service; --split parts the stages")
     if url:
         raise _UnknownFlag(f"{passed[0]} is for engines here, and --url names a service")
     try:
@@ -267,6 +276,7 @@ class _Run:
                 model=model,
                 revision=settings.revision,
                 passed=self._passed,
+                split=settings.split,
                 engines_on_host=pools.engines_on_host,
                 vectors=settings.vectors,
                 served=served,
@@ -331,6 +341,8 @@ class _Run:
     async def _embedder(self) -> Embedder:
         settings = self._settings
         if settings.service.url:
+            if settings.split:
+                raise ConfigError("--split is for engines here, and --url names a service")
             key = os.environ.get(KEY_VARIABLE)
             return await ServiceEmbedder.start(settings.service, settings.vectors, settings.model, key)
         return await EngineProcesses.start(await asyncio.to_thread(self._plan, self._model()))
@@ -346,6 +358,7 @@ class _Run:
             settings.revision,
             settings.vectors,
             passed=self._passed,
+            split=settings.split,
             log=["--log-level", settings.log.level, "--log-format", settings.log.format.value],
             bar=bar,
         )

@@ -7,12 +7,12 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Self
 
 import numpy as np
 
 from tessera import machine
+from tessera.checkpoint.source import Source
 from tessera.corpus.child import Child, ChildLost
 from tessera.corpus.columns import Columns
 from tessera.corpus.embedder import Served, Usage, VectorSettings
@@ -29,24 +29,29 @@ _DEATHS: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePlan:
-    """How engine processes are started: flags of a worker, what is known of the model, and the cards.
+    """How engine processes are started: what their workers load, and the cards.
 
     ``cards`` are entries for CUDA_VISIBLE_DEVICES, an empty one where the environment is to stay as it is.
     """
 
-    flags: Sequence[str]
-    source: str
+    loads: Sequence[Load]
     vectors: VectorSettings
     cards: Sequence[str] = ("",)
     log: Sequence[str] = ()
 
 
-def worker_flags(directory: Path, engines_on_host: int, passed: Sequence[str]) -> list[str]:
-    """Those of a worker that embeds a corpus beside others on its host; ``passed`` are the user's own."""
-    flags = ["--model-path", str(directory), "--workers-on-host", str(engines_on_host)]
+def loads_of(source: Source, passed: Sequence[str], *, engines_on_host: int, split: bool) -> list[Load]:
+    """What the workers of one engine load; ``passed`` are the user's own flags, for each of them.
+
+    ``split`` makes a worker for each stage, where the model has two. Raises ``CheckpointError``.
+    """
+    flags = ["--model-path", str(source.directory), "--workers-on-host", str(engines_on_host)]
     if not any(word.partition("=")[0] == "--extra-engine-args" for word in passed):
         flags += ["--extra-engine-args", str(ENGINE_CONFIGS)]
-    return [*flags, *passed]
+    modes = [["--disaggregation-mode", "agg"]]
+    if split and open_model(source.directory, {}).vision is not None:
+        modes = [["--disaggregation-mode", mode, "--workers-on-card", "2"] for mode in ("encode", "embed")]
+    return [Load([*flags, *mode, *passed], source.as_json()) for mode in modes]
 
 
 def plan_engines(
@@ -58,8 +63,11 @@ def plan_engines(
     log: Sequence[str] = (),
     bar: bool = False,
     most: int | None = None,
+    split: bool = False,
 ) -> EnginePlan:
     """An engine for each card, ``most`` of them, of the model that is named; downloads it if need be.
+
+    ``split`` as in ``loads_of``.
 
     Raises ``ConfigError`` and ``CheckpointError`` for what is no model that makes vectors.
     """
@@ -69,8 +77,7 @@ def plan_engines(
         raise ConfigError(f"{named} ({model.family}) gives scores of pairs, and no vectors")
     cards = ([card.entry for card in machine.this_machine(os.environ).cards] or [""])[:most]
     return EnginePlan(
-        flags=worker_flags(source.directory, len(cards), passed),
-        source=source.as_json(),
+        loads=loads_of(source, passed, engines_on_host=len(cards), split=split),
         vectors=vectors,
         cards=cards,
         log=log,
@@ -231,7 +238,7 @@ class _Process:
     async def start(cls, plan: EnginePlan, card: str) -> Self:
         """Raises what the engine was refused for."""
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": card} if card else None
-        first = Start(Load(list(plan.flags), plan.source), plan.vectors)
+        first = Start(list(plan.loads), plan.vectors)
         module = "tessera.corpus.engine_process"
         child = await Child.start(module, first, environment=environment, words=plan.log)
         assert isinstance(child.begun, Ready)

@@ -49,9 +49,13 @@ class Child:
         *,
         environment: Mapping[str, str] | None = None,
         words: Sequence[str] = (),
+        kept: Sequence[int] = (),
     ) -> Self:
-        """Run ``python -m module FD words``. Raises what the child refused to begin for."""
-        process, ours = _spawn(module, environment, words)
+        """Run ``python -m module FD words``, which inherits the descriptors in ``kept``.
+
+        Raises what the child refused to begin for.
+        """
+        process, ours = _spawn(module, environment, words, kept)
         channel = await Channel.of(ours)
         try:
             with suppress(ConnectionError):
@@ -115,7 +119,7 @@ class Child:
 
 
 def _spawn(
-    module: str, environment: Mapping[str, str] | None, words: Sequence[str]
+    module: str, environment: Mapping[str, str] | None, words: Sequence[str], kept: Sequence[int]
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """A child and this end of its channel."""
     ours, theirs = socket.socketpair()
@@ -123,7 +127,7 @@ def _spawn(
         process = subprocess.Popen(
             [sys.executable, "-m", module, str(theirs.fileno()), *words],
             env=os.environ if environment is None else environment,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(theirs.fileno(), *kept),
             stdin=subprocess.DEVNULL,
             # What a library prints is not to be taken for the run's own answer.
             stdout=2,

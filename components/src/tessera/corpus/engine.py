@@ -1,9 +1,9 @@
-"""The frontend's pipeline in front of an aggregated worker in a child process, without HTTP."""
+"""The frontend's pipeline in front of workers in child processes, without HTTP."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Final, Self
@@ -11,16 +11,14 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
-from tessera import wire
-from tessera.corpus.child import Child, ChildLost
 from tessera.corpus.columns import Columns
 from tessera.corpus.embedder import Served, Usage, VectorSettings
-from tessera.corpus.frames import Answer, Ask, Load, Question, Replied, Tell, Used
+from tessera.corpus.frames import Load
 from tessera.corpus.item import Item, Picture
 from tessera.corpus.parent import Died
+from tessera.corpus.workers import Workers
 from tessera.errors import (
     ConfigError,
-    EngineDead,
     EngineFailed,
     Overloaded,
     RequestError,
@@ -67,10 +65,10 @@ class _FileLoader(MediaLoader):
 
 
 class Engine:
-    """An engine in a child process, and its pipeline in this one."""
+    """The workers of a card, in child processes, and their pipeline in this one."""
 
     def __init__(
-        self, worker: Child, model: Model, settings: WorkerSettings, vectors: VectorSettings
+        self, workers: Workers, model: Model, settings: WorkerSettings, vectors: VectorSettings
     ) -> None:
         limits = Limits(
             max_tokens=vectors.max_tokens,
@@ -78,27 +76,28 @@ class Engine:
                 max_bytes=_NO_LIMIT, max_request_bytes=_NO_LIMIT, max_pixels=settings.max_image_pixels
             ),
         )
-        self._worker = worker
+        self._workers = workers
         self._vectors = vectors
         self._numbers = count()
         self._media = _FileLoader(MediaPolicy(), limits.images)
-        local = LocalEmbedder(self._ask, model.output)
+        local = LocalEmbedder(workers.ask, model.output)
         counters = FrontendMetrics().of(settings.served_model_names[0])
         self._pipeline = Pipeline(model, self._media, local, limits, counters)
         self.served = served_by(model, settings, vectors)
         self._width = self.served.width
 
     @classmethod
-    async def start(cls, load: Load, vectors: VectorSettings, died: Died, *, log: Sequence[str] = ()) -> Self:
-        """Load and warm. ``died`` is told when the engine can run nothing any more.
+    async def start(
+        cls, loads: Sequence[Load], vectors: VectorSettings, died: Died, *, log: Sequence[str] = ()
+    ) -> Self:
+        """Load and warm. ``loads`` are an aggregated worker's, or an encode and an embed worker's.
 
-        Raises ``ConfigError`` and ``CheckpointError`` for what cannot run here.
+        ``died`` is told when a worker can run nothing any more. Raises ``ConfigError`` and
+        ``CheckpointError`` for what cannot run here.
         """
-        settings = await asyncio.to_thread(parse, load.flags, source=load.source or None)
+        settings = await asyncio.to_thread(parse, loads[-1].flags, source=loads[-1].source or None)
         model = await asyncio.to_thread(open_model, settings.model_path, settings.model_options)
-        worker = await Child.start("tessera.corpus.worker_process", load, words=log)
-        worker.when_lost(lambda why: died(EngineDead(why)))
-        return cls(worker, model, settings, vectors)
+        return cls(await Workers.start(loads, died, log), model, settings, vectors)
 
     async def embed(self, items: Sequence[Item]) -> Columns:
         """Raises ``EngineDead`` where the engine can run nothing any more."""
@@ -151,25 +150,11 @@ class Engine:
 
     async def usage(self) -> Usage:
         """Raises ``EngineDead`` as ``embed``."""
-        used = await self._answer(Tell)
-        assert isinstance(used, Used)
-        return used.usage
+        return await self._workers.usage()
 
     async def close(self) -> None:
-        await self._worker.close()
+        await self._workers.close()
         await self._media.close()
-
-    async def _ask(self, request: wire.Request) -> wire.Reply:
-        assert isinstance(request, wire.EmbedRequest)
-        replied = await self._answer(lambda number: Ask(number, request))
-        assert isinstance(replied, Replied)
-        return replied.reply
-
-    async def _answer(self, question: Callable[[int], Question]) -> Answer:
-        try:
-            return await self._worker.ask(question)
-        except ChildLost as lost:
-            raise EngineDead(f"{lost}") from lost
 
     def _request(self, items: Sequence[Item]) -> EmbeddingsRequest:
         return EmbeddingsRequest(

@@ -38,7 +38,7 @@ class Served:
         """Raises as ``Engine.start``."""
         if not isinstance(first, Start):
             raise ProtocolError(f"an engine process was sent {type(first).__name__} first")
-        return cls(await Engine.start(first.load, first.vectors, died, log=log))
+        return cls(await Engine.start(first.loads, first.vectors, died, log=log))
 
     async def answer(self, question: Question) -> Answer:
         """Raises ``EngineDead``."""

@@ -26,9 +26,9 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """The first message to an engine process."""
+    """The first message to an engine process; ``loads`` as ``Engine.start`` takes them."""
 
-    load: Load
+    loads: list[Load]
     vectors: VectorSettings
 
 

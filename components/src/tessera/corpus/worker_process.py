@@ -1,4 +1,4 @@
-"""``python -m tessera.corpus.worker_process FD``: an aggregated worker for the process that started it.
+"""``python -m tessera.corpus.worker_process FD``: a worker for the process that started it.
 
 An interpreter of its own: the one that makes prompts of ten thousand texts a second would keep the engine
 waiting each time it has something to launch.
@@ -19,13 +19,13 @@ with quick_imports():
     from tessera.corpus.embedder import Usage
     from tessera.corpus.frames import Answer, Ask, First, Load, Loaded, Question, Replied, Tell, Used
     from tessera.corpus.parent import Died, answer_parent, belong_to_parent
-    from tessera.errors import ConfigError, ProtocolError, TesseraError
-    from tessera.logs import log_as, log_settings
+    from tessera.errors import ProtocolError, TesseraError
+    from tessera.logs import LogFormat, log_as, log_settings
     from tessera.process_exit import leave
+    from tessera.rpc import Runtime, Server, set_environment_defaults
     from tessera.worker import stall
-    from tessera.worker.embed import EmbedService
     from tessera.worker.metrics import WorkerMetrics
-    from tessera.worker.roles import Builder
+    from tessera.worker.roles import COMPONENT, Builder, Service
     from tessera.worker.settings import Mode, WorkerSettings, parse
     from tessera.worker.sizes import share_of
 
@@ -35,9 +35,17 @@ class Worker:
 
     begun = Loaded()
 
-    def __init__(self, service: EmbedService, settings: WorkerSettings, metrics: WorkerMetrics, died: Died):
+    def __init__(
+        self,
+        service: Service,
+        settings: WorkerSettings,
+        metrics: WorkerMetrics,
+        runtime: Runtime | None,
+        died: Died,
+    ) -> None:
         self._service = service
         self._metrics = metrics
+        self._runtime = runtime
         self._watching = asyncio.create_task(stall.watch(service, settings, died))
 
     @classmethod
@@ -46,16 +54,25 @@ class Worker:
         if not isinstance(first, Load):
             raise ProtocolError(f"a worker was sent {type(first).__name__} first")
         settings = await asyncio.to_thread(parse, first.flags, source=first.source or None)
-        if settings.mode is not Mode.AGG:
-            raise ConfigError("a corpus is embedded by engines that run both stages")
         torch.set_num_threads(settings.stages.threads or share_of(settings).threads(torch.get_num_threads()))
-        metrics = WorkerMetrics()
+        # Of the two stages one finds the other by Dynamo; both in one process need nobody.
+        runtime = None if settings.mode is Mode.AGG else Runtime(settings.rpc)
+        name, metrics = "corpus", WorkerMetrics()
+        if runtime is not None:
+            address = runtime.address(COMPONENT[settings.mode])
+            name = f"{runtime.endpoint(address).connection_id():x}"
         builder = Builder(
-            settings=settings, runtime=None, metrics=metrics, name="corpus", died=died, stop=asyncio.Event()
+            settings=settings,
+            runtime=runtime,
+            metrics=metrics,
+            name=name,
+            died=died,
+            stop=asyncio.Event(),
         )
         service = await builder.build()
-        assert isinstance(service, EmbedService)
-        return cls(service, settings, metrics, died)
+        if runtime is not None and settings.mode is Mode.ENCODE:
+            await Server(runtime, address, service.handle).start()
+        return cls(service, settings, metrics, runtime, died)
 
     async def answer(self, question: Question) -> Answer:
         if isinstance(question, Ask):
@@ -68,7 +85,7 @@ class Worker:
             reply = await self._service.handle(request)
         except TesseraError as error:
             return wire.Failure.of(error)
-        assert isinstance(reply, wire.EmbedReply)
+        assert isinstance(reply, wire.EmbedReply), "an embed worker is asked alone"
         return reply
 
     def _usage(self) -> Usage:
@@ -84,12 +101,15 @@ class Worker:
     async def close(self) -> None:
         self._watching.cancel()
         await self._service.close()
+        if self._runtime is not None:
+            self._runtime.shutdown()
 
 
 def main() -> int:
     belong_to_parent()
     descriptor, *log = sys.argv[1:]
-    log_as("engine", log_settings(log))
+    log_as("engine", early := log_settings(log))
+    set_environment_defaults(json_log=early.format is LogFormat.JSON)
     return uvloop.run(answer_parent(int(descriptor), Worker.start))
 
 

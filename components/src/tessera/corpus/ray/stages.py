@@ -12,10 +12,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from tessera.corpus.cards import worker_flags
+from tessera.corpus.cards import loads_of
 from tessera.corpus.documents import Documents, DocumentSettings
 from tessera.corpus.embedder import Served, VectorSettings
-from tessera.corpus.frames import Load
 from tessera.corpus.item import Embedded, Failure, Item, unique
 from tessera.corpus.pdf import PictureFormat
 from tessera.corpus.ray.blocks import LeftOut, Row, block_of, rows_of
@@ -93,6 +92,7 @@ class Embedding:
     model: str
     revision: str
     passed: Sequence[str]
+    split: bool
     engines_on_host: int
     vectors: VectorSettings
     served: Served
@@ -107,8 +107,14 @@ class EngineActor:
         os.chdir(embedding.directory)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="engine", daemon=True).start()
-        load = _load(embedding.model, embedding.revision, embedding.passed, hosted=embedding.engines_on_host)
-        self._engine = self._wait(Engine.start(load, embedding.vectors, _died))
+        source = find(embedding.model, embedding.revision)
+        loads = loads_of(
+            source,
+            embedding.passed,
+            engines_on_host=embedding.engines_on_host,
+            split=embedding.split,
+        )
+        self._engine = self._wait(Engine.start(loads, embedding.vectors, _died))
         if self._engine.served.fingerprint != embedding.served.fingerprint:
             raise ConfigError(
                 f"{embedding.model} is another model on this machine than where the run was started"
@@ -140,14 +146,9 @@ def served_here(model: str, revision: str, passed: Sequence[str], vectors: Vecto
     from tessera.corpus.engine import served_by
     from tessera.worker.settings import parse
 
-    load = _load(model, revision, passed, hosted=1)
+    load = loads_of(find(model, revision), passed, engines_on_host=1, split=False)[-1]
     worker = parse(load.flags, source=load.source)
     return served_by(open_model(worker.model_path, worker.model_options), worker, vectors)
-
-
-def _load(model: str, revision: str, passed: Sequence[str], *, hosted: int) -> Load:
-    source = find(model, revision)
-    return Load(worker_flags(source.directory, hosted, passed), source.as_json())
 
 
 def _died(error: EngineDead) -> None:
