@@ -103,7 +103,7 @@ class TorchTextEngine:
 
     def _in_lanes(self, batch: TextBatch) -> npt.NDArray[np.float32] | None:
         """Run the batch in pieces, side by side; None where pieces would not keep the lanes busy."""
-        if self._lanes is None or (count := self._pieces(batch)) < 2:
+        if self._lanes is None or self._lanes.count < 2 or (count := self._pieces(batch)) < 2:
             return None
         pieces = split(batch, count)
         sizes = [len(piece.input_ids) for piece in pieces]

@@ -105,15 +105,17 @@ class TorchVisionEngine:
         if self._lanes is None:
             return False
         if self._spec.independent_units:
-            batch = batch.by_unit()
-            out = [rows for target in out for rows in torch.split(target, self._spec.rows(1))]
-            pieces = [[unit] for unit in range(len(out))]
+            pieces = [[unit] for unit in range(int(batch.cu_units[-1]))]
+            sizes = [1] * len(pieces)
         else:
             pieces = split_images(batch, _PIECES * self._lanes.count)
-        units = batch.units
-        sizes = [sum(units[number] for number in piece) for piece in pieces]
-        if len(pieces) < 2 or not self._lanes.suit(sizes):
+            units = batch.units
+            sizes = [sum(units[number] for number in piece) for piece in pieces]
+        if not self._lanes.suit(sizes):
             return False
+        if self._spec.independent_units:
+            batch = batch.by_unit()
+            out = [rows for target in out for rows in torch.split(target, self._spec.rows(1))]
         self._lanes.map(
             lambda piece: self._encode(batch.pick(piece), [out[number] for number in piece]), pieces, sizes
         )

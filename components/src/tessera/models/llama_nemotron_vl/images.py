@@ -12,7 +12,7 @@ from functools import lru_cache
 import numpy as np
 from PIL import Image
 
-from tessera.imaging import decode
+from tessera.imaging import decode, planes, resized
 from tessera.models.base import UInt8Array
 from tessera.models.llama_nemotron_vl.config import ImageConfig
 
@@ -82,14 +82,10 @@ def cut(image: Image.Image, config: ImageConfig) -> UInt8Array:
     count = columns * rows
     thumbnail = has_thumbnail(grid, config)
     tiles = np.empty((count + thumbnail, 3, size, size), dtype=np.uint8)
-    pixels = _resized(image, columns * size, rows * size)
-    by_tile = pixels.reshape(rows, size, columns, size, 3).transpose(0, 2, 4, 1, 3)
-    tiles[:count].reshape(rows, columns, 3, size, size)[...] = by_tile
+    by_tile = tiles[:count].reshape(rows, columns, 3, size, size)
+    for colour, plane in enumerate(planes(resized(image, columns * size, rows * size))):
+        by_tile[:, :, colour] = plane.reshape(rows, size, columns, size).transpose(0, 2, 1, 3)
     if thumbnail:
-        tiles[count] = _resized(image, size, size).transpose(2, 0, 1)
+        for colour, plane in enumerate(planes(resized(image, size, size))):
+            tiles[count, colour] = plane
     return tiles
-
-
-def _resized(image: Image.Image, width: int, height: int) -> UInt8Array:
-    # the widened filter support of Pillow's bicubic is the antialiasing that the reference relies on
-    return np.asarray(image.resize((width, height), Image.Resampling.BICUBIC))

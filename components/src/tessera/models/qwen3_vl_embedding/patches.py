@@ -12,16 +12,18 @@ import numpy as np
 from PIL import Image
 
 from tessera.image_plan import ImagePlan
+from tessera.imaging import planes, resized
 from tessera.models.base import Int32Array, UInt8Array
 
 
 def cut(image: Image.Image, size: tuple[int, int], *, patch: int, merge: int) -> UInt8Array:
     """Resize an upright RGB image to ``size`` (width, height); uint8 ``[units, 3, patch, patch]``."""
-    # The widened filter support of Pillow's bicubic is the antialiasing that the reference relies on.
-    pixels = np.asarray(image.resize(size, Image.Resampling.BICUBIC))
     high, wide = size[1] // (patch * merge), size[0] // (patch * merge)
-    blocks = pixels.reshape(high, merge, patch, wide, merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
-    return np.ascontiguousarray(blocks).reshape(-1, 3, patch, patch)
+    patches = np.empty((high, wide, merge, merge, 3, patch, patch), np.uint8)
+    for colour, plane in enumerate(planes(resized(image, *size))):
+        blocks = plane.reshape(high, merge, patch, wide, merge, patch).transpose(0, 3, 1, 4, 2, 5)
+        patches[:, :, :, :, colour] = blocks
+    return patches.reshape(-1, 3, patch, patch)
 
 
 def places(image: ImagePlan, *, merge: int) -> Int32Array:
