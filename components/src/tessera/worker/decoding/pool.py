@@ -72,8 +72,8 @@ def read(memory: npt.NDArray[np.uint8], decoded: Decoded) -> Pixels:
 def decode(model: Model, data: bytes, *, param: str, max_pixels: int) -> Pixels:
     """An image file's pixels, as ``Decoder.decode``."""
     # The frontend has read the header too, but a worker does not rely on its callers for its memory.
-    imaging.probe(data, param=param, max_pixels=max_pixels)
-    return model.preprocess(data, param=param)
+    with imaging.checked(data, param=param, max_pixels=max_pixels):
+        return model.preprocess(data, param=param)
 
 
 class ThreadDecoder:
