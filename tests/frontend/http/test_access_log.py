@@ -11,8 +11,9 @@ from starlette.types import Message, Scope
 from tessera.frontend.http.access_log import RefusalLines
 from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
 from tessera.frontend.http.auth import Authenticator, read_keys
+from tessera.frontend.http.connection import Answer
 from tessera.frontend.http.errors import openai_error
-from tessera.frontend.http.middleware import RequestMiddleware
+from tessera.frontend.http.middleware import RequestMiddleware, Waiting
 from tessera.frontend.metrics import FrontendMetrics
 from tests.clock import Clock
 
@@ -75,3 +76,82 @@ async def test_every_refusal_is_answered_and_counted_and_few_are_written(
     assert metrics.registry.get_sample_value("tessera_requests_total", labels) == 1
     told = [record for record in caplog.records if "more requests were refused" in record.getMessage()]
     assert told and sum(int(record.getMessage().split()[0]) for record in told) == 200 - len(written)
+
+
+async def test_a_flood_is_refused_at_once_and_alike(caplog: pytest.LogCaptureFixture) -> None:
+    """What is answered without the application differs from what it answers in the request's id alone."""
+    caplog.set_level(logging.DEBUG, "tessera.frontend.access")
+    metrics = FrontendMetrics()
+    keys = Authenticator(read_keys(None, "a-known-key known"))
+    limiter = RateLimiter(keys.names, requests_per_minute=0, tokens_per_minute=0)
+    admission = Admission(max_requests=1, max_response_bytes=1 << 30)
+    admission.open_room("m", Capacity(lambda: 1000, lambda: 10, unknown=1000))
+    held = [admission.enter("someone")]
+    reached = 0
+
+    async def app(scope: Scope, receive: object, send: object) -> None:
+        nonlocal reached
+        reached += 1
+
+    gate = RequestMiddleware(
+        app,
+        keys=keys,
+        limiter=limiter,
+        admission=admission,
+        metrics=metrics,
+        error_shapes={"/v1/embeddings": openai_error, "/v2/models/m/infer": openai_error},
+        waiting=Waiting(("/v2/",), openai_error),
+    )
+
+    def scope(key: bytes = b"a-known-key", path: str = "/v1/embeddings", method: str = "POST") -> Scope:
+        headers = [
+            (b"authorization", b"Bearer " + key),
+            (b"x-request-id", b"mine"),
+            (b"content-length", b"9"),
+        ]
+        return {"type": "http", "method": method, "path": path, "headers": headers, "state": {}}
+
+    async def ask() -> Answer:
+        messages: list[Message] = []
+
+        async def send(message: Message) -> None:
+            messages.append(message)
+
+        async def receive() -> Message:
+            raise AssertionError("the body was read")
+
+        await gate(scope(), receive, send)
+        start, body = messages
+        return Answer(start["status"], start["headers"], body["body"])
+
+    # A clock of its own: the second in which this happens must not end.
+    gate._log._refusals = RefusalLines(clock := Clock())
+    assert gate.refuse_at_once(scope()) is None, "the first ones get a line"
+    asked = [await ask() for _ in range(10)]
+    assert len(written(caplog)) == 10
+    refused = [gate.refuse_at_once(scope()) for _ in range(5)]
+    assert {repr(answer) for answer in refused} == {repr(answer) for answer in asked}
+    assert asked[0].status == 429 and dict(asked[0].headers)[b"retry-after"] == b"1"
+    assert len(written(caplog)) == 10
+    # What is refused for another reason, waits, or is no work goes the long way.
+    assert gate.refuse_at_once(scope(key=b"an-unknown-key")) is None
+    assert gate.refuse_at_once(scope(path="/v2/models/m/infer")) is None
+    assert gate.refuse_at_once(scope(path="/nowhere")) is None
+    assert gate.refuse_at_once(scope(method="GET")) is None
+    value = metrics.registry.get_sample_value
+    assert value("tessera_refused_total", {"why": "full"}) == 15
+    labels = {"route": "/v1/embeddings", "status": "429", "model": ""}
+    assert value("tessera_requests_total", labels) == 15
+    clock.now += 1.0
+    assert gate.refuse_at_once(scope()) is None, "somebody has to say how many got no line"
+    await ask()
+    assert "5 more requests were refused unread within a second" in caplog.messages
+    for _ in range(10):
+        await ask()
+    held.pop().close()
+    assert gate.refuse_at_once(scope()) is None, "there is room again"
+    assert reached == 0 and admission.requests == 0
+
+
+def written(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [record for record in caplog.records if record.getMessage() == "POST /v1/embeddings 429"]

@@ -269,3 +269,35 @@ async def test_a_room_is_empty_once_its_last_request_has_left() -> None:
     ticket = models.admission.enter("")
     assert models.other.tokens > 0
     ticket.close()
+
+
+@pytest.mark.parametrize("body_bytes", [None, 40, 4_000, 40_000])
+def test_what_is_said_of_a_refusal_is_what_entering_raises(body_bytes: int | None) -> None:
+    several, single = TwoModels(), Workers(requests=150)
+    refused = 0
+
+    def compare(admission: Admission) -> None:
+        nonlocal refused
+        for client in ("", "a", "b"):
+            said = admission.refusal(client, body_bytes)
+            try:
+                admission.enter(client, body_bytes).close()
+            except Overloaded as error:
+                assert said is not None
+                assert (said.message, said.retry_after) == (error.message, error.retry_after)
+                refused += 1
+            else:
+                assert said is None
+
+    held: list[Ticket] = []
+    for tokens in (1000, 10, 1):
+        for client in ("a", "b", ""):
+            held += single.fill(client, tokens)
+            compare(single.admission)
+        for room in (several.one, several.other):
+            held += several.fill(room, tokens)
+            compare(several.admission)
+    assert refused
+    close(held)
+    compare(single.admission)
+    compare(several.admission)

@@ -17,10 +17,11 @@ from fastapi import FastAPI
 from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from tessera.errors import RequestError
 from tessera.frontend.http import connection
-from tessera.frontend.http.connection import ConnectionLimits
+from tessera.frontend.http.connection import Answer, ConnectionLimits
 from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.server import HttpServer
 from tessera.frontend.http.tls import Certificate
@@ -33,6 +34,8 @@ LARGE = 64 << 20
 class Running:
     def __init__(self, limits: ConnectionLimits, certificate: Certificate | None = None) -> None:
         app = FastAPI()
+        # Whether requests for /echo are refused by their heads.
+        self.full = False
         self.large = 0
 
         @app.post("/echo")
@@ -56,8 +59,19 @@ class Running:
             await asyncio.sleep(1.2)
             return Response("done")
 
+        def refuse(scope: Scope) -> Answer | None:
+            if not self.full or scope["path"] != "/echo":
+                return None
+            return Answer(429, [(b"content-length", b"4")], b"full")
+
         self.server = HttpServer(
-            app, host="127.0.0.1", port=0, drain_seconds=1, limits=limits, certificate=certificate
+            app,
+            host="127.0.0.1",
+            port=0,
+            drain_seconds=1,
+            limits=limits,
+            certificate=certificate,
+            refuse=refuse,
         )
         self.task = asyncio.ensure_future(self.server.serve())
 
@@ -454,4 +468,76 @@ async def test_a_client_that_reads_slowly_gets_everything(running: Running) -> N
             # Some 600 KB a second for two seconds: less than it could be, and more than nothing.
             await asyncio.sleep(0.1)
     assert received > LARGE
+    writer.close()
+
+
+async def answer_of(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], bytes]:
+    head = (await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)).decode()
+    status, *lines = head.strip().split("\r\n")
+    headers = dict(line.lower().split(": ", 1) for line in lines)
+    body = await asyncio.wait_for(reader.readexactly(int(headers["content-length"])), 20)
+    return int(status.split()[1]), headers, body
+
+
+def echo(size: int, *more: bytes) -> bytes:
+    lines = [b"POST /echo HTTP/1.1", b"Host: x", b"Content-Length: %d" % size, *more]
+    return b"\r\n".join((*lines, b"", b""))
+
+
+async def test_a_request_that_is_refused_by_its_head_leaves_the_connection_as_it_was(
+    patient: Running,
+) -> None:
+    reader, writer = await patient.connect()
+    for turn in range(3):
+        patient.full = True
+        # Its head alone first: the answer waits for no body.
+        writer.write(echo(300_000))
+        status, headers, body = await answer_of(reader)
+        assert (status, body) == (429, b"full") and "date" in headers and "connection" not in headers, turn
+        writer.write(bytes(100_000))
+        await writer.drain()
+        writer.write(bytes(200_000) + echo(5) + b"12345")
+        assert (await answer_of(reader))[0] == 429
+        patient.full = False
+        writer.write(echo(7) + b"1234567")
+        assert (await answer_of(reader))[::2] == (200, b"7")
+    patient.full = True
+    head = echo(3)
+    writer.write(head[:20])
+    await asyncio.sleep(0.05)
+    writer.write(head[20:] + b"123")
+    assert (await answer_of(reader))[::2] == (429, b"full")
+    # Of a client that waits, behind another one, or as the last one, a request is left to the application.
+    writer.write(echo(3, b"Expect: 100-continue"))
+    assert await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(b"123")
+    assert (await answer_of(reader))[::2] == (200, b"3")
+    writer.write(b"GET /small HTTP/1.1\r\nHost: x\r\n\r\n" + (echo(3) + b"123") * 3)
+    assert (await answer_of(reader))[::2] == (200, b"small")
+    statuses = [(await answer_of(reader))[0] for _ in range(3)]
+    assert set(statuses) <= {200, 429}
+    writer.write(echo(3, b"Connection: close") + b"123")
+    status, headers, body = await answer_of(reader)
+    assert (status, headers["connection"], body) == (200, "close", b"3")
+    assert await asyncio.wait_for(reader.read(), 20) == b""
+    writer.close()
+
+
+async def test_a_connection_on_which_a_request_was_refused_by_its_head_ends_when_it_idles() -> None:
+    async with served(replace(LIMITS, keep_alive_seconds=0.3)) as running:
+        running.full = True
+        reader, writer = await running.connect()
+        writer.write(echo(3) + b"123")
+        assert (await answer_of(reader))[0] == 429
+        assert await asyncio.wait_for(reader.read(), 20) == b""
+        writer.close()
+
+
+async def test_a_body_that_is_damaged_after_its_refusal_ends_the_connection(patient: Running) -> None:
+    patient.full = True
+    reader, writer = await patient.connect()
+    writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n12345\r\n")
+    assert (await answer_of(reader))[0] == 429
+    writer.write(b"no size\r\n")
+    assert await asyncio.wait_for(reader.read(), 20) == b""
     writer.close()

@@ -39,14 +39,16 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
     certificate = Certificate.of(settings.tls, key_password)
     service = await Service.connect(settings)
     inference = Inference(service)
+    app = make_app(service, inference)
     server = HttpServer(
-        make_app(service, inference),
+        app,
         host=settings.host,
         port=settings.port,
         drain_seconds=settings.drain_seconds,
         limits=settings.limits.connection,
         shared=SharedPort.of(settings.seat, service.group) if settings.seat else None,
         certificate=certificate,
+        refuse=app.refuse_at_once,
     )
 
     def stop() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from inspect import signature
 from typing import Final, TypeGuard
 
-from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -84,7 +83,7 @@ def _takes_the_request(route: BaseRoute) -> TypeGuard[APIRoute]:
     )
 
 
-def make_app(service: Service, inference: Inference | None = None) -> FastAPI:
+def make_app(service: Service, inference: Inference | None = None) -> Application:
     """Without a page in the settings ``/`` is not found; with ``open_metrics`` a scrape needs no key.
 
     ``inference`` is what answers KServe's calls, where gRPC asks it as well.

@@ -37,6 +37,10 @@ class RefusalLines:
         self._seen += 1
         return self._seen <= _LINES_A_SECOND
 
+    def none_passes(self) -> bool:
+        """Whether a refusal now would get no line, and no second is over whose others are to be counted."""
+        return self._seen >= _LINES_A_SECOND and self._clock() - self._began < 1.0
+
     def left_out(self) -> int:
         """How many got no line in the last second; 0 until that second is over, and when asked again."""
         now = self._clock()
@@ -76,6 +80,14 @@ class AccessLog:
     def __init__(self, quiet_paths: frozenset[str]) -> None:
         self._quiet = quiet_paths | _POLLED
         self._refusals = RefusalLines()
+
+    def in_flood(self) -> bool:
+        """Whether ``write`` would only count a request that was refused unread."""
+        return self._refusals.none_passes()
+
+    def leave_out(self) -> None:
+        """Count such a request."""
+        self._refusals.passes()
 
     def write(
         self,

@@ -403,6 +403,14 @@ class Admission:
         """Bytes of the answers to what is in flight."""
         return self._response_bytes.used
 
+    def refusal(self, client: str, body_bytes: int | None = None) -> Overloaded | None:
+        """What ``enter`` would raise now."""
+        if self._is_full():
+            return _too_many(self.requests)
+        if not self._rooms or any(room._admits(client, room._guess(body_bytes)) for room in self._rooms):
+            return None
+        return self._rooms[0]._refusal()
+
     def enter(self, client: str, body_bytes: int | None = None) -> Ticket:
         """Admit a request; raises ``Overloaded`` when the service is full.
 

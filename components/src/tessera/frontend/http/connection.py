@@ -13,7 +13,7 @@ import re
 import resource
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final, NamedTuple, cast
 
 import httptools
 import msgspec
@@ -203,6 +203,14 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
     write_seconds: float = 30.0
 
 
+class Answer(NamedTuple):
+    """A whole answer: its status, its headers but those that every answer has, its body."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+
 class GuardedProtocol(HttpToolsProtocol):
     """One connection. Whatever is wrong with a request's head is answered in OpenAI's shape, then closed."""
 
@@ -213,12 +221,15 @@ class GuardedProtocol(HttpToolsProtocol):
         *args: Any,
         limits: ConnectionLimits,
         changed: Callable[[], None] = lambda: None,
+        refuse: Callable[[Scope], Answer | None] = lambda scope: None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self._limits = limits
         # Called when there is a connection more or less.
         self._changed = changed
+        # Answers a request by its head, where it can without the application.
+        self._refuse_request = refuse
         self.timeout_keep_alive = limits.keep_alive_seconds  # type: ignore[assignment]
         self._in_head = True
         self._head_bytes = 0
@@ -329,13 +340,13 @@ class GuardedProtocol(HttpToolsProtocol):
             # It comes again without its offer.
             return
         self._check_host()
+        self._disarm()
         super().on_headers_complete()
         if self._leaving:
             self.cycle.keep_alive = False
         self._in_head = False
         self._in_body = True
         self._head_bytes = self._coding_bytes = 0
-        self._disarm()
 
     def on_body(self, body: bytes) -> None:
         self._coding_bytes = 0
@@ -444,6 +455,8 @@ class GuardedProtocol(HttpToolsProtocol):
         The state's ``departure`` tells of a client that goes away, without a task that waits for it, and
         ``whole`` is there once the body is.
         """
+        if self._answered_at_once(cycle):
+            return
         cycle.scope["state"]["departure"] = self._departure = Departure()
         cycle.transport = answer = AnswerTransport(cycle.transport)
 
@@ -462,6 +475,33 @@ class GuardedProtocol(HttpToolsProtocol):
             answer.flush()
 
         super()._start_asgi_task(cycle, cast(ASGI3Application, guarded))
+
+    def _answered_at_once(self, cycle: RequestResponseCycle) -> bool:
+        """Whether the request was refused here: its body is skipped as it comes, and the connection goes on.
+
+        Whatever is unusual about the connection is left to the application's way: requests behind each other,
+        a client that reads slowly or waits for its 100, one whose connection ends.
+        """
+        if (
+            self.pipeline
+            or self._leaving
+            or self._head_timer is not None
+            or self.flow.write_paused
+            or not cycle.keep_alive
+            or cycle.waiting_for_100_continue
+            or (answer := self._refuse_request(cast(Scope, cycle.scope))) is None
+        ):
+            return False
+        lines = [STATUS_LINE[answer.status]]
+        for name, value in (*cycle.default_headers, *answer.headers):
+            lines += (name, b": ", value, b"\r\n")
+        lines += (b"\r\n", answer.body)
+        self.transport.write(b"".join(lines))
+        cycle.response_started = cycle.response_complete = True
+        # It refers to this object.
+        cycle.on_response = lambda: None
+        self.on_response_complete()
+        return True
 
     def _send(self, failure: Failure) -> None:
         request_id = uuid.uuid4().hex

@@ -25,6 +25,7 @@ from tessera.errors import RateLimited, TesseraError
 from tessera.frontend.http.access_log import OTHER, AccessLog
 from tessera.frontend.http.admission import Admission, RateLimiter
 from tessera.frontend.http.auth import Authenticator, client_of
+from tessera.frontend.http.connection import Answer
 from tessera.frontend.http.errors import (
     ErrorShape,
     Failure,
@@ -192,6 +193,28 @@ class RequestMiddleware:
             note(trace_id=tracing.trace_id() or None)
             await self._answer(scope, receive, send, line)
 
+    def refuse_at_once(self, scope: Scope) -> Answer | None:
+        """The answer to one more request in a flood of those that find the service full; None for all others.
+
+        A call of this object would answer and count alike and write no line either, in a task of its own and
+        past all layers around it: 0.2 ms more where engines run on the same cores.
+        """
+        path = scope["path"]
+        if not self._log.in_flood() or scope["method"] != "POST" or path not in self._error_shapes:
+            return None
+        name = None if self._waits(path) else self._keys.name_of(scope["headers"])
+        if name is None:
+            return None
+        started = time.perf_counter()
+        overloaded = self._admission.refusal(client_of(name), _body_bytes(scope))
+        if overloaded is None:
+            return None
+        self._refused["full"]()
+        answer = self._failed(failure := render(overloaded), path, _request_id(scope))
+        self._count(path, answer.status, failure.error["code"], "", time.perf_counter() - started)
+        self._log.leave_out()
+        return answer
+
     async def _answer(self, scope: Scope, receive: Receive, send: Send, line: RequestLine) -> None:
         started = time.perf_counter()
         status = 0
@@ -250,15 +273,19 @@ class RequestMiddleware:
 
     async def _send_failure(self, failure: Failure, scope: Scope, line: RequestLine, send: Send) -> None:
         """Without a ``Response``, which takes as long as all else about a refusal."""
-        status, content = self._shape(scope["path"])(failure)
+        status, headers, body = self._failed(failure, scope["path"], line.request_id)
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _failed(self, failure: Failure, path: str, request_id: str) -> Answer:
+        status, content = self._shape(path)(failure)
         body = orjson.dumps(content)
         headers = [
             *((name.encode("latin-1"), value.encode("latin-1")) for name, value in failure.headers.items()),
             (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", line.request_id.encode("latin-1")),
+            (b"x-request-id", request_id.encode("latin-1")),
         ]
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+        return Answer(status, headers, body)
 
     def _waits(self, path: str) -> bool:
         return self._waiting is not None and path.startswith(self._waiting.prefixes)
@@ -344,6 +371,7 @@ class Application(FastAPI):
         self._direct = direct
         self._around = around
         self._failed = failed
+        self._refuse_at_once: Callable[[Scope], Answer | None] | None = None
 
         @self.exception_handler(TesseraError)
         async def tessera_error(request: Request, error: TesseraError) -> Response:
@@ -357,10 +385,17 @@ class Application(FastAPI):
         scope["app"] = self
         await self.middleware_stack(scope, receive, send)
 
+    def refuse_at_once(self, scope: Scope) -> Answer | None:
+        """As ``RequestMiddleware`` has it, where that is the outermost layer."""
+        return self._refuse_at_once(scope) if self._refuse_at_once is not None else None
+
     def build_middleware_stack(self) -> ASGIApp:
         inner = AsyncExitStackMiddleware(self.router)
         others = ExceptionMiddleware(inner, handlers=self.exception_handlers)
-        return self._around(DirectRoutes(others, self._direct, self._failed))
+        stack = self._around(DirectRoutes(others, self._direct, self._failed))
+        if isinstance(stack, RequestMiddleware):
+            self._refuse_at_once = stack.refuse_at_once
+        return stack
 
 
 def _body_bytes(scope: Scope) -> int | None:

@@ -12,11 +12,13 @@ from typing import Final
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import Scope
 
 from tessera.errors import ConfigError
 from tessera.frontend.group import ACCEPTING, CONNECTIONS, FrontendGroup, Seat
 from tessera.frontend.http.connection import (
     REFUSED_AT_ONCE,
+    Answer,
     ConnectionLimits,
     GuardedProtocol,
     max_connections,
@@ -170,7 +172,8 @@ class HttpServer(uvicorn.Server):
     """Serves until ``should_exit``; requests in flight then have ``drain_seconds`` to finish.
 
     With a ``shared`` port it takes connections from there, and listens on ``port`` only where that says so.
-    With a ``certificate`` it answers by TLS alone.
+    With a ``certificate`` it answers by TLS alone. ``refuse`` answers requests that need no application, by
+    their heads.
     """
 
     def __init__(
@@ -183,6 +186,7 @@ class HttpServer(uvicorn.Server):
         limits: ConnectionLimits,
         shared: SharedPort | None = None,
         certificate: Certificate | None = None,
+        refuse: Callable[[Scope], Answer | None] = lambda scope: None,
     ) -> None:
         raise_descriptor_limit()
         self._shared, self._limits, self._certificate = shared, limits, certificate
@@ -195,7 +199,7 @@ class HttpServer(uvicorn.Server):
                 app,
                 host=host,
                 port=shared.own_port if shared else port,
-                http=partial(GuardedProtocol, limits=limits, **changed),  # type: ignore[arg-type]
+                http=partial(GuardedProtocol, limits=limits, refuse=refuse, **changed),  # type: ignore[arg-type]
                 ws="none",
                 # Its own configuration would write lines of another form, past ours.
                 log_config=None,
