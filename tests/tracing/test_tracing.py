@@ -24,7 +24,8 @@ from opentelemetry.trace import SpanContext, SpanKind
 
 from tessera import tracing
 from tessera.errors import ConfigError, InvalidInput, MediaFetchError
-from tessera.frontend.media import Fetcher, MediaBudget
+from tessera.frontend.media import MediaBudget
+from tessera.frontend.media.fetch import Fetcher
 from tessera.frontend.settings import parse as parse_frontend
 from tessera.tasks import Deadline
 from tessera.tracing.sdk import make_exporter

@@ -11,8 +11,9 @@ import pytest
 
 import tessera
 from tessera import wire
+from tessera.checkpoint.origin import origin
 from tessera.errors import ProtocolError
-from tessera.frontend.api.status import Shown, StatusBoard, origin
+from tessera.frontend.api.status import Shown, StatusBoard
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.rpc import Client, Peers
 from tests.rpc.conftest import INFO, Deployment, deployment, store, until

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from tessera.errors import DeadlineExceeded, MediaFetchError, PayloadTooLarge, TesseraError
-from tessera.frontend.media import Fetcher, ImageLimits, MediaBudget, MediaPolicy
+from tessera.frontend.media import ImageLimits, MediaBudget, MediaPolicy
+from tessera.frontend.media.fetch import Fetcher
 from tessera.tasks import Deadline
 from tests.frontend.media.hostile import Handler, LoopbackPolicy, response, server
 

@@ -23,7 +23,8 @@ from tessera.errors import (
     RequestError,
     UnsupportedMedia,
 )
-from tessera.frontend.media import Fetcher, ImageLimits, LoadedImage, MediaLoader, MediaPolicy
+from tessera.frontend.media import ImageLimits, LoadedImage, MediaLoader, MediaPolicy
+from tessera.frontend.media.fetch import Fetcher
 from tessera.frontend.media.loader import decode, read_local
 from tessera.frontend.request import BARE_BASE64, ImageSource
 from tessera.tasks import Deadline

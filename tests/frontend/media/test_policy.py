@@ -9,8 +9,8 @@ import httpcore2
 import pytest
 
 from tessera.errors import ConfigError, MediaFetchError
-from tessera.frontend.media import Fetcher, MediaBudget, MediaPolicy
-from tessera.frontend.media.fetch import AddressRefused, SystemResolver, VettedBackend
+from tessera.frontend.media import MediaBudget, MediaPolicy
+from tessera.frontend.media.fetch import AddressRefused, Fetcher, SystemResolver, VettedBackend
 from tessera.frontend.media.policy import refusal
 from tessera.frontend.settings import parse
 from tessera.tasks import Deadline

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tessera.errors import MediaFetchError, PayloadTooLarge, RequestCancelled
-from tessera.frontend.media import Fetcher, ImageLimits, MediaLoader, MediaPolicy
+from tessera.frontend.media import ImageLimits, MediaLoader, MediaPolicy
+from tessera.frontend.media.fetch import Fetcher
 from tessera.frontend.request import ImageSource, Input
 from tessera.frontend.serving.prompts import ImageReader
 from tessera.models import open_model

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Final
 
 from tessera import __version__
+from tessera.quick_imports import quick_imports
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"tessera {__version__}")
         return 0
     if first in COMMANDS:
-        return import_module(COMMANDS[first].module).main(words[1:], f"tessera {first}") or 0
+        with quick_imports():
+            module = import_module(COMMANDS[first].module)
+        return module.main(words[1:], f"tessera {first}") or 0
     known = ", ".join(COMMANDS)
     said = f"there is no command {first!r}" if first else "say what to do"
     sys.stderr.write(f"tessera: {said}: {known}, or --help\n")

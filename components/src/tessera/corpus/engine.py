@@ -11,6 +11,7 @@ from typing import Final, Self
 import numpy as np
 import numpy.typing as npt
 
+from tessera.checkpoint.origin import origin
 from tessera.corpus.columns import Columns
 from tessera.corpus.embedder import Served, Usage, VectorSettings
 from tessera.corpus.frames import Load
@@ -26,7 +27,6 @@ from tessera.errors import (
     Unavailable,
 )
 from tessera.frontend.api.formats import finish
-from tessera.frontend.api.status import origin
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input

@@ -19,7 +19,6 @@ from tessera.corpus.sources.ahead import Work, ahead
 from tessera.corpus.sources.folder import DOCUMENTS
 from tessera.corpus.sources.media import Media
 from tessera.errors import ConfigError, InvalidInput, RequestError
-from tessera.frontend.api.openai import parse_embeddings
 from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input
 from tessera.model_names import find_name
 from tessera.models.base import Truncate
@@ -134,6 +133,9 @@ class Lines:
             return []
         if value.get("method", "POST") != "POST" or value.get("url", _ROUTE) != _ROUTE:
             return self._failed(id, where, f"only POST {_ROUTE} is served here")
+        # Here alone: FastAPI comes with it, half a second of every run's start.
+        from tessera.frontend.api.openai import parse_embeddings
+
         try:
             request = parse_embeddings(body, models=self.honoured.models if self.honoured else ())
             if self.honoured is not None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from tessera.errors import MediaFetchError
-from tessera.frontend.media import Fetcher, ImageLimits, MediaBudget, MediaPolicy
+from tessera.frontend.media import ImageLimits, MediaBudget, MediaPolicy
 from tessera.frontend.media.loader import decode, read_local
 from tessera.tasks import Deadline
+
+if TYPE_CHECKING:
+    from tessera.frontend.media.fetch import Fetcher
 
 _PARAM: Final = "image"
 _WEB: Final = ("http://", "https://")
@@ -62,6 +65,9 @@ class Media:
 
         async def get() -> bytes:
             if self._fetcher is None:
+                # Its libraries are a quarter of a second of a run's start, and most runs fetch nothing.
+                from tessera.frontend.media.fetch import Fetcher
+
                 self._fetcher = Fetcher(self._policy, ImageLimits(max_bytes=self._max_bytes))
             budget = MediaBudget(self._max_bytes)
             deadline = Deadline.after(self._policy.timeout)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-import tessera
 from tessera import wire
+from tessera.checkpoint.origin import origin
 from tessera.errors import TesseraError
 from tessera.frontend.api.schema import DESCRIBED, WHOLE, Schema, answers, object_of
 from tessera.frontend.metrics import FrontendMetrics
@@ -25,18 +23,6 @@ from tessera.rpc import Peers
 
 _MAX_AGE_SECONDS: Final = 1.0
 _ASK_SECONDS: Final = 1.0
-
-
-def origin(model_path: Path) -> str | None:
-    """``demo`` or ``random`` for a checkpoint that Tessera brought along or made, else None.
-
-    People must be told of both before they judge what such a model finds.
-    """
-    mark = json.loads((model_path / "config.json").read_bytes()).get("tessera_checkpoint")
-    if mark in ("demo", "random"):
-        return str(mark)
-    package = Path(tessera.__file__).parent
-    return "demo" if model_path.resolve().is_relative_to(package) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from tessera.frontend.media.embeddings import GRID, MAX_SIDE, LoadedEmbeddings
-from tessera.frontend.media.fetch import Fetcher
 from tessera.frontend.media.loader import LoadedImage, MediaBudget, MediaLoader
 from tessera.frontend.media.policy import ImageLimits, MediaPolicy
 
 __all__ = [
     "GRID",
     "MAX_SIDE",
-    "Fetcher",
     "ImageLimits",
     "LoadedEmbeddings",
     "LoadedImage",

@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import pybase64
@@ -24,11 +24,13 @@ from tessera.frontend.media.embeddings import (
     LoadedEmbeddings,
     read_embeddings,
 )
-from tessera.frontend.media.fetch import Fetcher
 from tessera.frontend.media.policy import ImageLimits, MediaPolicy
 from tessera.frontend.request import BARE_BASE64, ImageSource
 from tessera.imaging import ImageHeader, probe
 from tessera.tasks import Deadline
+
+if TYPE_CHECKING:
+    from tessera.frontend.media.fetch import Fetcher
 
 _HEADER_CHARACTERS = 256
 _SPACES = re.compile(r"[ \t\r\n\f]+")
@@ -241,7 +243,12 @@ class MediaLoader:
     ) -> None:
         self._root = policy.allowed_local_path
         self._limits = limits or ImageLimits()
-        self._fetcher = fetcher or Fetcher(policy, self._limits)
+        if fetcher is None:
+            # Its libraries are a quarter of a second of every process that only decodes what is there.
+            from tessera.frontend.media.fetch import Fetcher
+
+            fetcher = Fetcher(policy, self._limits)
+        self._fetcher = fetcher
 
     async def load(
         self, source: ImageSource, *, row_width: int, deadline: Deadline, budget: MediaBudget | None = None
