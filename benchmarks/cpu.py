@@ -17,6 +17,8 @@ _NUMBERED = re.compile(r"[-_]?\d+$")
 _MODULES = {
     "tessera.frontend": "frontend",
     "tessera.sandbox.child": "decoders",
+    # As it was called before, in a service that is compared with.
+    "tessera.worker.decoding.child": "decoders",
     "tessera.worker": "worker",
     "tessera.launch": "launcher",
     "benchmarks.floor": "floor",
