@@ -17,7 +17,7 @@ from tessera import tracing
 from tessera.batching.engine_thread import Cancelled, Died, EngineThread, Failed, Launch, Ran, Report, Taken
 from tessera.batching.open_batch import Cost, OpenBatch
 from tessera.batching.queue import Entry, FairQueue, Outcome, P, R
-from tessera.budgets import Budget
+from tessera.budgets import Budget, Clock
 from tessera.errors import EngineDead, Overloaded, TesseraError, Unavailable
 from tessera.logs import current_line
 from tessera.tasks import Promise
@@ -101,6 +101,7 @@ class Batcher(Generic[P, R]):
         depth: int,
         max_wait: float = math.inf,
         events: Events[P] | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self.name = name
         self._depth = depth
@@ -110,6 +111,7 @@ class Batcher(Generic[P, R]):
         self._max_wait = max_wait
         self._events: Events[P] = Events() if events is None else events
         self._loop = asyncio.get_running_loop()
+        self._clock = clock
         self._queue: FairQueue[P, R] = FairQueue()
         # What the engine has of its batches leaves the rest of them to what waits: callers are told the
         # capacity, and what they keep to must not be refused because batches are not full.
@@ -122,7 +124,7 @@ class Batcher(Generic[P, R]):
         self._closed = False
         self._waking = False
         self._engine: EngineThread[P, R] = EngineThread(
-            name, launch, self._open, depth=depth, report=self._handle
+            name, launch, self._open, depth=depth, report=self._handle, clock=clock
         )
 
     @property
@@ -225,7 +227,7 @@ class Batcher(Generic[P, R]):
             client,
             priority,
             settle,
-            time.perf_counter(),
+            self._clock(),
             on_cancelled,
             request_id=line.request_id if line is not None else "",
             span=tracing.here(),

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Generic, TypeAlias
 
 from tessera.batching.open_batch import OpenBatch
+from tessera.batching.pace import Pace
 from tessera.batching.queue import Entry, P, R, requests_of
+from tessera.budgets import Clock
 from tessera.errors import EngineDead, EngineFailed, TesseraError
 from tessera.launched import Launched
 
@@ -77,11 +79,13 @@ class _InFlight(Generic[P, R]):
     entries: list[Entry[P, R]]
     launched: Launched[Sequence[R]]
     started: float
+    size: int
 
 
 class EngineThread(Generic[P, R]):
     """Launches batches from ``batch``, ``depth`` at a time, until it is closed and empty.
 
+    Behind one that runs the next is launched when it is full, or when that one is about to end (``Pace``).
     Calls ``report`` on the event loop that made the thread, in the order in which things happened. A batch
     that fails is halved until the entries at fault stand alone. Once the engine has raised ``EngineDead``
     (kept in ``dead``) nothing is launched any more and everything fails with it.
@@ -95,6 +99,7 @@ class EngineThread(Generic[P, R]):
         *,
         depth: int,
         report: Callable[[Report[P, R]], None],
+        clock: Clock = time.perf_counter,
     ) -> None:
         self.dead: EngineDead | None = None
         self._name = name
@@ -102,6 +107,8 @@ class EngineThread(Generic[P, R]):
         self._batch = batch
         self._depth = depth
         self._report = report
+        self._clock = clock
+        self._pace = Pace() if depth > 1 else None
         self._loop = asyncio.get_running_loop()
         self._running_since = math.inf
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
@@ -110,7 +117,7 @@ class EngineThread(Generic[P, R]):
     @property
     def running_seconds(self) -> float:
         """How long the oldest batch has been in the engine; 0 when none is."""
-        return max(0.0, time.perf_counter() - self._running_since)
+        return max(0.0, self._clock() - self._running_since)
 
     def join(self) -> None:
         self._thread.join()
@@ -120,15 +127,22 @@ class EngineThread(Generic[P, R]):
         while True:
             self._running_since = in_flight[0].started if in_flight else math.inf
             full = len(in_flight) >= self._depth
-            taken = [] if full else self._batch.take(_PEEK_SECONDS if in_flight else None)
+            taken = [] if full else self._next(in_flight)
             if taken is None and not in_flight:
                 return
             if taken:
                 entries = self._without_cancelled(taken)
-                self._post(Taken(entries, time.perf_counter()))
+                self._post(Taken(entries, self._clock()))
                 self._start(entries, in_flight)
             if in_flight and (full or in_flight[0].launched.done() or taken is None):
                 self._finish(in_flight.popleft())
+
+    def _next(self, in_flight: deque[_InFlight[P, R]]) -> list[Entry[P, R]] | None:
+        if self._pace is None or not in_flight:
+            return self._batch.take(None)
+        size = sum(batch.size for batch in in_flight)
+        due = self._pace.due(size, in_flight[0].started, self._batch.size, self._clock())
+        return self._batch.take(_PEEK_SECONDS, full=not due)
 
     def _without_cancelled(self, entries: list[Entry[P, R]]) -> list[Entry[P, R]]:
         # Each flag is read once: the event loop may set it at any moment, and an entry is either run or not.
@@ -143,7 +157,7 @@ class EngineThread(Generic[P, R]):
     def _start(self, entries: list[Entry[P, R]], in_flight: deque[_InFlight[P, R]]) -> None:
         if not entries:
             return
-        started = time.perf_counter()
+        started = self._clock()
         if not in_flight:
             self._running_since = started
         try:
@@ -153,7 +167,10 @@ class EngineThread(Generic[P, R]):
         except Exception as error:
             self._fail(entries, error, started)
             return
-        in_flight.append(_InFlight(entries, launched, started))
+        size = sum(entry.size for entry in entries)
+        if self._pace is not None:
+            self._pace.launched(size, self._clock() - started)
+        in_flight.append(_InFlight(entries, launched, started, size))
 
     def _finish(self, batch: _InFlight[P, R]) -> None:
         try:
@@ -165,10 +182,13 @@ class EngineThread(Generic[P, R]):
         except Exception as error:
             self._fail(batch.entries, error, batch.started)
             return
-        self._post(Ran(batch.entries, values, batch.started, time.perf_counter()))
+        ended = self._clock()
+        if self._pace is not None:
+            self._pace.ran(batch.size, batch.started, ended)
+        self._post(Ran(batch.entries, values, batch.started, ended))
 
     def _fail(self, entries: list[Entry[P, R]], error: Exception, started: float) -> None:
-        ended = time.perf_counter()
+        ended = self._clock()
         if isinstance(error, EngineDead):
             if self.dead is None:
                 self.dead = error

@@ -24,8 +24,15 @@ class OpenBatch(Generic[P, R]):
         self._entries: list[Entry[P, R]] = []
         self._total = 0
         self._longest = 0
+        # Something did not fit, and waits for the next one.
+        self._full = False
         self._closed = False
         self._changed = threading.Condition()
+
+    @property
+    def size(self) -> int:
+        """Of its entries together."""
+        return self._total
 
     def add(self, entry: Entry[P, R]) -> bool:
         """Add the entry if the budget allows; an entry over the budget runs alone. Event loop only.
@@ -33,7 +40,10 @@ class OpenBatch(Generic[P, R]):
         An engine that waits for work does not learn of it before ``wake``.
         """
         with self._changed:
-            return self._add(entry)
+            added = self._add(entry)
+            if not added:
+                self._changed.notify()
+            return added
 
     def wake(self) -> None:
         """Tell an engine that waits what was added."""
@@ -53,22 +63,26 @@ class OpenBatch(Generic[P, R]):
     def _add(self, entry: Entry[P, R]) -> bool:
         total, longest = self._total + entry.size, max(self._longest, entry.size)
         if self._entries and self._cost(len(self._entries) + 1, total, longest) > self._budget:
+            self._full = True
             return False
         self._entries.append(entry)
         self._total, self._longest = total, longest
         return True
 
-    def take(self, timeout: float | None) -> list[Entry[P, R]] | None:
+    def take(self, timeout: float | None, *, full: bool = False) -> list[Entry[P, R]] | None:
         """The entries as they are now, after at most ``timeout`` seconds for a first one; None when closed.
 
-        Engine thread only.
+        With ``full`` none, unless the batch has no room for what waits behind it. Engine thread only.
         """
         with self._changed:
-            self._changed.wait_for(lambda: self._entries or self._closed, timeout)
+            self._changed.wait_for(lambda: (self._full if full else self._entries) or self._closed, timeout)
             if self._closed and not self._entries:
                 return None
+            if full and not self._full and not self._closed:
+                return []
             taken, self._entries = self._entries, []
             self._total = self._longest = 0
+            self._full = False
             return taken
 
     def close(self) -> None:

@@ -1,0 +1,104 @@
+"""When a batch follows one that runs, where an engine takes two at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tessera.batching.pace import Pace
+from tests.batching.conftest import MakeBatcher
+from tests.batching.engines import AsyncEngine, until
+from tests.clock import Clock
+
+
+def test_what_is_not_known_is_not_waited_for() -> None:
+    assert Pace().due(100, 0.0, 10, now=0.0)
+
+
+def test_a_batch_is_due_when_there_is_time_to_launch_it_and_no_more() -> None:
+    pace = Pace()
+    pace.launched(100, 0.010)
+    pace.ran(100, 0.0, 0.100)
+    # 200 end at 1.2; launching 50 takes 5 ms, twice that and 3 ms are left free.
+    assert not pace.due(200, 1.0, 50, now=1.186)
+    assert pace.due(200, 1.0, 50, now=1.188)
+    # What waits is less: it may wait for longer.
+    assert not pace.due(200, 1.0, 10, now=1.188)
+
+
+def test_a_batch_behind_another_one_began_when_that_had_ended() -> None:
+    pace = Pace()
+    pace.ran(100, 0.0, 0.1)
+    pace.ran(100, 0.01, 0.2)
+    assert not pace.due(100, 0.11, 0, now=0.29)
+    assert pace.due(100, 0.11, 0, now=0.30)
+
+
+def test_small_batches_say_little_of_large_ones() -> None:
+    pace, now = Pace(), 0.0
+    for _ in range(20):
+        pace.ran(1, now, now + 0.002)
+        now += 0.002
+    pace.ran(1000, now, now + 0.1)
+    now += 0.1
+    # Not the 2 s of a thousand alone.
+    assert pace.due(1000, now, 0, now=now + 0.115)
+
+
+async def test_a_batch_grows_until_the_running_one_is_about_to_end(make_batcher: MakeBatcher) -> None:
+    engine, clock = AsyncEngine(), Clock()
+    batcher = make_batcher(engine.launch, depth=2, clock=clock)
+    first = batcher.submit(0, 10)
+    await until(lambda: engine.launched)
+    clock.now += 1.0
+    engine.launched[0].finish.set()
+    await first
+    # A tenth of a second each: this one runs for five.
+    second = batcher.submit(1, 50)
+    await until(lambda: len(engine.launched) == 2)
+    later = []
+    for payload in (2, 3, 4):
+        later.append(batcher.submit(payload, 10))
+        # Time for the engine's thread to look; it must not take one by one.
+        await asyncio.sleep(0.01)
+    clock.now += 4.9999
+    await until(lambda: len(engine.launched) == 3)
+    assert engine.launched[2].payloads == [2, 3, 4]
+    for batch in engine.launched:
+        batch.finish.set()
+    assert [outcome.value for outcome in await asyncio.gather(second, *later)] == [-1, -2, -3, -4]
+
+
+async def test_a_full_batch_follows_at_once(make_batcher: MakeBatcher) -> None:
+    engine, clock = AsyncEngine(), Clock()
+    batcher = make_batcher(engine.launch, depth=2, clock=clock, budget=100)
+    first = batcher.submit(0, 10)
+    await until(lambda: engine.launched)
+    clock.now += 1.0
+    engine.launched[0].finish.set()
+    await first
+    futures = [batcher.submit(1, 50)]
+    await until(lambda: len(engine.launched) == 2)
+    futures += [batcher.submit(payload, 40) for payload in (2, 3, 4)]
+    await until(lambda: len(engine.launched) == 3)
+    assert engine.launched[2].payloads == [2, 3]
+    engine.launched[1].finish.set()
+    engine.launched[2].finish.set()
+    await until(lambda: len(engine.launched) == 4)
+    engine.launched[3].finish.set()
+    await asyncio.gather(*futures)
+
+
+async def test_what_waits_behind_a_running_batch_is_run_when_the_batcher_closes(
+    make_batcher: MakeBatcher,
+) -> None:
+    engine, clock = AsyncEngine(), Clock()
+    batcher = make_batcher(engine.launch, depth=2, clock=clock)
+    first = batcher.submit(0, 10)
+    await until(lambda: engine.launched)
+    clock.now += 1.0
+    engine.launched[0].finish.set()
+    await first
+    engine.automatic = True
+    futures = [batcher.submit(1, 50), batcher.submit(2, 10)]
+    await batcher.close()
+    assert [outcome.value for outcome in await asyncio.gather(*futures)] == [-1, -2]
