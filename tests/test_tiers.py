@@ -58,6 +58,22 @@ def test_a_tier_runs_its_tests_and_those_of_the_ones_below(
     assert [line.partition("::test_")[2] for line in collected] == expected
 
 
+@pytest.mark.parametrize(
+    "marks",
+    ["pytest.mark.service", "[\n    pytest.mark.skipif(False, reason=''),\n    pytest.mark.service,\n]"],
+)
+def test_a_file_outside_the_tier_is_not_even_imported(tmp_path: Path, marks: str) -> None:
+    imported = tmp_path / "imported"
+    source = (
+        f"import pytest\n\npytestmark = {marks}\n\nopen({str(imported)!r}, 'w')\n\ndef test_of_it(): ...\n"
+    )
+    (tmp_path / "test_outside.py").write_text(source)
+    assert len(run(tmp_path, "--tier", "check", "--collect-only", "-q")) == 2
+    assert not imported.exists()
+    assert len(run(tmp_path, "--tier", "test", "--collect-only", "-q")) == 4
+    assert imported.exists()
+
+
 def test_a_group_stays_in_one_process(tmp_path: Path) -> None:
     # pytest-xdist 3.8 groups nothing with pytest 9.2, and says nothing.
     lines = run(tmp_path, "-p", "xdist", "--numprocesses", "2", "--dist", "loadgroup", "-v")

@@ -13,6 +13,9 @@ tests, because what starts services or waits for a lease leaves one idle for muc
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 TIERS = ("check", "test", "all")
@@ -71,6 +74,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     for name, (tier, meaning) in MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning} ({tier})")
+
+
+# The assignment of a file, to the empty line behind it.
+_FILE_MARKS = re.compile(r"^pytestmark = (?:.+\n)+", re.MULTILINE)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leaves out a file whose ``pytestmark`` keeps all its tests out of the tier.
+
+    Its imports are left out with it: all of them took 3 s of processor time in each process.
+    """
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    found = _FILE_MARKS.search(collection_path.read_text(encoding="utf-8"))
+    names = re.findall(r"pytest\.mark\.(\w+)", found[0]) if found else []
+    most = TIERS.index(config.getoption("tier"))
+    return any(TIERS.index(MARKERS[name][0]) > most for name in names if name in MARKERS) or None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

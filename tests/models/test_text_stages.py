@@ -71,12 +71,14 @@ def compared(model: Model, inputs: list, layout: str) -> tuple[np.ndarray, np.nd
     return found.numpy(), vectors(model, text, batch)
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 @pytest.mark.parametrize(("spec", "cases"), [(TINY, embedding.CASES[:6]), (LLAMA, llama.CASES[:6])])
 def test_text_alone(written: WriteCheckpoint, spec: Spec, cases: list, layout: str) -> None:
     assert cosines(*compared(open_model(written(spec)), cases, layout)).min() >= 0.999999
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 @pytest.mark.parametrize(
     ("spec", "cases"), [(RERANK, rerank.CASES), (replace(RERANK_TINY, **SMALL), rerank_vl.CASES)]
@@ -87,6 +89,7 @@ def test_scores(written: WriteCheckpoint, spec: Spec, cases: list, layout: str) 
     assert error(found, expected) <= 1e-4
 
 
+@pytest.mark.compiles
 @pytest.mark.parametrize(
     ("spec", "cases"), [(replace(COLEMBED_TINY, **SMALL), colembed.CASES), (COL_TINY, colqwen3.CASES)]
 )
@@ -135,6 +138,7 @@ def test_no_network_of_tensorrt_ends_in_it(written: WriteCheckpoint, spec: Spec,
         assert networks_of(model, Stage.VISION) is model
 
 
+@pytest.mark.compiles
 def test_images_with_levels_and_three_axes(written: WriteCheckpoint) -> None:
     inputs = list(vl.CASES.values())
     assert cosines(*compared(open_model(written(VL_TINY)), inputs[:8], "packed")).min() >= 0.999999
