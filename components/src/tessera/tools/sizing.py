@@ -65,11 +65,11 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         return max(line, fast * tokens / low) if tokens < low else line
 
 
-H100 = Rates(
-    source="benchmarks/RESULTS.md: llama_nemotron_vl on one H100, bfloat16 with quack-kernels, 2026-11-21",
-    units=533.0,
+H200 = Rates(
+    source="benchmarks/RESULTS.md: llama_nemotron_vl on one H200, bfloat16 with quack-kernels, 2026-11-24",
+    units=560.0,
     rows_per_unit=256.0,
-    sequences={32: 10279.0, 128: 2548.0, 1024: 293.0},
+    sequences={32: 10446.0, 128: 2602.0, 1024: 297.0},
     shared=0.98,
 )
 
@@ -212,7 +212,7 @@ def report(rates: Rates, work: Demand, busy: float, gpu_hour: float) -> str:
 def main(argv: Sequence[str] | None = None, prog: str = "tessera-sizing") -> int:
     parsed = _parse(argv, prog)
     try:
-        rates = _read(parsed.rates) if parsed.rates else H100
+        rates = _read(parsed.rates) if parsed.rates else H200
         work = demand(rates, parsed.text, parsed.images, parsed.hits)
     except TesseraError as error:
         print(f"{prog}: {error}", file=sys.stderr)
