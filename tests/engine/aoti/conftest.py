@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,20 @@ model, config, out, *stages = sys.argv[1:]
 for stage in stages:
     main(["build", "--model-path", model, "--config", config, "--stage", stage, "--out", f"{out}/{stage}"])
 """
+
+
+@pytest.fixture
+def quick_compiler() -> Iterator[None]:
+    """For an engine that is compiled in this process: what ``engines`` sets for its own, 15 CPU seconds of 25."""
+    import torch._inductor.config as inductor
+
+    quick = {
+        "aot_inductor.compile_wrapper_opt_level": "O0",
+        "cpp.vec_isa_ok": True,
+        "compile_threads": 1,
+    }
+    with inductor.patch(quick):
+        yield
 
 
 @pytest.fixture(scope="session")

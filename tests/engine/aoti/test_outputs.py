@@ -27,6 +27,7 @@ pytestmark = [pytest.mark.compiles, pytest.mark.timeout(1800), pytest.mark.xdist
 PROFILE = Profile(sequences=Range(1, 8, 64), tokens=Range(1, 256, 10240), rows=Range(1, 64, 10240))
 
 
+@pytest.mark.usefixtures("quick_compiler")
 @pytest.mark.parametrize(
     ("spec", "cases", "layout"),
     [
