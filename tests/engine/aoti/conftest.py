@@ -29,7 +29,7 @@ for stage in stages:
 
 @pytest.fixture
 def quick_compiler() -> Iterator[None]:
-    """What ``engines`` sets for its processes, for a compiler in this one: 15 CPU seconds an engine, not 25."""
+    """What ``engines`` sets for its processes, for a compiler in this one: 15 CPU seconds, not 25."""
     import torch._inductor.config as inductor
 
     quick = {

@@ -8,13 +8,13 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine, Sequence
-from difflib import get_close_matches
 from enum import IntEnum
 from typing import Annotated, Any, Final, Literal, NoReturn
 
 import msgspec
 import uvloop
 
+from tessera.cli.near import near
 from tessera.corpus.cards import EnginePlan, EngineProcesses, plan_engines
 from tessera.corpus.documents import Documents, DocumentSettings
 from tessera.corpus.dry_run import estimate
@@ -174,8 +174,7 @@ def _check_passed(passed: Sequence[str], *, url: str) -> None:
     known = flags_of(WorkerSettings)
     for word in passed:
         if word.startswith("--") and (flag := word.partition("=")[0]) not in known:
-            close = get_close_matches(flag, {*known, *flags_of(RunSettings)}, n=1)
-            raise _UnknownFlag(f"there is no flag {flag}{f', did you mean {close[0]}?' if close else ''}")
+            raise _UnknownFlag(f"there is no flag {flag}{near(flag, {*known, *flags_of(RunSettings)})}")
         if word.partition("=")[0] == "--disaggregation-mode":
             raise _UnknownFlag("--disaggregation-mode is for workers of a service; --split parts the stages")
     if url:

@@ -14,11 +14,11 @@ import signal
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from tessera.cli.near import near
 from tessera.launch.children import Signals
 from tessera.launch.models import WantedModel, check_apart, wanted_models
 from tessera.launch.report import Report
@@ -229,9 +229,9 @@ def read(words: Sequence[str], prog: str = "tessera serve") -> Asked:
     others = (flags | {f"--{key}" for key in file}) - own.keys()
     known = _known_to_processes() if others else {}
     for flag in sorted(flags & others - known.keys()):
-        raise UnknownWord(f"there is no flag {flag}{_meant(flag, {*own, *known})}")
+        raise UnknownWord(f"there is no flag {flag}{near(flag, {*own, *known})}")
     for flag in sorted(others - known.keys()):
-        meant = _meant(flag, {*own, *known}).replace("--", "")
+        meant = near(flag, {*own, *known}).replace("--", "")
         raise SettingError(f"{config}: there is no setting {flag.removeprefix('--')}{meant}")
 
     parser = _Parser(prog=prog, add_help=False, allow_abbrev=False)
@@ -308,7 +308,7 @@ def _listed_model(entry: Any, said: str, own: Mapping[str, Setting]) -> AskedMod
             raise SettingError(f"{said}: {key}: is of the whole service: write it beside models")
         else:
             of_models = {each for each in own if own[each].variable.of_model}
-            meant = _meant(flag, of_models | {each for each in known if known[each].worker})
+            meant = near(flag, of_models | {each for each in known if known[each].worker})
             raise SettingError(f"{said}: there is no setting {key}{meant.replace('--', '')}")
     if not given.get("model_path", Given("", "")).text:
         raise SettingError(f"{said}: model: names no model")
@@ -424,11 +424,6 @@ def _check(frontend: Sequence[str], worker: Sequence[str]) -> None:
             check_flags(kind, [*words, "--model-path=."])
         except ConfigError as error:
             raise UnknownWord(error.message) from error
-
-
-def _meant(flag: str, known: set[str]) -> str:
-    close = get_close_matches(flag, known, n=1)
-    return f", did you mean {close[0]}?" if close else ""
 
 
 def _help(prog: str, *, everything: bool) -> None:

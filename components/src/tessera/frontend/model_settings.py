@@ -91,10 +91,11 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         """What of a hub it is."""
         return None if self.source is None else Source.of_dict(self.source)
 
-    def settled(self, namespace: str) -> ModelSettings:
+    def settled(self, namespace: str, *, several: bool = False) -> ModelSettings:
         """With its directory, names and endpoints; downloads a model of a hub, unless it is ``loading``.
 
-        Its workers are in ``namespace``. Raises ``ConfigError`` and ``CheckpointError``.
+        Its workers are in ``namespace``, those of one of ``several`` models in ``namespace_of``. Raises
+        ``ConfigError`` and ``CheckpointError``.
         """
         assert self.model_path is not None
         found, source = self, self.origin
@@ -102,11 +103,13 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
             source = find(str(self.model_path), self.revision, known=source)
             found = msgspec.structs.replace(self, model_path=source.directory, source=source.as_dict())
         named = served_names(self.served_model_names, source.name if source else self.model_path.name)
+        found = msgspec.structs.replace(found, served_model_names=named)
+        # Its name, which its namespace is made of, is known only now.
+        space = namespace_of(namespace, found.name) if several else namespace
         return msgspec.structs.replace(
             found,
-            served_model_names=named,
-            embed_endpoint=self.embed_endpoint or f"dyn://{namespace}.embed.generate",
-            encode_endpoint=self.encode_endpoint or f"dyn://{namespace}.encode.generate",
+            embed_endpoint=self.embed_endpoint or f"dyn://{space}.embed.generate",
+            encode_endpoint=self.encode_endpoint or f"dyn://{space}.encode.generate",
         )
 
 
@@ -130,7 +133,7 @@ def read_models(path: Path, namespace: str) -> tuple[ModelSettings, ...]:
     if len(listed) > _MOST:
         raise ConfigError(f"{path}: models: {len(listed)} are more than {_MOST}")
     models = [_read(value, index, f"{path}: models[{index}]") for index, value in enumerate(listed)]
-    settled = tuple(_settled(model, namespace) for model in models)
+    settled = tuple(model.settled(namespace, several=True) for model in models)
     check_apart(settled)
     return settled
 
@@ -145,17 +148,6 @@ def _read(value: Any, index: int, said: str) -> ModelSettings:
     if refusal := no_widths("dimensions_allowed", model.dimensions_allowed):
         raise ConfigError(f"{said}: {refusal}")
     return model
-
-
-def _settled(model: ModelSettings, namespace: str) -> ModelSettings:
-    # Its name, which its namespace is made of, may be known only then.
-    known = model.settled(namespace)
-    own = namespace_of(namespace, known.name)
-    return msgspec.structs.replace(
-        known,
-        embed_endpoint=model.embed_endpoint or f"dyn://{own}.embed.generate",
-        encode_endpoint=model.encode_endpoint or f"dyn://{own}.encode.generate",
-    )
 
 
 def check_apart(models: Iterable[ModelSettings]) -> None:
