@@ -2,7 +2,8 @@
 
 Measures what the service can do in a closed loop, sends ``--factor`` times as much for ``--seconds``, and
 looks at what is left of its capacity, how fast the rest is refused, whether its processes grow, and how soon
-it answers everything again.
+it answers everything again. The capacity is measured once more in the end, since a machine that others use
+too is not as fast from one minute to the next: what is left is a share of both together.
 """
 
 from __future__ import annotations
@@ -173,21 +174,29 @@ def measure(options: argparse.Namespace, urls: tuple[str, ...]) -> Report:
 
         # The first run warms what is made on first use, on both sides.
         run(options.warm, concurrency=options.concurrency, ahead=_CLIENTS_START)
-        calm_meter, storm_meter = Meter(), Meter()
-        calm_meter.begin()
-        calm = run(options.calm, concurrency=options.concurrency)
-        calm_meter.end()
-        capacity = len(calm.good) / options.calm
+        calms: list[tuple[Meter, Answers]] = []
+
+        def calm() -> float:
+            """The service's capacity in requests a second."""
+            meter = Meter()
+            meter.begin()
+            answers = run(options.calm, concurrency=options.concurrency)
+            meter.end()
+            calms.append((meter, answers))
+            return len(answers.good) / options.calm
+
+        storm_meter = Meter()
+        before = calm()
         memory = Memory(pids)
         memory.start()
-        offered = options.factor * capacity
         begun = time.time() + _AHEAD
         storm_meter.begin()
-        storm = run(options.seconds, rate=offered)
+        storm = run(options.seconds, rate=options.factor * before)
         storm_meter.end()
         memory.stop()
         ended = time.time()
-        after = run(options.calm, rate=0.5 * capacity)
+        after = run(options.calm, rate=0.5 * before)
+        capacity = (before + calm()) / 2
     good = [seconds for at, seconds in storm.good if at <= begun + options.seconds]
     halves = memory.samples or [0.0]
     return Report(
@@ -206,8 +215,8 @@ def measure(options: argparse.Namespace, urls: tuple[str, ...]) -> Report:
         memory_half=halves[len(halves) // 2],
         memory_after=halves[-1],
         recovery=max([at - ended for at, _ in after.refused], default=0.0),
-        calm_cost=_cost(calm_meter, len(calm.good)),
-        storm_cost=_cost(storm_meter, len(storm.good)),
+        calm_cost=_cost(calms),
+        storm_cost=_cost([(storm_meter, storm)]),
         storm_cores=tuple(
             seconds / options.seconds
             for seconds in (storm_meter.of(*cpu.WORKERS), storm_meter.of("frontend"), storm_meter.clients)
@@ -215,10 +224,15 @@ def measure(options: argparse.Namespace, urls: tuple[str, ...]) -> Report:
     )
 
 
-def _cost(meter: Meter, good: int) -> dict[str, float]:
+def _cost(runs: Sequence[tuple[Meter, Answers]]) -> dict[str, float]:
     """Processor seconds of a good answer, by process and part; the clients are one."""
-    parts = {f"{process}, {part}": spent for (process, part), spent in meter.spent.items()}
-    return {part: spent / max(1, good) for part, spent in (parts | {"clients": meter.clients}).items()}
+    good = max(1, sum(len(answers.good) for _, answers in runs))
+    found: dict[str, float] = {}
+    for meter, _ in runs:
+        parts = {f"{process}, {part}": spent for (process, part), spent in meter.spent.items()}
+        for part, spent in (parts | {"clients": meter.clients}).items():
+            found[part] = found.get(part, 0.0) + spent / good
+    return found
 
 
 def _percentile(values: list[float], share: float) -> float:
