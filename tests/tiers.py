@@ -7,7 +7,7 @@ A test that has none of these markers belongs to every tier. A tier holds those 
     scripts/test all  everything, as CI does
 
 Tests of one ``xdist_group`` run in one process, so that what they share is made once: a service, compiled
-engines. A file without the marker is a group of its own. Two processors are kept busy by five processes of
+engines. A file without the marker is a group of its own. Two processors are kept busy by four processes of
 tests, because what starts services or waits for a lease leaves one idle for much of its time.
 """
 

@@ -27,6 +27,8 @@ def test_it_goes_on_where_it_stopped(
         "late": Benchmark(("engine",), 3000),
     }.items():
         monkeypatch.setitem(everything.BENCHMARKS, name, benchmark)  # type: ignore[arg-type]
+    # Services that other tests of this process share.
+    others = set(below(os.getpid()))
     options = ["--size", "tiny", "--limit", "1000", "--out", str(tmp_path / "out"), "--only"]
     assert everything.main([*options, "good", "bad", "long", "peer", "late"]) == 1
     said = capsys.readouterr().out.splitlines()
@@ -39,7 +41,7 @@ def test_it_goes_on_where_it_stopped(
     ]
     assert "nowhere" in (tmp_path / "out/bad.log").read_text()
     assert (tmp_path / "out/good/engine.csv").read_text().count("text") > 2
-    assert below(os.getpid()) == []
+    assert set(below(os.getpid())) <= others
     assert (tmp_path / "out/about.txt").read_text().startswith("commit: ")
     assert everything.main([*options, "good"]) == 0
     assert "good: well before" in capsys.readouterr().out

@@ -57,9 +57,11 @@ class Disaggregated:
         command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(self.checkpoint)]
         command += ["--served-model-name", MODEL, "--port", str(port), "--discovery-backend", "file", *flags]
         environment = {**os.environ, "DYN_FILE_KV": str(self.store), **settings}
-        process = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+        log = self.store.with_name(f"frontend-{port}.log")
+        with log.open("wb") as errors:
+            process = subprocess.Popen(command, env=environment, stderr=errors)
         try:
-            _wait_ready(url, process)
+            _wait_ready(url, process, log)
             yield url
         finally:
             process.send_signal(signal.SIGTERM)
@@ -67,10 +69,10 @@ class Disaggregated:
         assert status == 0
 
 
-def _wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
-        assert process.poll() is None, "the frontend ended"
+        assert process.poll() is None, f"the frontend ended: {log.read_text()[-2000:]}"
         try:
             if httpx.get(f"{url}/health").json()["images"]:
                 return
