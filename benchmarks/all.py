@@ -21,13 +21,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
+from benchmarks.checkpoint import made_checkpoint
 from benchmarks.proc import below
-from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tessera.tools.table import table
 
 _ROOT: Final = Path(__file__).parent.parent
-_SERVED: Final = ("--frontends", "6", "--threads", "6", "--clients", "4")
-_SUSTAINED: Final = ("--no-engine", "--warm", "4", "--seconds", "6", *_SERVED)
+_SERVED: Final = "--frontends 6 --threads 6 --clients 4"
+_SUSTAINED: Final = f"--no-engine --warm 4 --seconds 6 {_SERVED}"
 _PACKAGES: Final = (
     "torch",
     "triton",
@@ -49,7 +49,7 @@ class Benchmark:
     for its size. ``vllm`` ones need its packages. ``environment`` is what is set beside this process's.
     """
 
-    words: tuple[str, ...]
+    words: str
     seconds: float
     family: str | None = "llama_nemotron_vl"
     sized: bool = True
@@ -58,82 +58,37 @@ class Benchmark:
 
 
 def _split(mps: str) -> Benchmark:
-    words = ("http", "--mode", "e_p", *_SUSTAINED, "--workloads", "tile@128", "page@48")
+    words = f"http --mode e_p {_SUSTAINED} --workloads tile@128 page@48"
     return Benchmark(words, 150, environment={"CUDA_MPS": mps})
 
 
-def _beside_vllm(family: str, *words: str, seconds: float) -> Benchmark:
-    return Benchmark(
-        ("peer", "--starts", "default", *words, *_SERVED, "--limit", str(seconds - 10)),
-        seconds,
-        family,
-        vllm=True,
-    )
+def _beside_vllm(words: str, seconds: float, family: str = "llama_nemotron_vl") -> Benchmark:
+    return Benchmark(f"peer {words} {_SERVED} --limit {seconds - 20:.0f}", seconds, family, vllm=True)
 
 
 # The first tells the most, where there is half an hour for all. Seconds are about one and a half times those
 # that an H200 took.
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {
-    "peer": Benchmark(
-        (
-            "peer",
-            "--starts",
-            "default",
-            "tuned",
-            "--warm",
-            "10",
-            "--seconds",
-            "10",
-            *_SERVED,
-            "--limit",
-            "980",
-        ),
-        1000,
-        vllm=True,
-    ),
-    "engine": Benchmark(("engine", "--seconds", "0.7"), 180),
-    "mixed": Benchmark(("http", *_SUSTAINED, "--workloads", "mixed@256", "mixed-always-encode@256"), 120),
-    "closed": Benchmark(
-        ("http", *_SUSTAINED, "--workloads", "text-128@8,16,24,32,48", "tile@8,16,24,32,48"), 240
-    ),
-    "open-text": Benchmark(("http", *_SUSTAINED, "--workloads", "text-128", "--rate", "1800"), 90),
-    "open-tile": Benchmark(("http", *_SUSTAINED, "--workloads", "tile", "--rate", "300"), 90),
+    "peer": _beside_vllm("--starts default tuned --warm 10 --seconds 10", 1000),
+    "engine": Benchmark("engine --seconds 0.7", 180),
+    "mixed": Benchmark(f"http {_SUSTAINED} --workloads mixed@256 mixed-always-encode@256", 120),
+    "closed": Benchmark(f"http {_SUSTAINED} --workloads text-128@8,16,24,32,48 tile@8,16,24,32,48", 240),
+    "open-text": Benchmark(f"http {_SUSTAINED} --workloads text-128 --rate 1800", 90),
+    "open-tile": Benchmark(f"http {_SUSTAINED} --workloads tile --rate 300", 90),
     "split": _split("off"),
     "split-mps": _split("on"),
-    "aoti": Benchmark(("aoti", "--seconds", "0.4"), 420),
-    "transformers": Benchmark(("peer", "--seconds", "3", *_SERVED), 240),
-    "quantization": Benchmark(("quantization",), 180, sized=False),
-    "bulk": Benchmark(("bulk", "--warm", "4", "--seconds", "8"), 900, vllm=True),
-    "engine-qwen3-vl": Benchmark(("engine", "--seconds", "1"), 240, "qwen3_vl_embedding"),
-    "peer-qwen3-vl": _beside_vllm("qwen3_vl_embedding", "--warm", "8", "--seconds", "8", seconds=800),
+    "aoti": Benchmark("aoti --seconds 0.4", 420),
+    "transformers": Benchmark(f"peer --seconds 3 {_SERVED}", 240),
+    "quantization": Benchmark("quantization", 180, sized=False),
+    "bulk": Benchmark("bulk --warm 4 --seconds 8", 900, vllm=True),
+    "engine-qwen3-vl": Benchmark("engine --seconds 1", 240, "qwen3_vl_embedding"),
+    "peer-qwen3-vl": _beside_vllm("--starts default --warm 8 --seconds 8", 800, "qwen3_vl_embedding"),
     "peer-rerank": _beside_vllm(
-        "llama_nemotron_rerank",
-        "--workloads",
-        "rerank-128x100@8",
-        "--warm",
-        "8",
-        "--seconds",
-        "8",
-        seconds=300,
+        "--starts default --workloads rerank-128x100@8 --warm 8 --seconds 8", 300, "llama_nemotron_rerank"
     ),
-    "cost": Benchmark(("cost", "--inputs", "text-32", "tile", "--seconds", "3"), 120, None, sized=False),
+    "cost": Benchmark("cost --inputs text-32 tile --seconds 3", 120, None, sized=False),
     "overhead": Benchmark(
-        (
-            "overhead",
-            "--transports",
-            "inline",
-            "shm",
-            "cuda_ipc",
-            "--clients",
-            "2",
-            "--warm",
-            "1",
-            "--seconds",
-            "3",
-        ),
-        180,
-        None,
-        sized=False,
+        "overhead --transports inline shm cuda_ipc --clients 2 --warm 1 --seconds 3", 180, None, sized=False
     ),
 }
 
@@ -161,7 +116,8 @@ def _ran(name: str, benchmark: Benchmark, options: argparse.Namespace, end: floa
     left = end - time.monotonic()
     if left < benchmark.seconds:
         return f"not begun: {benchmark.seconds:.0f} s are wanted, {max(left, 0):.0f} are left", ""
-    command = [sys.executable, "-m", f"benchmarks.{benchmark.words[0]}", *benchmark.words[1:]]
+    module, *words = benchmark.words.split()
+    command = [sys.executable, "-m", f"benchmarks.{module}", *words]
     command += ["--out", str(options.out / name)]
     if benchmark.family is not None:
         command += ["--model-path", str(_checkpoint(benchmark.family, options))]
@@ -203,9 +159,9 @@ def _checkpoint(family: str, options: argparse.Namespace) -> Path:
     if not path.exists():
         scratch = path.with_suffix(".part")
         shutil.rmtree(scratch, ignore_errors=True)
-        words = ["--family", family, "--size", options.size, "--dtype", "bfloat16", "--out", str(scratch)]
-        make_checkpoint(words)
-        scratch.rename(path)
+        wanted = argparse.Namespace(model_path=None, family=family, size=options.size)
+        made_checkpoint(wanted, scratch).rename(path)
+        scratch.rmdir()
     return path
 
 

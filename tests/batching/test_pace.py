@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+from tessera.batching import Batcher
 from tessera.batching.pace import Pace
 from tests.batching.conftest import MakeBatcher
 from tests.batching.engines import AsyncEngine, until
@@ -44,15 +46,23 @@ def test_small_batches_say_little_of_large_ones() -> None:
     assert pace.due(1000, now, 0, now=now + 0.115)
 
 
-async def test_a_batch_grows_until_the_running_one_is_about_to_end(make_batcher: MakeBatcher) -> None:
-    engine, clock = AsyncEngine(), Clock()
-    batcher = make_batcher(engine.launch, depth=2, clock=clock)
+async def paced(
+    make_batcher: MakeBatcher, engine: AsyncEngine, clock: Clock, **options: Any
+) -> Batcher[int, int]:
+    """A batcher that has seen one batch: a tenth of a second for each unit of size."""
+    batcher = make_batcher(engine.launch, depth=2, clock=clock, **options)
     first = batcher.submit(0, 10)
     await until(lambda: engine.launched)
     clock.now += 1.0
     engine.launched[0].finish.set()
     await first
-    # A tenth of a second each: this one runs for five.
+    return batcher
+
+
+async def test_a_batch_grows_until_the_running_one_is_about_to_end(make_batcher: MakeBatcher) -> None:
+    engine, clock = AsyncEngine(), Clock()
+    batcher = await paced(make_batcher, engine, clock)
+    # Runs for five seconds.
     second = batcher.submit(1, 50)
     await until(lambda: len(engine.launched) == 2)
     later = []
@@ -70,12 +80,7 @@ async def test_a_batch_grows_until_the_running_one_is_about_to_end(make_batcher:
 
 async def test_a_full_batch_follows_at_once(make_batcher: MakeBatcher) -> None:
     engine, clock = AsyncEngine(), Clock()
-    batcher = make_batcher(engine.launch, depth=2, clock=clock, budget=100)
-    first = batcher.submit(0, 10)
-    await until(lambda: engine.launched)
-    clock.now += 1.0
-    engine.launched[0].finish.set()
-    await first
+    batcher = await paced(make_batcher, engine, clock, budget=100)
     futures = [batcher.submit(1, 50)]
     await until(lambda: len(engine.launched) == 2)
     futures += [batcher.submit(payload, 40) for payload in (2, 3, 4)]
@@ -92,12 +97,7 @@ async def test_what_waits_behind_a_running_batch_is_run_when_the_batcher_closes(
     make_batcher: MakeBatcher,
 ) -> None:
     engine, clock = AsyncEngine(), Clock()
-    batcher = make_batcher(engine.launch, depth=2, clock=clock)
-    first = batcher.submit(0, 10)
-    await until(lambda: engine.launched)
-    clock.now += 1.0
-    engine.launched[0].finish.set()
-    await first
+    batcher = await paced(make_batcher, engine, clock)
     engine.automatic = True
     futures = [batcher.submit(1, 50), batcher.submit(2, 10)]
     await batcher.close()

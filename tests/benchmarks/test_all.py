@@ -18,13 +18,13 @@ pytestmark = pytest.mark.measures
 def test_it_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quick = ("engine", "--seconds", "0.01", "--no-check", "--only", "text")
+    quick = "engine --seconds 0.01 --no-check --only text"
     for name, benchmark in {
         "good": Benchmark(quick, 300),
-        "bad": Benchmark((*quick, "--config", str(tmp_path / "nowhere")), 300),
-        "long": Benchmark(("http", "--seconds", "600", "--workloads", "text-32@1", "--no-engine"), 8),
-        "peer": Benchmark(("peer",), 300, vllm=True),
-        "late": Benchmark(("engine",), 3000),
+        "bad": Benchmark(f"{quick} --config {tmp_path}/nowhere", 300),
+        "long": Benchmark("http --seconds 600 --workloads text-32@1 --no-engine", 8),
+        "peer": Benchmark("peer", 300, vllm=True),
+        "late": Benchmark("engine", 3000),
     }.items():
         monkeypatch.setitem(everything.BENCHMARKS, name, benchmark)  # type: ignore[arg-type]
     # Services that other tests of this process share.
@@ -50,8 +50,9 @@ def test_it_goes_on_where_it_stopped(
 @pytest.mark.parametrize("name", BENCHMARKS)
 def test_its_words_are_understood(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     benchmark = BENCHMARKS[name]
-    module = importlib.import_module(f"benchmarks.{benchmark.words[0]}")
-    words = [*benchmark.words[1:], "--out", str(tmp_path)]
+    name, *words = benchmark.words.split()
+    module = importlib.import_module(f"benchmarks.{name}")
+    words += ["--out", str(tmp_path)]
     words += ["--model-path", str(tmp_path)] if benchmark.family is not None else []
     words += ["--size", "full"] if benchmark.sized else []
     words += ["--vllm", str(tmp_path), "--vllm-python", "python3"] if benchmark.vllm else []
