@@ -52,6 +52,8 @@ class Rows:
         self.running_seconds = 0.0
         self.orders: list[tuple[float, str, int]] = []
         self.roundings, self.next = ["fp8"], "fp8"
+        self.values: dict[bytes, float] = {}
+        """By an image's digest; 2 for all others."""
 
     async def encode(self, image: wire.Image, job: Job) -> EncodedImage:
         self.calls.append(image)
@@ -63,7 +65,8 @@ class Rows:
             raise
         if self.error is not None:
             raise type(self.error)(self.error.message, param=image.param)
-        rows = torch.full((self.lengths or image.rows, self._width), 2.0)
+        value = self.values.get(image.digest, 2.0)
+        rows = torch.full((self.lengths or image.rows, self._width), value)
         return EncodedImage(rows, wire.Timings(encode_ms=5.0), rounding=self.next)
 
     async def close(self) -> None: ...
@@ -247,6 +250,24 @@ async def test_a_cached_image_is_not_encoded_again(make: MakeEmbedder, model: Mo
     assert first.rows == second.rows
     assert embedder.vectors(first)[0, 2] == 2.0 * TILE_ROWS
     assert first.timings.encode_ms == 5.0 and second.timings.encode_ms == 0.0
+
+
+async def test_cached_images_go_to_the_items_that_have_them(make: MakeEmbedder, model: Model) -> None:
+    embedder = make(cache=2 * TILE_ROWS * vision_of(model).row_width * 4)
+    one, two, three = map(picture, (1, 2, 3))
+    embedder.rows.values = {one.digest: 3.0, two.digest: 5.0, three.digest: 7.0}
+    items = with_images(model, one, two), text(9), with_images(model, picture(2))
+    for cached in (1, 3):
+        reply = await embedder(*items)
+        assert embedder.vectors(reply)[:, 2].tolist() == [8.0 * TILE_ROWS, 0.0, 5.0 * TILE_ROWS]
+        assert sum(reply.cached_tokens) == cached * TILE_ROWS
+    assert reply.cached_tokens == (2 * TILE_ROWS, 0, TILE_ROWS)
+    # Where one of a request's images is not in the cache, the others still are.
+    reply = await embedder(with_images(model, two), with_images(model, three))
+    assert embedder.vectors(reply)[:, 2].tolist() == [5.0 * TILE_ROWS, 7.0 * TILE_ROWS]
+    assert reply.cached_tokens == (TILE_ROWS, 0)
+    stats = embedder.cache.stats()
+    assert (stats.hits, stats.misses, stats.evictions) == (4, 3, 1)
 
 
 async def test_an_image_that_is_asked_for_often_at_once_is_encoded_once(

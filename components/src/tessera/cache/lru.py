@@ -95,6 +95,10 @@ class EmbeddingCache:
         self._rows: BoundedLru[bytes, torch.Tensor] = BoundedLru(capacity, lambda rows: rows.nbytes)
         self._hits = self._misses = self._evictions = self._refused = 0
 
+    def holds(self, *keys: bytes) -> bool:
+        """Whether ``get`` would find rows; counts as no lookup."""
+        return any(key in self._rows for key in keys)
+
     def get(self, *keys: bytes) -> torch.Tensor | None:
         """The rows under the first key that has some; counts as one lookup."""
         for key in keys:

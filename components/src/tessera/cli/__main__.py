@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Final
 
 from tessera import __version__
-from tessera.quick_imports import quick_imports
+from tessera.garbage import quick_imports
 
 
 @dataclass(frozen=True, slots=True)

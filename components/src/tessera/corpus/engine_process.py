@@ -5,7 +5,7 @@ It ends when the run does, however that ends.
 
 from __future__ import annotations
 
-from tessera.quick_imports import quick_imports
+from tessera.garbage import quick_imports
 
 with quick_imports():
     import sys

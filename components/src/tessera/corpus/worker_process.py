@@ -6,7 +6,7 @@ waiting each time it has something to launch.
 
 from __future__ import annotations
 
-from tessera.quick_imports import quick_imports
+from tessera.garbage import quick_imports
 
 with quick_imports():
     import asyncio

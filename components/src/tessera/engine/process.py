@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+from tessera.garbage import keep_all
 
 # A batch gives up the interpreter's lock some two hundred times, and a busy event loop keeps it for as long
 # as this, 5 ms by default, each time.
@@ -15,14 +16,11 @@ _SWITCH_SECONDS = 0.001
 
 
 def tune_interpreter() -> None:
-    """Shorten the switch interval and freeze the garbage collector; call it when an engine is warm.
-
-    What exists by then, torch's modules above all, lives as long as the process. The collector need not walk
-    through it again and again, which stops every thread.
+    """Shorten the switch interval and keep what exists from the garbage collector, torch's modules above all;
+    call it when an engine is warm.
     """
     sys.setswitchinterval(_SWITCH_SECONDS)
-    gc.collect()
-    gc.freeze()
+    keep_all()
 
 
 @contextmanager

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from tessera.quick_imports import quick_imports
+from tessera.garbage import keep_all, quick_imports
 
 with quick_imports():
     import asyncio
-    import gc
     import logging
     import os
     import signal
@@ -65,13 +64,7 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
     if settings.models_file is not None:
         _follow_when_told(service)
     lost = asyncio.create_task(_leave_when_lost(service, stop))
-    # What exists by now stays. The collector walked through all of it every few thousand requests, and each
-    # that was in flight waited 40 ms for that.
-    gc.collect()
-    gc.freeze()
-    # A request's objects are gone with it, without the collector, which took 3 % of the time of short texts
-    # to look at those in flight after every 700 new ones.
-    gc.set_threshold(20_000, 20, 20)
+    keep_all()
     await server.serve()
     await service.close()
     inference.close()

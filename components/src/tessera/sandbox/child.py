@@ -7,7 +7,7 @@ has one thread, because a fork copies no other, and it never reads a file itself
 
 from __future__ import annotations
 
-from tessera.quick_imports import quick_imports
+from tessera.garbage import quick_imports
 
 with quick_imports():
     import contextlib

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Generic, NamedTuple, TypeVar
@@ -180,23 +180,27 @@ class EmbedService:
             return self._metrics.state()
         raise ProtocolError(f"an embed worker does not answer {type(request).__name__}")
 
-    def _at_once(self, request: wire.EmbedRequest) -> _Texts | None:
-        """Queue a request whose texts all have room now.
+    def _at_once(self, request: wire.EmbedRequest) -> _AtOnce | None:
+        """Queue a request whose inputs all have room now.
 
-        None for one with images or queries, or that has to wait.
+        None for one with queries, with an image whose rows are not in the cache, or that has to wait.
         """
         if request.queries or request.rows != "output":
             return None
         tokens = 0
+        images: list[wire.Image | wire.Embeddings] = []
         for item in request.items:
-            if item.images:
-                return None
+            images += item.images
             tokens += item.token_count
         if tokens > self._window:
             return None
         if len(request.items) > 1 and not self.batcher.admits(tokens, request.client):
             return None
-        return _Texts(self, request, tokens)
+        if not images:
+            return _AtOnce(self, request, tokens, ())
+        if self._images is None or (vision := self._images.cached(images)) is None:
+            return None
+        return _AtOnce(self, request, tokens, vision)
 
     async def _in_turn(self, request: wire.EmbedRequest) -> wire.EmbedReply:
         tokens = sum(item.token_count for item in request.items)
@@ -368,8 +372,9 @@ class EmbedService:
             timings=timings,
         )
 
-    def read(self, item: wire.Item) -> PackedInput:
-        """The item without its vision rows; raises ``InvalidInput`` naming it or one of its images."""
+    def read(self, item: wire.Item, vision: tuple[torch.Tensor, ...] = ()) -> PackedInput:
+        """The item with the ``vision`` rows of its images, or without; raises ``InvalidInput`` naming it or
+        one of its images."""
         tokens = self._tokens(item)
         if not item.images:
             return PackedInput(tokens=tokens, positions=self._model.positions(tokens, ()))
@@ -384,7 +389,7 @@ class EmbedService:
                 param=item.param,
             )
         positions = self._model.positions(tokens, plans)
-        return PackedInput(tokens=tokens, positions=positions, vision_index=index)
+        return PackedInput(tokens=tokens, positions=positions, vision_index=index, vision=vision)
 
     def _tokens(self, item: wire.Item) -> npt.NDArray[np.int32]:
         if not item.tokens or len(item.tokens) % 4:
@@ -444,22 +449,26 @@ class _Embedded(NamedTuple):
     timings: wire.Timings
 
     @classmethod
-    def of(cls, outcome: Outcome[Rows]) -> _Embedded:
+    def of(cls, outcome: Outcome[Rows], cached_tokens: int = 0) -> _Embedded:
         rows, norms = outcome.value
-        return cls(rows, norms, 0, wire.Timings(queue_ms=outcome.queue_ms, embed_ms=outcome.run_ms))
+        timings = wire.Timings(queue_ms=outcome.queue_ms, embed_ms=outcome.run_ms)
+        return cls(rows, norms, cached_tokens, timings)
 
 
 _Pending = asyncio.Future[_Embedded] | asyncio.Future[Outcome[Rows]]
 
 
-class _Texts(asyncio.Future[wire.Reply]):
-    """The reply to a request of texts that have room now.
+class _AtOnce(asyncio.Future[wire.Reply]):
+    """The reply to a request of inputs that have room now; ``vision`` has the rows of all their images.
 
     A task for each request, with futures that it waits for under a deadline, took a tenth of a millisecond;
-    here the batcher calls.
+    here the batcher calls. The event loop is busy for 0.15 ms with an image whose rows are in the cache, and
+    was for 0.19 with tasks.
     """
 
-    def __init__(self, service: EmbedService, request: wire.EmbedRequest, tokens: int) -> None:
+    def __init__(
+        self, service: EmbedService, request: wire.EmbedRequest, tokens: int, vision: Sequence[torch.Tensor]
+    ) -> None:
         super().__init__(loop=service.loop)
         self._service = service
         self._tokens = tokens
@@ -468,7 +477,7 @@ class _Texts(asyncio.Future[wire.Reply]):
         self._timer: asyncio.TimerHandle | None = None
         service.in_flight += tokens
         try:
-            self._begin(request)
+            self._begin(request, iter(vision))
         except TesseraError as error:
             self._fail(error)
             return
@@ -484,25 +493,26 @@ class _Texts(asyncio.Future[wire.Reply]):
             self._service.count("cancelled", len(self._settled))
         return cancelled
 
-    def _begin(self, request: wire.EmbedRequest) -> None:
+    def _begin(self, request: wire.EmbedRequest, vision: Iterator[torch.Tensor]) -> None:
         for index, item in enumerate(request.items):
+            rows = tuple([next(vision) for _ in item.images])
             try:
-                packed = self._service.read(item)
+                packed = self._service.read(item, rows)
             except TesseraError as error:
                 self._settled[index] = error
                 continue
             self._entries[index] = self._service.batcher.put(
                 packed,
                 len(packed.tokens),
-                partial(self._settle, index),
+                partial(self._settle, index, sum(map(len, rows))),
                 client=request.client,
                 priority=request.priority,
                 # What had room together is not refused one by one.
                 admitted=bool(self._entries),
             )
 
-    def _settle(self, index: int, outcome: Outcome[Rows] | TesseraError) -> None:
-        self._settled[index] = outcome if isinstance(outcome, TesseraError) else _Embedded.of(outcome)
+    def _settle(self, index: int, cached: int, outcome: Outcome[Rows] | TesseraError) -> None:
+        self._settled[index] = outcome if isinstance(outcome, TesseraError) else _Embedded.of(outcome, cached)
         del self._entries[index]
         if not self._entries:
             self._finish()

@@ -159,6 +159,23 @@ class ImageRows:
         if self._source is not None:
             await self._source.close()
 
+    def cached(self, images: Sequence[wire.Image | wire.Embeddings]) -> list[torch.Tensor] | None:
+        """The rows of all images, where the cache has all of them; None, and nothing counts, where not."""
+        if self._source is None:
+            return None
+        files: list[wire.Image] = []
+        for image in images:
+            if isinstance(image, wire.Embeddings) or not self._cache.holds(*self._keys(image)):
+                return None
+            files.append(image)
+        found: list[torch.Tensor] = []
+        for image in files:
+            with tracing.span("vision rows", {"tessera.input": image.param}) as span:
+                encoded = self._hit(image, span)
+                assert encoded is not None
+                found.append(encoded.rows)
+        return found
+
     async def get(self, job: Job, image: wire.Image | wire.Embeddings) -> tuple[EncodedImage, bool]:
         """One image's rows, and whether they came from the cache.
 
@@ -176,12 +193,8 @@ class ImageRows:
             return EncodedImage(await self._precomputed.fetch(image), wire.Timings()), False
         if self._source is None:
             raise InvalidInput("this deployment serves text only", param=image.param)
-        # What an engine gave that rounds as none of them does now is not what a miss would give.
-        cached = self._cache.get(*(self._key(image, rounding) for rounding in self._source.roundings))
-        found = "miss" if cached is None else "hit"
-        span.set_attributes({"tessera.cache": found, "tessera.units": image.units})
-        if cached is not None:
-            return self._checked(EncodedImage(cached, wire.Timings()), image), True
+        if (cached := self._hit(image, span)) is not None:
+            return cached, True
         if not image.data:
             raise MediaNotCached(
                 f"{image.param}: the image is not cached any more; send it again", param=image.param
@@ -199,8 +212,16 @@ class ImageRows:
             span.add_link(encoded.span.get_span_context())
         return self._checked(encoded, image), False
 
+    def _hit(self, image: wire.Image, span: Span) -> EncodedImage | None:
+        """What the cache has of the image; counts as one lookup."""
+        cached = self._cache.get(*self._keys(image))
+        span.set_attributes(
+            {"tessera.cache": "miss" if cached is None else "hit", "tessera.units": image.units}
+        )
+        return None if cached is None else self._checked(EncodedImage(cached, wire.Timings()), image)
+
     async def _fly(self, job: Job, image: wire.Image) -> EncodedImage:
-        flight = image.digest + _named(image.plan)
+        flight = image.digest + _named(image)
         try:
             return await self._flights.run(flight, lambda: self._encode(job, image))
         except DeadlineExceeded:
@@ -215,6 +236,11 @@ class ImageRows:
         self._fill.put(self._key(image, encoded.rounding), encoded.rows)
         return replace(encoded, span=tracing.here())
 
+    def _keys(self, image: wire.Image) -> list[bytes]:
+        """What an engine gave that rounds as none of them does now is not what a miss would give."""
+        assert self._source is not None
+        return [self._key(image, rounding) for rounding in self._source.roundings]
+
     def _key(self, image: wire.Image, rounding: str) -> bytes:
         """The digest names the image, what follows it everything else that its rows depend on.
 
@@ -223,7 +249,7 @@ class ImageRows:
         if rounding not in self._key_ends:
             named = "\0".join((self._model.fingerprint, self._dtype, rounding))
             self._key_ends[rounding] = blake3(named.encode()).digest(16)
-        return image.digest + self._key_ends[rounding] + _named(image.plan)
+        return image.digest + self._key_ends[rounding] + _named(image)
 
     def _checked(self, encoded: EncodedImage, image: wire.Image) -> EncodedImage:
         expected = (image.rows, self._spec.row_width)
@@ -234,8 +260,9 @@ class ImageRows:
         return encoded
 
 
-def _named(plan: ImagePlan) -> bytes:
-    return f" {plan.units} {plan.rows} {plan.grid}".encode()
+def _named(image: wire.Image) -> bytes:
+    """Its plan."""
+    return f" {image.units} {image.rows} {image.grid}".encode()
 
 
 class RequestImages:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.quick_imports import quick_imports
+from tessera.garbage import quick_imports
 
 with quick_imports():
     import signal
