@@ -119,10 +119,15 @@ class ImageReader:
                 _refused(entry) if entry.images else made for entry, made in zip(inputs, found, strict=True)
             ]
         budget = self._media.budget()
+        wanted = [index for index, entry in enumerate(inputs) if entry.images]
+        if len(wanted) == 1:
+            # Without a task of its own, which would take as long as to decode the base64 and to hash.
+            (index,) = wanted
+            found[index] = await self._read_input(inputs[index], vision, deadline, budget, client)
+            return found
         tasks = {
-            index: asyncio.ensure_future(self._read_input(entry, vision, deadline, budget, client))
-            for index, entry in enumerate(inputs)
-            if entry.images
+            index: asyncio.ensure_future(self._read_input(inputs[index], vision, deadline, budget, client))
+            for index in wanted
         }
 
         def settled(index: int, task: asyncio.Future[Visions | TesseraError]) -> None:
