@@ -1,4 +1,4 @@
-"""``python -m benchmarks.all``: the benchmarks that ``RESULTS.md`` has of one card, one after another.
+"""``python -m benchmarks.all``: the benchmarks that ``RESULTS.md`` has of cards, one after another.
 
 Each runs for at most its own time, in a process of its own, and leaves ``OUT/NAME.log`` and what it writes in
 ``OUT/NAME``. One that fails is named at the end, and the next begins. Run again with the same ``--out`` it
@@ -23,6 +23,7 @@ from typing import Final
 
 from benchmarks.checkpoint import made_checkpoint
 from benchmarks.proc import below
+from tessera.machine import cards
 from tessera.tools.table import table
 
 _ROOT: Final = Path(__file__).parent.parent
@@ -47,6 +48,7 @@ class Benchmark:
 
     ``family`` is that of the random checkpoint; None where the benchmark makes its own. ``sized`` ones ask
     for its size. ``vllm`` ones need its packages. ``environment`` is what is set beside this process's.
+    ``cards`` is how many it has of those that this process sees.
     """
 
     words: str
@@ -55,6 +57,7 @@ class Benchmark:
     sized: bool = True
     vllm: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)
+    cards: int = 1
 
 
 def _split(mps: str) -> Benchmark:
@@ -66,10 +69,18 @@ def _beside_vllm(words: str, seconds: float, family: str = "llama_nemotron_vl") 
     return Benchmark(f"peer {words} {_SERVED} --limit {seconds - 20:.0f}", seconds, family, vllm=True)
 
 
+def _on_both_cards(seconds: float) -> Benchmark:
+    words = "peer --parts engine default split --encoding float --warm 10 --seconds 10"
+    rows = "text-1024@64 text-128@512 text-32x64@32 tile@128 page@48 tile-again@128"
+    served = f"--frontends 6 --threads 6 --clients 8 --limit {seconds - 20:.0f}"
+    return Benchmark(f"{words} {served} --workloads {rows}", seconds, cards=2)
+
+
 # The first tells the most, where there is half an hour for all. Seconds are about one and a half times those
 # that an H200 took.
 BENCHMARKS: Final[Mapping[str, Benchmark]] = {
     "peer": _beside_vllm("--starts default tuned --warm 10 --seconds 10", 1000),
+    "cards": _on_both_cards(700),
     "engine": Benchmark("engine --seconds 0.7", 180),
     "mixed": Benchmark(f"http {_SUSTAINED} --workloads mixed@256 mixed-always-encode@256", 120),
     "closed": Benchmark(f"http {_SUSTAINED} --workloads text-128@8,16,24,32,48 tile@8,16,24,32,48", 240),
@@ -113,6 +124,9 @@ def _ran(name: str, benchmark: Benchmark, options: argparse.Namespace, end: floa
         return "well before", done.read_text()
     if benchmark.vllm and options.vllm is None:
         return "not begun: it needs --vllm", ""
+    seen = cards(os.environ)
+    if benchmark.cards > max(1, len(seen)):
+        return f"not begun: it needs {benchmark.cards} cards", ""
     left = end - time.monotonic()
     if left < benchmark.seconds:
         return f"not begun: {benchmark.seconds:.0f} s are wanted, {max(left, 0):.0f} are left", ""
@@ -127,7 +141,10 @@ def _ran(name: str, benchmark: Benchmark, options: argparse.Namespace, end: floa
         command += ["--vllm", str(options.vllm), "--vllm-python", options.vllm_python]
     started = time.monotonic()
     with (options.out / f"{name}.log").open("wb") as log:
-        status = _run(command, os.environ | benchmark.environment, benchmark.seconds, log.fileno())
+        environment = os.environ | benchmark.environment
+        if seen:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(card.entry for card in seen[: benchmark.cards])
+        status = _run(command, environment, benchmark.seconds, log.fileno())
     seconds = f"{time.monotonic() - started:.0f}"
     if status == 0:
         done.write_text(seconds)

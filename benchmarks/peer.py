@@ -3,6 +3,7 @@
 ``--vllm SITE`` runs, one after the other and from the same client processes, the engines in process, Tessera
 as it is tuned here and as it starts with nothing set, and vLLM from the packages in SITE. Rates, latencies,
 processors, clock and power of each go to ``peer.csv`` as they come, and vectors of both are compared.
+``--parts`` alone runs what needs no vLLM.
 
 Otherwise ``transformers`` runs in this process, in padded batches, or a URL is a server that runs already.
 """
@@ -40,7 +41,7 @@ Item = tuple[str, bytes | None]
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
-    if options.vllm is not None:
+    if options.parts:
         return vllm_peer.compare(options)
     workloads = [(WORKLOADS[name], loop) for name, loop in options.workloads]
     with tempfile.TemporaryDirectory() as folder:
@@ -169,19 +170,25 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--api-servers", type=int, default=6, help="API processes of vLLM")
     parser.add_argument(
-        "--parts", nargs="+", choices=vllm_peer.PARTS, help="of --vllm; several runs may share their --out"
+        "--parts",
+        nargs="+",
+        choices=vllm_peer.PARTS,
+        help="one after the other; several runs may share their --out",
     )
     parser.add_argument(
         "--starts", nargs="+", choices=("tuned", "default"), default=["tuned"], help="of Tessera, with --vllm"
     )
-    parser.add_argument("--limit", type=float, default=1500.0, help="seconds for all parts of --vllm")
+    parser.add_argument("--limit", type=float, default=1500.0, help="seconds for all parts")
     parser.add_argument("--workloads", nargs="*", type=_workload, metavar="NAME[@N]")
     parser.add_argument("--batch", type=int, default=32, help="inputs in a batch of transformers")
     http.add_shared(parser)
     options = parser.parse_args(argv, argparse.Namespace(rate=None, mode="agg"))
-    usual = vllm_peer.USUAL if options.vllm else [(name, 64) for name in _USUAL]
+    if options.vllm is not None:
+        options.parts = options.parts or ["engine", *options.starts, "vllm"]
+    elif options.parts and "vllm" in options.parts:
+        parser.error("--parts vllm needs --vllm")
+    usual = vllm_peer.USUAL if options.parts else [(name, 64) for name in _USUAL]
     options.workloads = options.workloads or usual
-    options.parts = options.parts or ["engine", *options.starts, "vllm"]
     return options
 
 

@@ -24,20 +24,22 @@ def test_it_goes_on_where_it_stopped(
         "bad": Benchmark(f"{quick} --config {tmp_path}/nowhere", 300),
         "long": Benchmark("http --seconds 600 --workloads text-32@1 --no-engine", 8),
         "peer": Benchmark("peer", 300, vllm=True),
+        "cards": Benchmark("engine", 300, cards=1000),
         "late": Benchmark("engine", 3000),
     }.items():
         monkeypatch.setitem(everything.BENCHMARKS, name, benchmark)  # type: ignore[arg-type]
     # Services that other tests of this process share.
     others = set(below(os.getpid()))
     options = ["--size", "tiny", "--limit", "1000", "--out", str(tmp_path / "out"), "--only"]
-    assert everything.main([*options, "good", "bad", "long", "peer", "late"]) == 1
+    assert everything.main([*options, "good", "bad", "long", "peer", "cards", "late"]) == 1
     said = capsys.readouterr().out.splitlines()
-    assert said[1:6] == [
+    assert said[1:7] == [
         "good: well",
         "bad: with 1, see bad.log",
         "long: out of time",
         "peer: not begun: it needs --vllm",
-        "late: not begun: 3000 s are wanted, " + said[5].rpartition(", ")[2],
+        "cards: not begun: it needs 1000 cards",
+        "late: not begun: 3000 s are wanted, " + said[6].rpartition(", ")[2],
     ]
     assert "nowhere" in (tmp_path / "out/bad.log").read_text()
     assert (tmp_path / "out/good/engine.csv").read_text().count("text") > 2
