@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
+from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera.tools.random_checkpoint.llama_nemotron_vl import TINY
 from tests.e2e.faults.traffic import Known, known_inputs
 from tests.e2e.service import Service, free_ports, launch
 from tests.references.llama_nemotron_vl import Reference
@@ -36,6 +38,19 @@ class Deployment:
     grpc: str
 
 
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The others' with a quarter of the pixels and rows of an image: half of a soak was the encoder."""
+    path = tmp_path_factory.mktemp("models") / "faults"
+    write_checkpoint(path, replace(TINY, image_size=256), seed=0)
+    return path
+
+
+@pytest.fixture(scope="session")
+def reference(checkpoint: Path) -> Reference:
+    return Reference(checkpoint)
+
+
 @pytest.fixture(scope="package")
 def known(reference: Reference) -> list[Known]:
     return known_inputs(reference)
@@ -61,7 +76,7 @@ def deployed(checkpoint: Path, folder: Path, engine: str) -> Iterator[Deployment
         "EMBED_ENGINE_ARGS": str(config),
     }
     # A cache of a few images, so that the encode workers stay busy.
-    small = ("--multimodal-embedding-cache-capacity-gb", "0.0003")
+    small = ("--multimodal-embedding-cache-capacity-gb", "0.00008")
     log = folder / "log"
     with launch(
         "e_p.sh", checkpoint, log, workers=4, frontends=2, arguments=small, environment=environment

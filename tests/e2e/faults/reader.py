@@ -37,7 +37,7 @@ async def read(kind: str, data: bytes, wanted: int) -> None:
     inbox = Inbox(InboxConfig(reader="reader", settings=TransportSettings(kind=kind)))
     producer = f"{wanted:x}"
     inbox.connect(producer, info.slabs)
-    image = wire.Image(digest=blake3(data).digest(), data=data, units=1, rows=256, param="input[0]")
+    image = wire.Image(digest=blake3(data).digest(), data=data, units=1, rows=64, param="input[0]")
     request = wire.EncodeRequest(
         request_id="r", image=image, timeout_ms=20_000, reader=inbox.reader_info(producer), call="reader-1"
     )
