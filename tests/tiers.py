@@ -50,6 +50,8 @@ FIRST = (
     "faults",
     "soak-nixl",
     "aoti",
+    # Waits for the index, while the others compute.
+    "wheel",
     # One after another, because each of its services watches discovery in many places: a machine allows 128
     # inotify instances, of which a frontend takes four for each model.
     "several",
