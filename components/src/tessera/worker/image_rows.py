@@ -160,7 +160,10 @@ class ImageRows:
             await self._source.close()
 
     def cached(self, images: Sequence[wire.Image | wire.Embeddings]) -> list[torch.Tensor] | None:
-        """The rows of all images, where the cache has all of them; None, and nothing counts, where not."""
+        """The rows of a request's images where the cache has all; None, and nothing counts, where not.
+
+        An image that is among them several times is looked up once.
+        """
         if self._source is None:
             return None
         files: list[wire.Image] = []
@@ -168,13 +171,19 @@ class ImageRows:
             if isinstance(image, wire.Embeddings) or not self._cache.holds(*self._keys(image)):
                 return None
             files.append(image)
-        found: list[torch.Tensor] = []
+        found: dict[bytes, torch.Tensor] = {}
+        rows: list[torch.Tensor] = []
         for image in files:
             with tracing.span("vision rows", {"tessera.input": image.param}) as span:
-                encoded = self._hit(image, span)
-                assert encoded is not None
-                found.append(encoded.rows)
-        return found
+                same = image.digest + _named(image)
+                if same in found:
+                    span.set_attribute("tessera.cache", "hit")
+                else:
+                    encoded = self._hit(image, span)
+                    assert encoded is not None
+                    found[same] = encoded.rows
+                rows.append(found[same])
+        return rows
 
     async def get(self, job: Job, image: wire.Image | wire.Embeddings) -> tuple[EncodedImage, bool]:
         """One image's rows, and whether they came from the cache.
