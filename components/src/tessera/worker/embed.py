@@ -194,7 +194,8 @@ class EmbedService:
             tokens += item.token_count
         if tokens > self._window:
             return None
-        if len(request.items) > 1 and not self.batcher.admits(tokens, request.client):
+        # What is refused looks up no image.
+        if (images or len(request.items) > 1) and not self.batcher.admits(tokens, request.client):
             return None
         if not images:
             return _AtOnce(self, request, tokens, ())
