@@ -246,8 +246,10 @@ class ImageRows:
         return replace(encoded, span=tracing.here())
 
     def _keys(self, image: wire.Image) -> list[bytes]:
-        """Those that its rows may have: what an engine gave that rounds as none of them does now is not what a
-        miss would give."""
+        """Those that its rows may have now.
+
+        What an engine gave that rounds as none of them does now is not what a miss would give.
+        """
         assert self._source is not None
         return [self._key(image, rounding) for rounding in self._source.roundings]
 
