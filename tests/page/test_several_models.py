@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Route, expect
 
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY, TINY
@@ -37,6 +37,7 @@ def test_a_model_is_chosen_and_pictures_are_embedded_anew(models: Several, opene
     expect(page.locator("#pictures-state")).to_contain_text("ready to search")
     page.get_by_role("searchbox").fill("a heart")
     page.get_by_role("button", name="Search", exact=True).click()
+    expect(page.locator("#pictures-state")).to_contain_text("ranked")
     expect(page.locator("#curl")).to_contain_text('"model":"pictures"')
     scores = page.locator(".score")
     before = scores.all_text_contents()
@@ -50,3 +51,20 @@ def test_a_model_is_chosen_and_pictures_are_embedded_anew(models: Several, opene
     chosen.select_option("reranker")
     expect(page.get_by_text("A reranker.")).to_be_visible()
     expect(page.locator("#search")).to_be_hidden()
+
+
+def test_a_query_under_way_is_not_asked_of_another_model_s_vectors(models: Several, opened: Open) -> None:
+    page = opened(models.url)
+    page.get_by_role("button", name="Take the examples").click()
+    expect(page.locator("#pictures-state")).to_contain_text("ready to search")
+    held: list[Route] = []
+    page.route("**/v1/embeddings", lambda route: held.append(route), times=1)
+    page.get_by_role("searchbox").fill("a heart")
+    page.get_by_role("button", name="Search", exact=True).click()
+    while not held:
+        page.wait_for_timeout(10)
+    page.get_by_label("Model", exact=True).select_option("other")
+    expect(page.locator("#model")).to_have_text(": other")
+    held[0].continue_()
+    expect(page.locator("#pictures-state")).to_contain_text("ready to search")
+    expect(page.locator("#search-error")).to_be_empty()

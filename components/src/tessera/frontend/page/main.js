@@ -1,7 +1,8 @@
 // The query, and where pictures come from: files, drops, the clipboard, the examples.
 
 let asked;
-let searching = 0;
+/** Ends the search under way; null before the first. */
+let searching = null;
 // Somebody was faster than the first answer of the service, or had to look for the key first.
 let delayed = false;
 
@@ -17,7 +18,7 @@ function setQueryPicture(picture) {
   }
 }
 
-/** Embed the query and rank by it; an older answer that comes late changes nothing. */
+/** Embed the query and rank by it; a search ends the one before it. */
 async function search() {
   const text = page.text.value.trim();
   page["search-error"].textContent = "";
@@ -31,19 +32,19 @@ async function search() {
     delayed = true;
     return;
   }
-  const number = (searching += 1);
+  searching?.abort();
+  const { signal } = (searching = new AbortController());
   const picture = asked;
   try {
     const request = (image) => queryRequest(text, image);
-    const answer = await embed(request(picture && (await dataUrl(picture.file))));
-    if (number !== searching) return;
+    const answer = await embed(request(picture && (await dataUrl(picture.file))), signal);
     if (answer.vectors[0] instanceof Error) throw answer.vectors[0];
     query = answer.vectors[0];
     showRequest(request(picture && { file: picture.name, type: picture.type }), answer, "The query");
     rank();
     if (!pictures.length) page["search-error"].textContent = "There are no pictures to search in yet.";
   } catch (error) {
-    if (number !== searching) return;
+    if (signal.aborted) return;
     page["search-error"].textContent = error.message;
     if (error.status === 401) askForKey();
   }

@@ -119,9 +119,10 @@ function clearPictures() {
   page.choose.focus();
 }
 
-/** Another model's vectors cannot be compared with those that are here. */
+/** Another model's vectors cannot be compared with those that are here, or under way. */
 function forgetVectors() {
   embedding?.abort();
+  searching?.abort();
   query = undefined;
   for (const picture of pictures) picture.vector = picture.score = undefined;
   service.known = false;
