@@ -23,6 +23,7 @@ from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.text import TorchTextEngine
 from tessera.engine.torch.vision import TorchVisionEngine
+from tessera.imaging import Picture
 from tessera.models.base import Content, Int32Array, Part, Truncate
 from tessera.tools.load.bodies import HttpWorkload, jpeg
 from tessera.tools.load.clients import Load, drive
@@ -139,7 +140,7 @@ def _with_image(model: FreeModel, text: TorchTextEngine, vision: TorchVisionEngi
     image = jpeg(Image.new("RGB", (512, 512)))
 
     def run() -> object:
-        pixels = model.preprocess(image, param="input")
+        pixels = model.preprocess(Picture(image, param="input"))
         vision.launch(pack_images([pixels], [model.unit_positions(pixels.plan)]), [out]).result()
         tokens = _prompt(model, pixels.plan, "a page")
         packed = PackedInput(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from tessera.engine.batch import PackedInput, TextBatch, TextOutput, pack, pack_images
+from tessera.imaging import Picture
 from tessera.models.base import (
     Content,
     Model,
@@ -91,7 +92,7 @@ def content_of(given: Given, pixels: dict[bytes, Pixels]) -> Content:
 def preprocessed(model: Model, inputs: Sequence[Given | Pair]) -> dict[bytes, Pixels]:
     """The pixels of every image that occurs, by its file."""
     files = dict.fromkeys(image for each in inputs for image in each.images)
-    return {file: model.preprocess(file, param="x") for file in files}
+    return {file: model.preprocess(Picture(file, param="x")) for file in files}
 
 
 def batch_of(model: Model, vision: VisionModule | None, inputs: Sequence[Given | Pair]) -> TextBatch:

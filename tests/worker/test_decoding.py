@@ -20,7 +20,6 @@ import pytest
 from benchmarks.proc import children
 from PIL import Image
 
-from tessera import imaging
 from tessera.errors import (
     DecodeFailed,
     EngineFailed,
@@ -31,6 +30,7 @@ from tessera.errors import (
     UnsupportedMedia,
 )
 from tessera.image_plan import ImagePlan
+from tessera.imaging import FORMATS
 from tessera.models import open_model
 from tessera.models.base import Pixels, VisionSpec
 from tessera.sandbox.memory import mapped, shared
@@ -144,7 +144,7 @@ def in_every_format() -> dict[str, bytes]:
         image.save(file, kind, **options)
         found[f"{name} {kind}"] = file.getvalue()
 
-    for kind in imaging.FORMATS:
+    for kind in FORMATS:
         add("plain", kind)
         add("grey", kind, picture.convert("L"))
         if kind not in ("JPEG", "WEBP"):

@@ -21,7 +21,7 @@ from tessera.corpus.results.thumbnail import SIDE, Thumbnails
 from tessera.corpus.search import Hit, Place
 from tessera.corpus.sources.settings import ReadSettings
 from tests.corpus.pdf_files import line, pdf
-from tests.test_imaging import png_of_size
+from tests.imaging.test_file import png_of_size
 
 pytestmark = pytest.mark.xdist_group("results")
 

@@ -14,6 +14,7 @@ from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import BuildSpec, Stage
 from tessera.engine.tensorrt.calibration import read_samples
 from tessera.errors import ConfigError, UnsupportedMedia
+from tessera.imaging import Picture
 from tessera.models import Model, open_model
 
 
@@ -40,7 +41,7 @@ def test_images_become_tiles_and_lines_become_tokens(
 ) -> None:
     samples, note = read_samples(model, spec(calibration=folder))
     expected = np.concatenate(
-        [model.preprocess(photos[name], param="").values for name in ("china", "flower")]
+        [model.preprocess(Picture(photos[name], param="")).values for name in ("china", "flower")]
     )
     np.testing.assert_array_equal(np.stack(samples.tiles), expected)
     assert len(samples.tokens) == 2 and all(len(tokens) > 3 for tokens in samples.tokens)

@@ -22,8 +22,10 @@ import numpy as np
 from PIL import Image
 
 from tessera.errors import InvalidInput
+from tessera.imaging import Picture
 from tessera.models.base import (
     Content,
+    Empty,
     Feature,
     ImagePlan,
     Int32Array,
@@ -153,9 +155,9 @@ class DualEncoder:
     def unit_positions(self, image: ImagePlan) -> Int32Array:
         return np.empty((0, image.units), np.int32)
 
-    def preprocess(self, data: bytes, *, param: str) -> Pixels:
-        misbehave(data)
-        return Pixels(values=pixels_of(data), plan=ImagePlan(units=1, rows=1))
+    def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:
+        misbehave(picture.data)
+        return Pixels(values=pixels_of(picture.data), plan=ImagePlan(units=1, rows=1))
 
     def load_vision(self, *, dtype: str, device: str) -> Any:
         import torch

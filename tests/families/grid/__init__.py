@@ -8,7 +8,6 @@ its second half enters behind the first layer. Positions have three rows, and th
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from tessera.errors import InvalidInput
+from tessera.imaging import Picture
 from tessera.models.base import (
     Content,
+    Empty,
     Feature,
     ImagePlan,
     Int32Array,
@@ -162,9 +162,9 @@ class Grid:
         row, column = np.mgrid[:high, :wide].astype(np.int32)
         return np.stack([merged(row[..., None]).ravel(), merged(column[..., None]).ravel()])
 
-    def preprocess(self, data: bytes, *, param: str) -> Pixels:
-        opened = Image.open(io.BytesIO(data)).convert("RGB")
-        plan = self.plan(*opened.size, param=param)
+    def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:
+        opened = picture.image
+        plan = self.plan(*opened.size, param=picture.param)
         assert plan.grid is not None
         _, high, wide = plan.grid
         image = np.asarray(opened.resize((wide * PATCH, high * PATCH)))

@@ -17,6 +17,7 @@ from tests.models.llama_nemotron_vl.test_preprocess import encoded, gradient
 
 WITHOUT_TORCH = """
 import sys
+from tessera.imaging import Picture
 from tessera.models import Role, Truncate, open_model
 from tessera.models.base import Content
 
@@ -24,7 +25,7 @@ model = open_model(sys.argv[1])
 options = dict(max_tokens=model.max_tokens, truncate=Truncate.END, param="input")
 plan = model.plan(90, 40, param="input")
 prompt = model.prompt(Content(parts=("some text", plan), role=Role.PASSAGE), **options)
-pixels = model.preprocess(sys.stdin.buffer.read(), param="input")
+pixels = model.preprocess(Picture(sys.stdin.buffer.read(), param="input"))
 assert pixels.plan == plan and model.positions(prompt.tokens, [plan]).shape == (1, len(prompt.tokens))
 assert len(model.vision_index(prompt.tokens)) == plan.rows
 model.fingerprint, model.dimensions, model.vision_nbytes("bfloat16"), model.text_nbytes("float32")

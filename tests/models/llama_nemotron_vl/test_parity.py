@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tessera.imaging import Picture
 from tessera.models.base import Prompt, Role
 from tessera.models.llama_nemotron_vl import loading
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
@@ -96,7 +97,7 @@ def case(model: LlamaNemotronVL, reference: Reference, text: Any, images: list[b
     rows = [reference.vision_rows(tiles) for tiles in cut]
     fused = reference.fused(tokens, rows)
     hidden = reference.last_hidden(fused)
-    tiles = [model.preprocess(data, param="x").values for data in images]
+    tiles = [model.preprocess(Picture(data, param="x")).values for data in images]
     return Case(
         prompt=made,
         rows=torch.cat(rows) if rows else None,
@@ -193,7 +194,7 @@ def test_same_type_as_the_reference(
     worst = 1.0
     for words, images in (("a", []), (WORDS * 20, []), ("", [image]), ("of a river", [image, image])):
         expected = torch.from_numpy(reference.vector(words, images, "passage"))
-        tiles = [model.preprocess(data, param="x").values for data in images]
+        tiles = [model.preprocess(Picture(data, param="x")).values for data in images]
         rows = [vision.rows(torch.from_numpy(each)) for each in tiles]
         batch = pack(model, [prompt(model, words, [len(each) for each in tiles])], rows)
         worst = min(worst, compare(text(*batch.arguments), expected[None])[1])
@@ -224,7 +225,7 @@ def test_tiles_do_not_mix(make_checkpoint: MakeCheckpoint) -> None:
     path = make_checkpoint()
     model = LlamaNemotronVL.open(path)
     vision, _ = towers(path, model, "float32")
-    tiles = torch.from_numpy(model.preprocess(encoded(gradient(200, 90)), param="x").values)
+    tiles = torch.from_numpy(model.preprocess(Picture(encoded(gradient(200, 90)), param="x")).values)
     together = vision.rows(tiles)
     for position, tile in enumerate(tiles):
         assert compare(vision.rows(tile[None])[0], together[position])[1] >= 0.999999
@@ -247,7 +248,7 @@ def test_different_photographs_differ(make_checkpoint: MakeCheckpoint, photos: d
     path = make_checkpoint(image_size=512, base_vocab=2000)
     model = LlamaNemotronVL.open(path)
     vision, text = towers(path, model, "float32")
-    tiles = [model.preprocess(data, param="x").values for data in photos.values()]
+    tiles = [model.preprocess(Picture(data, param="x")).values for data in photos.values()]
     rows = [vision.rows(torch.from_numpy(each)) for each in tiles]
     vectors = text(*pack(model, [prompt(model, "", [len(each)]) for each in tiles], rows).arguments)
     assert torch.cosine_similarity(vectors[0], vectors[1], dim=0) < 0.95

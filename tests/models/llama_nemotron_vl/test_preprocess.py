@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tessera.errors import InvalidInput, PayloadTooLarge, UnsupportedMedia
-from tessera.imaging import decode
+from tessera.imaging import Picture, decode
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 from tests.references.llama_nemotron_vl import Reference
@@ -46,7 +46,7 @@ def reference(path: Path) -> Reference:
 
 def assert_as_reference(model: LlamaNemotronVL, reference: Reference, data: bytes) -> None:
     expected = np.stack(reference.tiles(data)).transpose(0, 3, 1, 2)
-    tiles = model.preprocess(data, param="input[0]").values
+    tiles = model.preprocess(Picture(data, param="input[0]")).values
     assert tiles.dtype == np.uint8
     assert tiles.flags.c_contiguous
     np.testing.assert_array_equal(tiles, expected)
@@ -58,7 +58,7 @@ def test_pixels_equal_the_reference(
 ) -> None:
     data = encoded(gradient(*size))
     assert_as_reference(small, reference, data)
-    assert len(small.preprocess(data, param="x").values) == small.plan(*size, param="x").units
+    assert len(small.preprocess(Picture(data, param="x")).values) == small.plan(*size, param="x").units
 
 
 def test_photographs_at_full_size(make_checkpoint: MakeCheckpoint, photos: dict[str, bytes]) -> None:
@@ -170,7 +170,7 @@ def test_wider_samples_are_refused(mode: str) -> None:
 )
 def test_what_is_no_image(small: LlamaNemotronVL, data: bytes) -> None:
     with pytest.raises((UnsupportedMedia, InvalidInput)) as caught:
-        small.preprocess(data, param="input[0].image")
+        small.preprocess(Picture(data, param="input[0].image"))
     assert caught.value.param == "input[0].image"
     assert "input[0].image" in str(caught.value)
 
@@ -213,9 +213,9 @@ def test_a_decompression_bomb_is_refused() -> None:
 
 def test_threads_do_not_disturb_each_other(small: LlamaNemotronVL) -> None:
     images = [encoded(gradient(20 + 7 * n, 90)) for n in range(8)]
-    alone = [small.preprocess(data, param="x").values for data in images]
+    alone = [small.preprocess(Picture(data, param="x")).values for data in images]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(lambda data: small.preprocess(data, param="x").values, images * 4))
+        together = list(pool.map(lambda data: small.preprocess(Picture(data, param="x")).values, images * 4))
     for position, tiles in enumerate(together):
         np.testing.assert_array_equal(tiles, alone[position % 8])
 

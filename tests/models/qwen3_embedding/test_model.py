@@ -17,11 +17,13 @@ import pytest
 from tessera.checkpoint.section import Section
 from tessera.errors import CheckpointError, ConfigError, InvalidInput
 from tessera.image_plan import ImagePlan
+from tessera.imaging import Picture
 from tessera.models import open_model
 from tessera.models.base import Content, Prompt, Role, Truncate
 from tessera.models.qwen3_embedding.model import Options, Qwen3Embedding, read_config
 from tessera.tools.random_checkpoint.qwen3 import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
+from tests.models.qwen3_vl_embedding.pictures import picture
 from tests.references.qwen3 import Qwen3Reference
 
 TASK = "Given a web search query, retrieve relevant passages that answer the query"
@@ -119,7 +121,7 @@ def test_images_are_refused_by_name(model: Qwen3Embedding) -> None:
     with pytest.raises(InvalidInput, match="qwen3_embedding reads text alone"):
         model.plan(64, 64, param="input[0]")
     with pytest.raises(InvalidInput, match="qwen3_embedding reads text alone"):
-        model.preprocess(b"", param="input[0]")
+        model.preprocess(Picture(picture(64, 64), param="input[0]"))
     with pytest.raises(ConfigError, match="no vision stage"):
         model.load_vision(dtype="float32", device="cpu")
 

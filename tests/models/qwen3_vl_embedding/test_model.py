@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from tessera.errors import CheckpointError, ConfigError, InvalidInput, UnsupportedMedia
 from tessera.image_plan import ImagePlan
+from tessera.imaging import Picture
 from tessera.models import open_model
 from tessera.models.base import OutputKind
 from tessera.models.qwen3_vl_embedding.config import read_config
@@ -94,7 +95,7 @@ def test_limits_by_option(path: Path, model: Qwen3VLEmbedding) -> None:
 
 def test_plans_and_pixels_agree(model: Qwen3VLEmbedding) -> None:
     for width, height in ((64, 64), (336, 336), (70, 500), (1000, 31)):
-        pixels = model.preprocess(picture(width, height), param="x")
+        pixels = model.preprocess(Picture(picture(width, height), param="x"))
         assert pixels.plan == model.plan(width, height, param="x")
         assert model.unit_positions(pixels.plan).shape == (4, pixels.plan.units)
 
@@ -103,9 +104,9 @@ def test_images_that_are_refused(model: Qwen3VLEmbedding) -> None:
     with pytest.raises(InvalidInput, match=r"input\[1\] is 2100x10"):
         model.plan(2100, 10, param="input[1]")
     with pytest.raises(InvalidInput, match="200 times the other"):
-        model.preprocess(picture(2100, 10), param="x")
+        model.preprocess(Picture(picture(2100, 10), param="x"))
     with pytest.raises(UnsupportedMedia):
-        model.preprocess(b"no image", param="x")
+        model.preprocess(Picture(b"no image", param="x"))
 
 
 def test_memory_grows_with_the_batch(model: Qwen3VLEmbedding) -> None:
@@ -212,10 +213,11 @@ def test_opening_prompts_and_preprocessing_need_no_torch(path: Path, tmp_path: P
     (tmp_path / "picture.png").write_bytes(picture(90, 70))
     code = (
         "import sys, pathlib\n"
+        "from tessera.imaging import Picture\n"
         "from tessera.models import open_model\n"
         "from tessera.models.base import Content, Truncate\n"
         "model = open_model(sys.argv[1])\n"
-        "pixels = model.preprocess(pathlib.Path(sys.argv[2]).read_bytes(), param='x')\n"
+        "pixels = model.preprocess(Picture(pathlib.Path(sys.argv[2]).read_bytes(), param='x'))\n"
         "content = Content(parts=('a', pixels.plan))\n"
         "made = model.prompt(content, max_tokens=99, truncate=Truncate.NONE, param='x')\n"
         "model.positions(made.tokens, [pixels.plan]), model.unit_positions(pixels.plan)\n"
@@ -230,7 +232,9 @@ def test_images_of_one_batch_do_not_see_each_other(model: Qwen3VLEmbedding) -> N
     from tests.models.running import cosines, vision_rows
 
     vision = model.load_vision(dtype="float32", device="cpu")
-    one, other, third = (model.preprocess(picture(96, 64, seed=seed), param="x") for seed in (1, 2, 3))
+    one, other, third = (
+        model.preprocess(Picture(picture(96, 64, seed=seed), param="x")) for seed in (1, 2, 3)
+    )
     first = vision_rows(model, vision, [one, other])[0].numpy()
     second = vision_rows(model, vision, [one, third])[0].numpy()
     assert cosines(first, second).min() >= 0.999999

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from tessera.image_plan import ImagePlan
+from tessera.imaging import Picture
 from tessera.models.base import Content, Truncate
 from tessera.models.qwen3_vl_embedding.model import Qwen3VLEmbedding
 from tests.models.qwen3_vl_embedding.pictures import picture
@@ -33,7 +34,7 @@ def test_patches_are_the_processors(
     model: Qwen3VLEmbedding, processor: Qwen3VLReference, width: int, height: int, mode: str
 ) -> None:
     data = picture(width, height, mode=mode)
-    pixels = model.preprocess(data, param="x")
+    pixels = model.preprocess(Picture(data, param="x"))
     expected, grid = processor.pixels(data)
     assert pixels.plan == model.plan(width, height, param="x")
     assert pixels.plan.grid == grid

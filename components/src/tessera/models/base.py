@@ -8,7 +8,7 @@ configuration and tokenizer files only and never imports torch, because the fron
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from math import gcd
@@ -25,9 +25,13 @@ if TYPE_CHECKING:
     import torch
 
     from tessera.errors import InvalidInput
+    from tessera.imaging import Picture
 
 Int32Array = npt.NDArray[np.int32]
 UInt8Array = npt.NDArray[np.uint8]
+
+Empty = Callable[[tuple[int, ...], type[np.uint8]], UInt8Array]
+"""What gives memory for an array, as ``numpy.empty`` does."""
 
 
 class Role(StrEnum):
@@ -353,10 +357,10 @@ class Model(Protocol):
         """int32 ``[j, units]``: what the vision module has to know of each unit's place; j may be 0."""
         ...
 
-    def preprocess(self, data: bytes, *, param: str) -> Pixels:
-        """Decode an image file; thread-safe.
+    def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:
+        """The pixels of a picture, in memory that is asked of ``empty`` once; thread-safe.
 
-        Raises ``UnsupportedMedia`` or ``InvalidInput`` naming ``param``.
+        Raises ``UnsupportedMedia`` or ``InvalidInput`` naming the picture's ``param``.
         """
         ...
 

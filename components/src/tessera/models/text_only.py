@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, NoReturn
 import numpy as np
 
 from tessera.errors import ConfigError, InvalidInput
-from tessera.models.base import ImagePlan, Int32Array, Pixels, VisionModule, sequential
+from tessera.imaging import Picture
+from tessera.models.base import Empty, ImagePlan, Int32Array, Pixels, VisionModule, sequential
 
 if TYPE_CHECKING:
     from tessera.models.base import VisionSpec
@@ -29,9 +30,9 @@ class TextOnly:
         """Raises ``InvalidInput``."""
         self._refuse(param)
 
-    def preprocess(self, data: bytes, *, param: str) -> Pixels:
+    def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:
         """Raises ``InvalidInput``."""
-        self._refuse(param)
+        self._refuse(picture.param)
 
     def vision_index(self, tokens: Int32Array) -> Int32Array:
         return np.empty(0, np.int32)

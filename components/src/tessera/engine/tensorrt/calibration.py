@@ -9,6 +9,7 @@ import numpy as np
 from tessera.engine.base import vision_of
 from tessera.engine.compiled.spec import BuildSpec, Stage
 from tessera.errors import ConfigError
+from tessera.imaging import Picture
 from tessera.models.base import Content, Int32Array, Model, Role, Truncate
 from tessera.models.graph import Samples
 
@@ -28,7 +29,7 @@ def read_samples(model: Model, spec: BuildSpec) -> tuple[Samples, str]:
     tiles, tokens = [], []
     for path in sorted(spec.calibration.iterdir()):
         if path.suffix.lower() in _IMAGES:
-            tiles += list(model.preprocess(path.read_bytes(), param=str(path)).values)
+            tiles += list(model.preprocess(Picture(path.read_bytes(), param=str(path))).values)
         elif path.suffix == ".txt":
             tokens += [_tokens(model, line, path) for line in path.read_text().splitlines() if line.strip()]
     if not tiles and spec.stage in (Stage.VISION, Stage.FUSED):

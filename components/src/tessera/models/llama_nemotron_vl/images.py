@@ -1,4 +1,4 @@
-"""Which grid of tiles an image is cut into, and the cutting, with Pillow.
+"""Which grid of tiles an image is cut into, and the cutting.
 
 The rule scores every allowed grid by the area it keeps, counted up to 60 % of the image's own, times
 how well its shape fits. It has to pick the same grid as the reference for every size, and near-ties are
@@ -10,10 +10,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 import numpy as np
-from PIL import Image
 
-from tessera.imaging import decode, planes, resized
-from tessera.models.base import UInt8Array
+from tessera.imaging import Picture
+from tessera.models.base import Empty, UInt8Array
 from tessera.models.llama_nemotron_vl.config import ImageConfig
 
 Grid = tuple[int, int]
@@ -67,25 +66,18 @@ def has_thumbnail(grid: Grid, image: ImageConfig) -> bool:
     return image.dynamic and image.thumbnail and grid != (1, 1)
 
 
-def preprocess(data: bytes, config: ImageConfig, *, param: str) -> UInt8Array:
-    """Decode and cut ``data`` into uint8 ``[tiles, 3, size, size]``, row by row, thumbnail last.
+def cut(picture: Picture, config: ImageConfig, empty: Empty = np.empty) -> UInt8Array:
+    """Cut a picture into uint8 ``[tiles, 3, size, size]``, row by row, thumbnail last; thread-safe.
 
-    Raises as ``decode`` does. Thread-safe.
+    Raises as ``imaging.decode`` does.
     """
-    return cut(decode(data, param=param), config)
-
-
-def cut(image: Image.Image, config: ImageConfig) -> UInt8Array:
-    """Cut an upright RGB image into uint8 ``[tiles, 3, size, size]``."""
     size = config.tile_size
-    columns, rows = grid = choose_grid(*image.size, config)
+    columns, rows = grid = choose_grid(*picture.size, config)
     count = columns * rows
     thumbnail = has_thumbnail(grid, config)
-    tiles = np.empty((count + thumbnail, 3, size, size), dtype=np.uint8)
-    by_tile = tiles[:count].reshape(rows, columns, 3, size, size)
-    for colour, plane in enumerate(planes(resized(image, columns * size, rows * size))):
-        by_tile[:, :, colour] = plane.reshape(rows, size, columns, size).transpose(0, 2, 1, 3)
+    tiles: UInt8Array = empty((count + thumbnail, 3, size, size), np.uint8)
+    by_row = tiles[:count].reshape(rows, columns, 3, size, size).transpose(2, 0, 3, 1, 4)
+    picture.write(by_row, (columns * size, rows * size))
     if thumbnail:
-        for colour, plane in enumerate(planes(resized(image, size, size))):
-            tiles[count, colour] = plane
+        picture.write(tiles[count], (size, size))
     return tiles

@@ -20,8 +20,10 @@ import numpy as np
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.dtypes import FLOATS
+from tessera.imaging import Picture
 from tessera.models.base import (
     Content,
+    Empty,
     ImagePlan,
     Int32Array,
     Pixels,
@@ -30,7 +32,7 @@ from tessera.models.base import (
 )
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_config
-from tessera.models.llama_nemotron_vl.images import count_tiles, preprocess
+from tessera.models.llama_nemotron_vl.images import count_tiles, cut
 from tessera.models.llama_nemotron_vl.layers import vision_activations
 from tessera.models.llama_nemotron_vl.tensors import stored_tensors, used_for_vision
 from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
@@ -110,8 +112,8 @@ class LlamaNemotronVL(TowerModel):
         """Tiles know their places themselves: int32 ``[0, units]``."""
         return np.empty((0, image.units), np.int32)
 
-    def preprocess(self, data: bytes, *, param: str) -> Pixels:
-        tiles = preprocess(data, self.config.image, param=param)
+    def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:
+        tiles = cut(picture, self.config.image, empty)
         return Pixels(values=tiles, plan=self._tiled(len(tiles)))
 
     def load_vision(self, *, dtype: str, device: str) -> VisionModule:

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
+import numpy as np
 
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.dtypes import FLOATS
 from tessera.errors import CheckpointError, ConfigError, InvalidInput
 from tessera.image_plan import ImagePlan
-from tessera.imaging import decode
-from tessera.models.base import Content, Int32Array, Pixels, VisionModule, VisionSpec
+from tessera.imaging import Picture
+from tessera.models.base import Content, Empty, Int32Array, Pixels, VisionModule, VisionSpec
 from tessera.models.prompts import Fixed, Run, Segment
 from tessera.models.qwen3.tokenizer import END_OF_TEXT, IMAGE, TURN_END, TURN_START, VISION_END, VISION_START
 from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
@@ -136,13 +137,11 @@ class Qwen3VLBody(TowerModel):
         """int32 ``[4, units]``: row, column, and the image's height and width, in patches."""
         return places(image, merge=self.config.vision.merge)
 
-    def preprocess(self, data: bytes, *, param: str) -> Pixels:
-        image = decode(data, param=param)
+    def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:
         vision = self.config.vision
-        size = self.limits.resized(*image.size, param=param)
-        return Pixels(
-            values=cut(image, size, patch=vision.patch_size, merge=vision.merge), plan=self._plan(*size)
-        )
+        size = self.limits.resized(*picture.size, param=picture.param)
+        patches = cut(picture, size, patch=vision.patch_size, merge=vision.merge, empty=empty)
+        return Pixels(values=patches, plan=self._plan(*size))
 
     def load_vision(self, *, dtype: str, device: str) -> VisionModule:
         """Read the vision tower's tensors; raises ``CheckpointError``."""

@@ -9,21 +9,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from PIL import Image
 
 from tessera.image_plan import ImagePlan
-from tessera.imaging import planes, resized
-from tessera.models.base import Int32Array, UInt8Array
+from tessera.imaging import Picture
+from tessera.models.base import Empty, Int32Array, UInt8Array
 
 
-def cut(image: Image.Image, size: tuple[int, int], *, patch: int, merge: int) -> UInt8Array:
-    """Resize an upright RGB image to ``size`` (width, height); uint8 ``[units, 3, patch, patch]``."""
+def cut(
+    picture: Picture, size: tuple[int, int], *, patch: int, merge: int, empty: Empty = np.empty
+) -> UInt8Array:
+    """Resize a picture to ``size`` (width, height); uint8 ``[units, 3, patch, patch]``.
+
+    Raises as ``imaging.decode`` does.
+    """
     high, wide = size[1] // (patch * merge), size[0] // (patch * merge)
-    patches = np.empty((high, wide, merge, merge, 3, patch, patch), np.uint8)
-    for colour, plane in enumerate(planes(resized(image, *size))):
-        blocks = plane.reshape(high, merge, patch, wide, merge, patch).transpose(0, 3, 1, 4, 2, 5)
-        patches[:, :, :, :, colour] = blocks
-    return patches.reshape(-1, 3, patch, patch)
+    patches: UInt8Array = empty((high * wide * merge**2, 3, patch, patch), np.uint8)
+    blocks = patches.reshape(high, wide, merge, merge, 3, patch, patch)
+    picture.write(blocks.transpose(4, 0, 2, 5, 1, 3, 6), size)
+    return patches
 
 
 def places(image: ImagePlan, *, merge: int) -> Int32Array:

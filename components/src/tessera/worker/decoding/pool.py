@@ -12,13 +12,12 @@ from typing import Protocol
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 from PIL import Image
 
-from tessera import imaging
 from tessera.errors import DecodeFailed, EngineFailed, PayloadTooLarge, TesseraError, from_code
+from tessera.imaging import Picture
 from tessera.models import open_model
-from tessera.models.base import Model, Pixels, UInt8Array, VisionSpec
+from tessera.models.base import Empty, Model, Pixels, UInt8Array, VisionSpec
 from tessera.sandbox import Pool, ProcessLost, in_memory
 from tessera.worker.decoding.messages import (
     Answer,
@@ -55,25 +54,28 @@ def fits(decoded: Decoded, vision: VisionSpec) -> bool:
     )
 
 
-def write(memory: npt.NDArray[np.uint8], pixels: Pixels) -> Decoded:
-    """Leave the pixels in ``memory``; raises ``ValueError`` for more than there is room for."""
+def empty_in(memory: UInt8Array) -> Empty:
+    """Gives the beginning of ``memory``; raises ``ValueError`` for more than there is room for."""
+
+    def empty(shape: tuple[int, ...], dtype: type[np.uint8]) -> UInt8Array:
+        return memory[: math.prod(shape)].reshape(shape)
+
+    return empty
+
+
+def write(memory: UInt8Array, pixels: Pixels) -> Decoded:
+    """Leave the pixels in ``memory``, unless they were made at its beginning; raises as ``empty_in``."""
     values = pixels.values
-    memory[: values.nbytes].view(values.dtype).reshape(values.shape)[...] = values
+    if values.ctypes.data != memory.ctypes.data:
+        memory[: values.nbytes].view(values.dtype).reshape(values.shape)[...] = values
     return Decoded(shape=values.shape, dtype=values.dtype.name, plan=pixels.plan)  # type: ignore[arg-type]
 
 
-def read(memory: npt.NDArray[np.uint8], decoded: Decoded) -> Pixels:
+def read(memory: UInt8Array, decoded: Decoded) -> Pixels:
     """A copy of the pixels, which have been found to fit."""
     dtype = np.dtype(decoded.dtype)
     values = memory[: math.prod(decoded.shape) * dtype.itemsize].view(dtype).reshape(decoded.shape)
     return Pixels(values=values.copy(), plan=decoded.plan)
-
-
-def decode(model: Model, data: bytes, *, param: str, max_pixels: int) -> Pixels:
-    """An image file's pixels, as ``Decoder.decode``."""
-    # The frontend has read the header too, but a worker does not rely on its callers for its memory.
-    with imaging.checked(data, param=param, max_pixels=max_pixels):
-        return model.preprocess(data, param=param)
 
 
 class ThreadDecoder:
@@ -84,7 +86,8 @@ class ThreadDecoder:
         self._max_pixels = max_pixels
 
     def decode(self, data: bytes, *, param: str) -> Pixels:
-        return decode(self._model, data, param=param, max_pixels=self._max_pixels)
+        # The frontend has read the header too, but a worker does not rely on its callers for its memory.
+        return self._model.preprocess(Picture(data, param=param, max_pixels=self._max_pixels))
 
     def close(self) -> None: ...
 
@@ -162,7 +165,7 @@ class Handler:
         file = io.BytesIO()
         Image.new("RGB", (64, 64)).save(file, "PNG")
         with contextlib.suppress(TesseraError):
-            self._model.preprocess(file.getvalue(), param="warm-up")
+            self._model.preprocess(Picture(file.getvalue(), param="warm-up"))
 
     def answer(self, memory: UInt8Array, task: bytes, descriptor: int) -> bytes:
         return encode(self._decoded(memory, decode_task(task), descriptor))
@@ -170,9 +173,8 @@ class Handler:
     def _decoded(self, memory: UInt8Array, task: Task, descriptor: int) -> Answer:
         try:
             data = os.pread(descriptor, task.size, 0)
-            return write(
-                memory, decode(self._model, data, param=task.param, max_pixels=self._limits.max_pixels)
-            )
+            picture = Picture(data, param=task.param, max_pixels=self._limits.max_pixels)
+            return write(memory, self._model.preprocess(picture, empty_in(memory)))
         except MemoryError:
             error: TesseraError = PayloadTooLarge(
                 f"{task.param}: decoding the image takes more than {self._limits.memory_bytes >> 20} MiB",

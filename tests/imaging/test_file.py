@@ -271,30 +271,3 @@ def test_headers_cost_little_whatever_they_claim(monkeypatch: pytest.MonkeyPatch
         # Of millions of blocks, and of tables of megabytes.
         assert 0 < len(sizes) <= 20_001, name
         assert sum(sizes) <= 4 * len(data) + 1024, name
-
-
-@pytest.mark.parametrize("kind", FORMATS)
-def test_an_image_that_was_checked_is_decoded_as_if_it_had_not_been(kind: str) -> None:
-    data = encoded(kind, orientation=6 if kind == "JPEG" else 1)
-    expected = np.asarray(decode(data, param="input"))
-    with imaging.checked(data, param="input", max_pixels=WIDTH * HEIGHT):
-        for _ in range(2):
-            np.testing.assert_array_equal(np.asarray(decode(data, param="input")), expected)
-        # Another file's bytes are not taken for it.
-        assert decode(encoded(kind)[:-1] + encoded(kind)[-1:], param="input").size == (WIDTH, HEIGHT)
-    with (
-        pytest.raises(PayloadTooLarge, match="input"),
-        imaging.checked(data, param="input", max_pixels=WIDTH * HEIGHT - 1),
-    ):
-        pass
-
-
-@pytest.mark.parametrize(("width", "height"), [(7, 5), (64, 48)])
-def test_planes_are_the_colours_of_an_image(width: int, height: int) -> None:
-    pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    image = Image.fromarray(pixels)
-    np.testing.assert_array_equal(np.stack([*imaging.planes(image)], axis=-1), pixels)
-    assert imaging.resized(image, width, height) is image
-    half = np.asarray(image.resize((width // 2, height // 2), Image.Resampling.BICUBIC))
-    found = imaging.resized(image, width // 2, height // 2)
-    np.testing.assert_array_equal(np.stack([*imaging.planes(found)], axis=-1), half)
