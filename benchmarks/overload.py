@@ -3,7 +3,8 @@
 Measures what the service can do in a closed loop, sends ``--factor`` times as much for ``--seconds``, and
 looks at what is left of its capacity, how fast the rest is refused, whether its processes grow, and how soon
 it answers everything again. The capacity is measured once more in the end, since a machine that others use
-too is not as fast from one minute to the next: what is left is a share of both together.
+too is not as fast from one minute to the next: what is left is a share of both together. Both are counted by
+the answers that come from one second after the first request on and before the last one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from tessera.tools.table import table
 _LEAST_COST = 1e-4
 # Seconds that client processes are given to start, and to learn of their next part.
 _CLIENTS_START, _AHEAD = 2.0, 0.3
+# Of every part, before answers are counted: the first ones take as long as the queue.
+_RAMP = 1.0
 _PAGE_MB = os.sysconf("SC_PAGE_SIZE") / (1 << 20)
 
 
@@ -180,10 +183,11 @@ def measure(options: argparse.Namespace, urls: tuple[str, ...]) -> Report:
             """The service's capacity in requests a second."""
             meter = Meter()
             meter.begin()
+            begun = time.time() + _AHEAD
             answers = run(options.calm, concurrency=options.concurrency)
             meter.end()
             calms.append((meter, answers))
-            return len(answers.good) / options.calm
+            return len(_within(answers, begun, options.calm)) / (options.calm - _RAMP)
 
         storm_meter = Meter()
         before = calm()
@@ -197,12 +201,12 @@ def measure(options: argparse.Namespace, urls: tuple[str, ...]) -> Report:
         ended = time.time()
         after = run(options.calm, rate=0.5 * before)
         capacity = (before + calm()) / 2
-    good = [seconds for at, seconds in storm.good if at <= begun + options.seconds]
+    good = _within(storm, begun, options.seconds)
     halves = memory.samples or [0.0]
     return Report(
         capacity=capacity,
         offered=(len(storm.good) + len(storm.refused) + sum(storm.failed.values())) / options.seconds,
-        goodput=len(good) / options.seconds,
+        goodput=len(good) / (options.seconds - _RAMP),
         refused=len(storm.refused),
         failed=storm.failed,
         unsent=storm.late,
@@ -222,6 +226,11 @@ def measure(options: argparse.Namespace, urls: tuple[str, ...]) -> Report:
             for seconds in (storm_meter.of(*cpu.WORKERS), storm_meter.of("frontend"), storm_meter.clients)
         ),
     )
+
+
+def _within(answers: Answers, begun: float, seconds: float) -> list[float]:
+    """What the good answers took that came while requests were sent and the queue was full."""
+    return [took for at, took in answers.good if begun + _RAMP <= at <= begun + seconds]
 
 
 def _cost(runs: Sequence[tuple[Meter, Answers]]) -> dict[str, float]:

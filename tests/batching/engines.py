@@ -50,6 +50,7 @@ class AsyncBatch:
     def __init__(self, payloads: Sequence[int], poison: set[int]) -> None:
         self.payloads = list(payloads)
         self.finish = threading.Event()
+        self.calls: list[Callable[[], None]] = []
         self._poison = poison
 
     def done(self) -> bool:
@@ -61,21 +62,28 @@ class AsyncBatch:
             raise RuntimeError("a late failure")
         return [-payload for payload in self.payloads]
 
+    def end(self) -> None:
+        """Be done, and tell."""
+        self.finish.set()
+        for call in self.calls:
+            call()
+
 
 @dataclass
 class AsyncEngine:
-    """Returns from ``launch`` at once, as a GPU engine does."""
+    """Returns from ``launch`` at once: as a GPU engine does, or telling when it is done."""
 
     launched: list[AsyncBatch] = field(default_factory=list)
     poison: set[int] = field(default_factory=set)
     automatic: bool = False
+    telling: bool = False
 
-    def launch(self, payloads: Sequence[int]) -> AsyncBatch:
+    def launch(self, payloads: Sequence[int]) -> Launched[list[int]]:
         batch = AsyncBatch(payloads, self.poison)
         if self.automatic:
             batch.finish.set()
         self.launched.append(batch)
-        return batch
+        return Launched(batch.result, done=batch.done, tell=batch.calls.append if self.telling else None)
 
 
 async def until(condition: Callable[[], object]) -> None:

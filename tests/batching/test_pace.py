@@ -102,3 +102,40 @@ async def test_what_waits_behind_a_running_batch_is_run_when_the_batcher_closes(
     futures = [batcher.submit(1, 50), batcher.submit(2, 10)]
     await batcher.close()
     assert [outcome.value for outcome in await asyncio.gather(*futures)] == [-1, -2]
+
+
+async def test_behind_a_batch_that_tells_when_it_is_done_only_a_full_one_follows(
+    make_batcher: MakeBatcher,
+) -> None:
+    engine = AsyncEngine(telling=True)
+    batcher = make_batcher(engine.launch, depth=2, budget=100)
+    futures = [batcher.submit(1, 50)]
+    await until(lambda: engine.launched)
+    futures += [batcher.submit(payload, 40) for payload in (2, 3)]
+    await asyncio.sleep(0.02)
+    assert len(engine.launched) == 1
+    # The third does not fit any more, so the batch before it is full.
+    futures.append(batcher.submit(4, 40))
+    await until(lambda: len(engine.launched) == 2)
+    assert engine.launched[1].payloads == [2, 3]
+    engine.launched[0].end()
+    assert (await futures[0]).value == -1
+    await asyncio.sleep(0.02)
+    assert len(engine.launched) == 2
+    engine.launched[1].end()
+    await until(lambda: len(engine.launched) == 3)
+    engine.launched[2].end()
+    assert [outcome.value for outcome in await asyncio.gather(*futures)] == [-1, -2, -3, -4]
+
+
+async def test_a_batch_that_tells_is_waited_for_when_the_batcher_closes(make_batcher: MakeBatcher) -> None:
+    engine = AsyncEngine(telling=True)
+    batcher = make_batcher(engine.launch, depth=2)
+    future = batcher.submit(1, 1)
+    await until(lambda: engine.launched)
+    closing = asyncio.ensure_future(batcher.close())
+    await asyncio.sleep(0.02)
+    assert not closing.done()
+    engine.launched[0].end()
+    await closing
+    assert (await future).value == -1

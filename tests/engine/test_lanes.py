@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from tessera.engine.lanes import Lanes
+from tessera.launched import Launched
 from tests.torch_threads import torch_threads
 
 
@@ -20,6 +22,10 @@ def lanes() -> Iterator[Lanes]:
         made.close()
 
 
+def run(lanes: Lanes, work: Callable[[Any], Any], pieces: list[int], sizes: list[int]) -> list[Any]:
+    return Launched.of_futures(lanes.start(work, pieces, sizes), list).result()
+
+
 def test_pieces_run_at_the_same_time_on_one_thread_each(lanes: Lanes) -> None:
     # Nobody gets past it unless all three are there.
     together = threading.Barrier(3)
@@ -28,7 +34,7 @@ def test_pieces_run_at_the_same_time_on_one_thread_each(lanes: Lanes) -> None:
         together.wait(30)
         return piece * 10, torch.get_num_threads()
 
-    assert lanes.map(work, [1, 2, 3], [1, 1, 1]) == [(10, 1), (20, 1), (30, 1)]
+    assert run(lanes, work, [1, 2, 3], [1, 1, 1]) == [(10, 1), (20, 1), (30, 1)]
 
 
 def test_a_few_lanes_share_many_threads() -> None:
@@ -40,7 +46,7 @@ def test_a_few_lanes_share_many_threads() -> None:
 
     with torch_threads(10):
         made = Lanes()
-        assert made.count == 4 and sorted(made.map(work, [0] * 4, [1] * 4)) == [2, 2, 3, 3]
+        assert made.count == 4 and sorted(run(made, work, [0] * 4, [1] * 4)) == [2, 2, 3, 3]
         made.close()
         assert torch.get_num_threads() == 10
 
@@ -64,7 +70,7 @@ def test_results_are_in_order_and_the_largest_begins_first(lanes: Lanes) -> None
             first_three.wait(30)
         return -piece
 
-    assert lanes.map(work, [4, 1, 9, 2], [4, 1, 9, 2]) == [-4, -1, -9, -2]
+    assert run(lanes, work, [4, 1, 9, 2], [4, 1, 9, 2]) == [-4, -1, -9, -2]
     assert set(begun[:3]) == {9, 4, 2} and begun[3] == 1
 
 
@@ -80,8 +86,33 @@ def test_an_error_is_raised_once_nothing_runs_any_more(lanes: Lanes) -> None:
         ended.append(piece)
 
     with pytest.raises(ValueError, match="the first piece"):
-        lanes.map(work, [0, 1, 2, 3, 4], [1, 1, 1, 1, 1])
+        run(lanes, work, [0, 1, 2, 3, 4], [1, 1, 1, 1, 1])
     assert sorted(ended) == [1, 2, 3, 4]
+
+
+def test_a_batch_begins_while_the_last_piece_of_the_one_before_runs(lanes: Lanes) -> None:
+    held, begun = threading.Event(), threading.Barrier(3)
+
+    def last(piece: int) -> int:
+        held.wait(30)
+        return piece
+
+    def work(piece: int) -> int:
+        # Beside the first batch's piece, on the other two lanes and the main thread.
+        begun.wait(30)
+        return piece
+
+    first = Launched.of_futures(lanes.start(last, [7], [1]), list)
+    told = threading.Event()
+    first.when_done(told.set)
+    assert lanes.busy and first.tells and not first.done()
+    second = lanes.start(work, [1, 2], [1, 1])
+    begun.wait(30)
+    assert [future.result(30) for future in second] == [1, 2]
+    assert not first.done() and not told.is_set()
+    held.set()
+    assert told.wait(30) and first.result() == [7]
+    assert first.done() and not lanes.busy
 
 
 @pytest.mark.parametrize(

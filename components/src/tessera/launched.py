@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from typing import Generic, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -21,17 +22,24 @@ class Event(Protocol):
 class Launched(Generic[T_co]):
     """What ``launch`` returns: the batch may still be running.
 
-    ``keep`` holds what the work reads and writes until the result is taken.
+    ``keep`` holds what the work reads and writes until the result is taken. ``tell`` calls what it is given,
+    on any thread, whenever the batch may have become done; None where nobody tells.
     """
 
-    __slots__ = ("_done", "_keep", "_result")
+    __slots__ = ("_done", "_keep", "_result", "_tell")
 
     def __init__(
-        self, result: Callable[[], T_co], *, done: Callable[[], bool] = lambda: True, keep: object = None
+        self,
+        result: Callable[[], T_co],
+        *,
+        done: Callable[[], bool] = lambda: True,
+        keep: object = None,
+        tell: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         self._result = result
         self._done = done
         self._keep = keep
+        self._tell = tell
 
     @classmethod
     def of(cls, value: T_co) -> Launched[T_co]:  # type: ignore[misc]
@@ -49,16 +57,46 @@ class Launched(Generic[T_co]):
         return cls(result, done=event.query, keep=keep)
 
     @classmethod
+    def of_futures(cls, futures: Sequence[Future[R]], finish: Callable[[list[R]], T_co]) -> Launched[T_co]:
+        """A batch in pieces, done when all are; raises the first error of one once all have ended."""
+
+        def result() -> T_co:
+            wait(futures)
+            return finish([future.result() for future in futures])
+
+        def tell(call: Callable[[], None]) -> None:
+            for future in futures:
+                future.add_done_callback(lambda _: call())
+
+        return cls(result, done=lambda: all(future.done() for future in futures), tell=tell)
+
+    @classmethod
     def every(cls, batches: Sequence[Launched[R]]) -> Launched[list[R]]:
         """Several batches as one: done when all are, with the result of each."""
+
+        def tell(call: Callable[[], None]) -> None:
+            for batch in batches:
+                batch.when_done(call)
+
         return Launched(
             lambda: [batch.result() for batch in batches],
             done=lambda: all(batch.done() for batch in batches),
+            tell=tell if all(batch.tells or batch.done() for batch in batches) else None,
         )
 
     def done(self) -> bool:
         """Whether ``result`` would return at once."""
         return self._done()
+
+    @property
+    def tells(self) -> bool:
+        """Whether ``when_done`` calls anything."""
+        return self._tell is not None
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        """Call ``call``, on any thread, whenever the batch may have become done."""
+        if self._tell is not None:
+            self._tell(call)
 
     def result(self) -> T_co:
         """Wait for the batch; raises what the engine raised."""
@@ -66,7 +104,7 @@ class Launched(Generic[T_co]):
 
     def map(self, function: Callable[[T_co], R]) -> Launched[R]:
         """The same batch with ``function`` of its result."""
-        return Launched(lambda: function(self.result()), done=self.done)
+        return Launched(lambda: function(self.result()), done=self.done, tell=self._tell)
 
     def map_error(self, translate: Callable[[Exception], Exception]) -> Launched[T_co]:
         """The same batch; in place of an error of the engine it raises what ``translate`` makes of it."""
@@ -77,4 +115,4 @@ class Launched(Generic[T_co]):
             except Exception as error:
                 raise translate(error) from error
 
-        return Launched(result, done=self.done)
+        return Launched(result, done=self.done, tell=self._tell)

@@ -85,7 +85,8 @@ class _InFlight(Generic[P, R]):
 class EngineThread(Generic[P, R]):
     """Launches batches from ``batch``, ``depth`` at a time, until it is closed and empty.
 
-    Behind one that runs the next is launched when it is full, or when that one is about to end (``Pace``).
+    Behind one that runs the next is launched when it is full, or when that one is about to end (``Pace``);
+    behind one that tells when it is done, only when it is full.
     Calls ``report`` on the event loop that made the thread, in the order in which things happened. A batch
     that fails is halved until the entries at fault stand alone. Once the engine has raised ``EngineDead``
     (kept in ``dead``) nothing is launched any more and everything fails with it.
@@ -140,6 +141,9 @@ class EngineThread(Generic[P, R]):
     def _next(self, in_flight: deque[_InFlight[P, R]]) -> list[Entry[P, R]] | None:
         if self._pace is None or not in_flight:
             return self._batch.take(None)
+        first = in_flight[0].launched
+        if first.tells:
+            return self._batch.take(None, full=True, until=first.done)
         size = sum(batch.size for batch in in_flight)
         due = self._pace.due(size, in_flight[0].started, self._batch.size, self._clock())
         return self._batch.take(_PEEK_SECONDS, full=not due)
@@ -170,6 +174,7 @@ class EngineThread(Generic[P, R]):
         size = sum(entry.size for entry in entries)
         if self._pace is not None:
             self._pace.launched(size, self._clock() - started)
+        launched.when_done(self._batch.wake)
         in_flight.append(_InFlight(entries, launched, started, size))
 
     def _finish(self, batch: _InFlight[P, R]) -> None:

@@ -46,7 +46,7 @@ class OpenBatch(Generic[P, R]):
             return added
 
     def wake(self) -> None:
-        """Tell an engine that waits what was added."""
+        """Tell an engine that waits what was added, or that it may wait for no longer."""
         with self._changed:
             self._changed.notify()
 
@@ -69,13 +69,18 @@ class OpenBatch(Generic[P, R]):
         self._total, self._longest = total, longest
         return True
 
-    def take(self, timeout: float | None, *, full: bool = False) -> list[Entry[P, R]] | None:
+    def take(
+        self, timeout: float | None, *, full: bool = False, until: Callable[[], bool] = lambda: False
+    ) -> list[Entry[P, R]] | None:
         """The entries as they are now, after at most ``timeout`` seconds for a first one; None when closed.
 
-        With ``full`` none, unless the batch has no room for what waits behind it. Engine thread only.
+        With ``full`` none, unless the batch has no room for what waits behind it. ``until`` is what else ends
+        the wait, and is asked after every ``wake``. Engine thread only.
         """
         with self._changed:
-            self._changed.wait_for(lambda: (self._full if full else self._entries) or self._closed, timeout)
+            self._changed.wait_for(
+                lambda: (self._full if full else self._entries) or self._closed or until(), timeout
+            )
             if self._closed and not self._entries:
                 return None
             if full and not self._full and not self._closed:

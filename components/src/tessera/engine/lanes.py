@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Final, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -46,8 +46,8 @@ class Lanes:
 
     An operation on several threads takes as long as the slowest of them, and a batch has hundreds. Whenever
     something else has one of their processors, the frontend say, the rest spin or sleep at the end of that
-    operation: with half of one of two cores taken an engine lost half of its speed. Lanes wait for each other
-    once, at the end of the batch, and when one is late the others take over its pieces.
+    operation: with half of one of two cores taken an engine lost half of its speed. When a lane is late the
+    others take over its pieces, and those of the next batch behind them.
     """
 
     def __init__(self) -> None:
@@ -55,6 +55,7 @@ class Lanes:
         self.count = min(_MOST_LANES, threads)
         shares = [threads // self.count + (lane < threads % self.count) for lane in range(self.count)]
         self._pool = threads_of(shares, "lane")
+        self._last: Sequence[Future[Any]] = ()
 
     def suit(self, sizes: Sequence[int]) -> bool:
         """Whether pieces of these sizes keep the lanes busy until about the end."""
@@ -65,13 +66,19 @@ class Lanes:
             heapq.heapreplace(lanes, lanes[0] + size)
         return max(lanes) * self.count <= _UNEVEN * sum(sizes)
 
-    def map(self, work: Callable[[P], R], pieces: Sequence[P], sizes: Sequence[int]) -> list[R]:
-        """Run ``work`` on each piece; results in order. Raises the first error once all have ended."""
+    @property
+    def busy(self) -> bool:
+        """Whether pieces are under way or wait."""
+        return not all(future.done() for future in self._last)
+
+    def start(self, work: Callable[[P], R], pieces: Sequence[P], sizes: Sequence[int]) -> list[Future[R]]:
+        """Run ``work`` on each piece, behind those that were started before; the results in order."""
         # The largest first: if it began last, the batch would wait for it alone.
         order = sorted(range(len(pieces)), key=lambda index: -sizes[index])
         begun = {index: self._pool.submit(work, pieces[index]) for index in order}
-        wait(begun.values())
-        return [begun[index].result() for index in range(len(pieces))]
+        futures = [begun[index] for index in range(len(pieces))]
+        self._last = futures
+        return futures
 
     def close(self) -> None:
         self._pool.shutdown()

@@ -62,7 +62,7 @@ class TorchTextEngine:
 
     @property
     def depth(self) -> int:
-        return 2 if self._placement.is_cuda else 1
+        return 2 if self._placement.is_cuda or (self._lanes and self._lanes.count > 1) else 1
 
     def warm(self) -> None:
         if self._cuda is None:
@@ -84,10 +84,8 @@ class TorchTextEngine:
     def launch(self, batch: TextBatch) -> Launched[TextOutput]:
         if self._cuda is not None:
             return self._cuda.launch(batch)
-        computed = self._in_lanes(batch)
-        if computed is None:
-            computed = self._computed(batch)
-        return Launched.of(TextOutput.of(computed, batch, self._model.output))
+        launched = self._in_lanes(batch) or Launched.of(self._computed(batch))
+        return launched.map(lambda computed: TextOutput.of(computed, batch, self._model.output))
 
     @property
     def gives_states(self) -> bool:
@@ -101,15 +99,18 @@ class TorchTextEngine:
             return self._cuda.launch_states(batch, module, output)
         return Launched.of(TextOutput.of(self._computed(batch, module.states), batch, output))
 
-    def _in_lanes(self, batch: TextBatch) -> npt.NDArray[np.float32] | None:
-        """Run the batch in pieces, side by side; None where pieces would not keep the lanes busy."""
-        if self._lanes is None or self._lanes.count < 2 or (count := self._pieces(batch)) < 2:
+    def _in_lanes(self, batch: TextBatch) -> Launched[npt.NDArray[np.float32]] | None:
+        """Run the batch in pieces, side by side; None where pieces would not keep the lanes busy.
+
+        Behind another batch, of which some lanes have nothing more to do, any pieces do.
+        """
+        if self._lanes is None or self._lanes.count < 2:
             return None
-        pieces = split(batch, count)
+        pieces = split(batch, self._pieces(batch))
         sizes = [len(piece.input_ids) for piece in pieces]
-        if not self._lanes.suit(sizes):
+        if not self._lanes.busy and not self._lanes.suit(sizes):
             return None
-        return np.concatenate(self._lanes.map(self._computed, pieces, sizes))
+        return Launched.of_futures(self._lanes.start(self._computed, pieces, sizes), np.concatenate)
 
     def _zeros(self, total: int, length: int) -> TextBatch:
         return zeros(self._model, total, length)

@@ -61,7 +61,7 @@ class TorchVisionEngine:
 
     @property
     def depth(self) -> int:
-        return 2 if self._placement.is_cuda else 1
+        return 2 if self._placement.is_cuda or (self._lanes and self._lanes.count > 1) else 1
 
     def warm(self) -> None:
         if self._cuda is None:
@@ -96,14 +96,18 @@ class TorchVisionEngine:
     def _launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object]:
         if self._cuda is not None:
             return self._cuda.launch(batch, out)
-        if not self._in_lanes(batch, out):
+        launched = self._in_lanes(batch, out)
+        if launched is None:
             self._encode(batch, out)
-        return Launched.of(None)
+        return launched or Launched.of(None)
 
-    def _in_lanes(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> bool:
-        """Run the batch in pieces, side by side; False where pieces would not keep the lanes busy."""
-        if self._lanes is None:
-            return False
+    def _in_lanes(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object] | None:
+        """Run the batch in pieces, side by side; None where pieces would not keep the lanes busy.
+
+        Behind another batch, of which some lanes have nothing more to do, any pieces do.
+        """
+        if self._lanes is None or self._lanes.count < 2:
+            return None
         if self._spec.independent_units:
             pieces = [[unit] for unit in range(int(batch.cu_units[-1]))]
             sizes = [1] * len(pieces)
@@ -111,15 +115,16 @@ class TorchVisionEngine:
             pieces = split_images(batch, _PIECES * self._lanes.count)
             units = batch.units
             sizes = [sum(units[number] for number in piece) for piece in pieces]
-        if not self._lanes.suit(sizes):
-            return False
+        if not self._lanes.busy and not self._lanes.suit(sizes):
+            return None
         if self._spec.independent_units:
             batch = batch.by_unit()
             out = [rows for target in out for rows in torch.split(target, self._spec.rows(1))]
-        self._lanes.map(
-            lambda piece: self._encode(batch.pick(piece), [out[number] for number in piece]), pieces, sizes
-        )
-        return True
+
+        def encode(piece: Sequence[int]) -> None:
+            self._encode(batch.pick(piece), [out[number] for number in piece])
+
+        return Launched.of_futures(self._lanes.start(encode, pieces, sizes), lambda _: None)
 
     def _encode(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> None:
         pixels = batch.pixels[0] if len(batch.pixels) == 1 else np.concatenate(batch.pixels)
