@@ -16,7 +16,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from tessera.image_plan import ImagePlan
-from tessera.imaging import decode
+from tessera.imaging import Picture, decode
 from tessera.models.base import Content, Int32Array, Part, Role, Truncate
 from tessera.models.llama_nemotron_vl.images import cut
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
@@ -129,7 +129,10 @@ class Chunks(Dataset[Chunk]):
         pictures = [self._picture(composition, source, canvases) for composition in compositions]
         # Of its own source: with and without views a chunk has the same pictures and the same prompts.
         views = {} if simple else self._views(pictures, random.Random(f"views {recipe.seed} {number}"))
-        tiles = [cut(picture, self.model.config.image) for picture in (*pictures, *views.values())]
+        tiles = [
+            cut(Picture.of(picture, param="picture"), self.model.config.image)
+            for picture in (*pictures, *views.values())
+        ]
         starts = np.cumsum([0, *(len(cut_) for cut_ in tiles)])
         spans = [np.arange(start, stop) for start, stop in pairwise(starts)]
         again = dict(zip(views, spans[len(pictures) :], strict=True))

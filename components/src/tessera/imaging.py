@@ -268,6 +268,14 @@ class Picture:
         self.size = size
         """Width and height in pixels."""
 
+    @classmethod
+    def of(cls, image: Image.Image, *, param: str) -> Picture:
+        """A picture that is decoded already: an upright RGB image."""
+        picture = cls.__new__(cls)
+        picture.data, picture.param, picture.size, picture._opened = b"", param, image.size, None
+        picture.image = image
+        return picture
+
     @cached_property
     def image(self) -> Image.Image:
         """The image as Pillow decodes it.
