@@ -23,13 +23,15 @@ from benchmarks.proc import children
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY, TINY
 from tests.e2e.faults.size import Size
-from tests.e2e.faults.traffic import picture
+from tests.e2e.faults.traffic import PAUSE, picture
 from tests.e2e.inputs import parts
 from tests.e2e.serving import Serve
 from tests.proc import command_line
 from tests.signals import signal_process
 
 SECONDS = float(os.environ.get("TESSERA_SOAK_SECONDS", "10"))
+# Of one client. Without it the short run took both processors, and each change waited for them.
+BETWEEN = 0.02 if SECONDS >= 600 else PAUSE
 EMBEDDER, RERANKER, THIRD = "pictures", "reranker", "third"
 # As test_soak has it: allocators take minutes until they have all that they will ever hold.
 MOST_GROWTH = 1.1 if SECONDS >= 600 else 1.35
@@ -69,7 +71,7 @@ class Asked:
                 values = _values(answer.json())
                 if values != pytest.approx(self.first.setdefault(index, values), abs=1e-4):
                     self.errors.append(f"another answer to {index}")
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(BETWEEN)
 
     async def _post(self, client: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
         """A connection of a frontend that is killed breaks; whoever takes the next one answers."""
