@@ -288,11 +288,12 @@ class Picture:
             # Before loading: what a file says about itself behind its pixels does not count.
             turn, size = orientation(image), image.size
             image.load()
-            if image.size != size:
+            upright = _upright(image, turn)
+            if image.size != size or upright.size != self.size:
                 raise InvalidInput(
                     f"{self.param} is a damaged image: its size is ambiguous", param=self.param
                 )
-            return _to_rgb(_upright(image, turn), param=self.param)
+            return _to_rgb(upright, param=self.param)
 
     def write(self, planes: npt.NDArray[np.uint8], size: tuple[int, int]) -> None:
         """Write the image, resized to ``size`` (width, height), into uint8 ``[3, ...]``; raises as ``image``.
