@@ -266,7 +266,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--calm", type=float, default=8.0, help="seconds for capacity, and for the recovery")
     parser.add_argument("--out", type=Path, help="a folder for the logs")
     parser.add_argument("--tokens", type=int, default=8192, help="budget of a text batch")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if min(options.seconds, options.calm) <= _RAMP:
+        parser.error(f"--seconds and --calm must be more than {_RAMP:g}")
+    return options
 
 
 def main(argv: Sequence[str] | None = None) -> Report:

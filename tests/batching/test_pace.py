@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from tessera.batching import Batcher
 from tessera.batching.pace import Pace
+from tessera.launched import Launched
 from tests.batching.conftest import MakeBatcher
 from tests.batching.engines import AsyncEngine, until
 from tests.clock import Clock
@@ -139,3 +141,29 @@ async def test_a_batch_that_tells_is_waited_for_when_the_batcher_closes(make_bat
     engine.launched[0].end()
     await closing
     assert (await future).value == -1
+
+
+async def test_what_is_computed_later_holds_up_no_result_and_no_batch(make_batcher: MakeBatcher) -> None:
+    told, events = AsyncEngine(telling=True), []
+
+    def launch(payloads: Sequence[int]) -> Launched[list[int]]:
+        if payloads[0] == 1:
+            return told.launch(payloads)
+
+        def compute() -> list[int]:
+            events.append(payloads[0])
+            return [-payload for payload in payloads]
+
+        return Launched.later(compute)
+
+    batcher = make_batcher(launch, depth=2, budget=100)
+    first = batcher.submit(1, 50)
+    first.add_done_callback(lambda _: events.append(1))
+    await until(lambda: told.launched)
+    others = [batcher.submit(payload, 60) for payload in (2, 3)]
+    await asyncio.sleep(0.02)
+    # The second batch is full, and behind the first.
+    assert events == []
+    told.launched[0].end()
+    assert [outcome.value for outcome in await asyncio.gather(first, *others)] == [-1, -2, -3]
+    assert sorted(events) == [1, 2, 3] and events.index(2) < events.index(3)

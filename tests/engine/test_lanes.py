@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from typing import Any
 
 import pytest
@@ -130,6 +132,19 @@ def test_a_batch_begins_while_the_last_piece_of_the_one_before_runs(lanes: Lanes
 )
 def test_whether_pieces_keep_the_lanes_busy(lanes: Lanes, sizes: list[int], suit: bool) -> None:
     assert lanes.suit(sizes) is suit
+
+
+def test_behind_others_each_lane_must_have_a_piece(lanes: Lanes) -> None:
+    held = threading.Event()
+    running = lanes.start(lambda _: held.wait(30), [0], [1])
+    assert lanes.busy
+    assert lanes.suit([9, 1, 1]) and not lanes.suit([1, 1])
+    held.set()
+    wait(running)
+    deadline = time.monotonic() + 30
+    while lanes.busy:
+        assert time.monotonic() < deadline
+    assert not lanes.suit([9, 1, 1])
 
 
 def test_one_thread_needs_no_lanes() -> None:

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageCms
 
+from tessera import imaging
 from tessera.errors import InvalidInput, PayloadTooLarge, RequestError, UnsupportedMedia
 from tessera.imaging import FORMATS, Picture, decode, plain_jpeg_pixels, plain_jpeg_size
 from tests.imaging.test_file import encoded
@@ -51,6 +52,12 @@ def written(picture: Picture, size: tuple[int, int] | None = None) -> npt.NDArra
     return planes.transpose(1, 2, 0)
 
 
+def with_segment(kind: int, body: bytes) -> bytes:
+    """A plain JPEG that begins with a segment more."""
+    data = saved(photo())
+    return data[:2] + struct.pack(">BBH", 0xFF, kind, 2 + len(body)) + body + data[2:]
+
+
 def by_pillow(data: bytes) -> npt.NDArray[np.uint8]:
     return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
 
@@ -74,11 +81,19 @@ def test_a_plain_jpeg_is_decoded_as_by_pillow(options: dict[str, object], size: 
         saved(photo(), "PNG"),
         saved(photo(), exif=b"Exif\0\0II*\0\x08\0\0\0\0\0"),
         saved(photo(), "MPO", save_all=True, append_images=[photo()]),
+        with_segment(0xE2, b"ICC_PROFILE\0"),
+        with_segment(0xE2, b"ICC_PROFILE\0\1"),
+        with_segment(0xE2, b"MPF\0"),
+        with_segment(0xE0, b"JFIF"),
+        with_segment(0xEE, b"Adobe"),
         b"\xff\xd8\xff\xd9",
         b"\xff\xd8",
         b"",
     ],
-    ids=["grey", "cmyk", "png", "exif", "several", "empty", "start", "nothing"],
+    ids=[
+        *("grey", "cmyk", "png", "exif", "several", "no number", "one number", "unknown", "short JFIF"),
+        *("short Adobe", "empty", "start", "nothing"),
+    ],
 )
 def test_what_is_not_plain_is_left_to_pillow(data: bytes) -> None:
     assert plain_jpeg_size(data) is None
@@ -122,6 +137,19 @@ def test_the_limit_of_pixels(kind: str) -> None:
     assert Picture(data, param="input", max_pixels=WIDTH * HEIGHT).size == (WIDTH, HEIGHT)
     with pytest.raises(PayloadTooLarge, match="input: the image has 75x50 pixels, the limit is 3749"):
         Picture(data, param="input", max_pixels=WIDTH * HEIGHT - 1)
+
+
+def test_what_pillow_has_decoded_is_not_decoded_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    picture = Picture(saved(photo()), param="input")
+    written(picture, (WIDTH // 2, HEIGHT // 2))
+    expected = by_pillow(picture.data)
+
+    def decoded(*_: object) -> None:
+        raise AssertionError("decoded again")
+
+    monkeypatch.setattr(imaging, "plain_jpeg_pixels", decoded)
+    monkeypatch.setattr(imaging, "open_image", decoded)
+    np.testing.assert_array_equal(written(picture), expected)
 
 
 def test_a_second_frame_that_is_larger_is_refused() -> None:

@@ -37,7 +37,7 @@ from tessera.sandbox.memory import mapped, shared
 from tessera.tools.random_checkpoint.checkpoint import _SPECS as SPECS
 from tessera.worker.decoding import ProcessDecoder, ThreadDecoder
 from tessera.worker.decoding.messages import Decoded, Limits, decode_answer, encode, memory_bytes
-from tessera.worker.decoding.pool import fits, read, write
+from tessera.worker.decoding.pool import empty_in, fits, read, write
 from tests.families.dual_encoder import SIZE, DualEncoder, install, make_checkpoint, pixels_of
 
 MAX_PIXELS = 1_000_000
@@ -302,6 +302,20 @@ def test_float_pixels_come_as_they_are() -> None:
     np.testing.assert_array_equal(found.values, values)
     memory[:] = 0
     np.testing.assert_array_equal(found.values, values)
+
+
+def test_pixels_are_told_in_their_own_order_wherever_they_were_made() -> None:
+    vision = VisionSpec(row_width=5, unit_shape=(3, 4), largest=ImagePlan(units=2, rows=8))
+    memory = mapped(shared(memory_bytes(vision)))
+    made = empty_in(memory)((2, 3, 4), np.uint8)
+    made[...] = np.arange(24, dtype=np.uint8).reshape(made.shape)
+    plan = ImagePlan(units=2, rows=8)
+    for values in (made, made.reshape(2, 4, 3).transpose(0, 2, 1)):
+        expected = values.copy()
+        told = write(memory, Pixels(values=values, plan=plan))
+        np.testing.assert_array_equal(read(memory, told).values, expected)
+    with pytest.raises(ValueError, match="reshape"):
+        empty_in(memory)((1000, 3, 4), np.uint8)
 
 
 def test_limits_are_in_force(make: Make, photos: dict[str, bytes]) -> None:

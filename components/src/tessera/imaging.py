@@ -42,7 +42,7 @@ from tessera.errors import InvalidInput, PayloadTooLarge, RequestError, Unsuppor
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 
 MAX_PIXELS: Final = 1 << 27
-"""No setting goes beyond it; a decoded image takes three bytes for each pixel."""
+"""No setting goes beyond it; a decoded image takes four bytes for each pixel."""
 
 _MAX_READS: Final = 20_000
 _MAX_TIFF_BYTES: Final = 4 << 20
@@ -196,9 +196,9 @@ _JPEG_SCAN: Final = 0xDA
 _JPEG_FRAMES: Final = (0xC0, 0xC1, 0xC2)
 # Tables, restart intervals, comments, JFIF, and Adobe's mark, by which the decoder knows how colours are
 # stored. EXIF and XMP may turn the picture; other frames may follow it.
-_JPEG_SKIPPED: Final = (0xC4, 0xDB, 0xDD, 0xE0, 0xEE, 0xFE)
-_JPEG_PROFILE: Final = 0xE2
-_JPEG_PROFILE_NAME: Final = b"ICC_PROFILE\0"
+_JPEG_SKIPPED: Final = (0xC4, 0xDB, 0xDD, 0xE0, 0xE2, 0xEE, 0xFE)
+# What those for applications begin with, and how long they then are at least: Pillow refuses shorter ones.
+_JPEG_NAMES: Final = {0xE0: (b"JFIF", 16), 0xE2: (b"ICC_PROFILE\0", 16), 0xEE: (b"Adobe", 14)}
 _JPEG_SEGMENTS: Final = 64
 
 
@@ -222,10 +222,12 @@ def plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
             if depth != 8 or colours != 3 or not width or not height:
                 return None
             size = width, height
-        elif kind not in _JPEG_SKIPPED and not (
-            kind == _JPEG_PROFILE and data.startswith(_JPEG_PROFILE_NAME, at + 4)
-        ):
+        elif kind not in _JPEG_SKIPPED:
             return None
+        if kind in _JPEG_NAMES:
+            name, least = _JPEG_NAMES[kind]
+            if length < least or not data.startswith(name, at + 4):
+                return None
         at += 2 + length
     return None
 
@@ -280,8 +282,8 @@ class Picture:
     def image(self) -> Image.Image:
         """The image as Pillow decodes it.
 
-        Raises ``UnsupportedMedia`` for an unsupported pixel format, ``InvalidInput`` for an image that does
-        not decode.
+        Raises ``UnsupportedMedia`` for an unsupported pixel format or a header that Pillow does not read,
+        ``InvalidInput`` for an image that does not decode.
         """
         opened, self._opened = self._opened, None
         with image_errors(self.param), opened or open_image(self.data, param=self.param) as image:
@@ -301,7 +303,8 @@ class Picture:
         What follows the three colours may be cut up in any way: its elements, counted row by row, are the
         pixels.
         """
-        if size == self.size and (found := plain_jpeg_pixels(self.data, size)) is not None:
+        decoded = "image" in self.__dict__
+        if not decoded and size == self.size and (found := plain_jpeg_pixels(self.data, size)) is not None:
             for colour, plane in enumerate(planes):
                 plane[...] = (found >> 8 * colour).reshape(plane.shape)
             return

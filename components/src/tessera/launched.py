@@ -47,6 +47,11 @@ class Launched(Generic[T_co]):
         return cls(lambda: value)
 
     @classmethod
+    def later(cls, compute: Callable[[], T_co]) -> Launched[T_co]:
+        """A batch that whoever asks for its result computes; nothing is launched before that."""
+        return cls(compute, tell=lambda call: None)
+
+    @classmethod
     def after(cls, event: Event, finish: Callable[[], T_co], *, keep: object) -> Launched[T_co]:
         """A batch that is done when ``event`` has passed; ``finish`` then makes the result."""
 
@@ -90,7 +95,7 @@ class Launched(Generic[T_co]):
 
     @property
     def tells(self) -> bool:
-        """Whether ``when_done`` calls anything."""
+        """Whether an end that is still to come is told."""
         return self._tell is not None
 
     def when_done(self, call: Callable[[], None]) -> None:

@@ -128,7 +128,9 @@ class EngineThread(Generic[P, R]):
         while True:
             self._running_since = in_flight[0].started if in_flight else math.inf
             full = len(in_flight) >= self._depth
-            taken = [] if full else self._next(in_flight)
+            # One that has told is reported first: what is launched behind it might be computed at once.
+            over = bool(in_flight) and in_flight[0].launched.tells and in_flight[0].launched.done()
+            taken = [] if full or over else self._next(in_flight)
             if taken is None and not in_flight:
                 return
             if taken:

@@ -74,8 +74,8 @@ class OpenBatch(Generic[P, R]):
     ) -> list[Entry[P, R]] | None:
         """The entries as they are now, after at most ``timeout`` seconds for a first one; None when closed.
 
-        With ``full`` none, unless the batch has no room for what waits behind it. ``until`` is what else ends
-        the wait, and is asked after every ``wake``. Engine thread only.
+        With ``full`` none, unless the batch has no room for what waits behind it. ``until`` ends the wait
+        without any, too; it is asked after every ``wake``. Engine thread only.
         """
         with self._changed:
             self._changed.wait_for(

@@ -55,12 +55,18 @@ class Lanes:
         self.count = min(_MOST_LANES, threads)
         shares = [threads // self.count + (lane < threads % self.count) for lane in range(self.count)]
         self._pool = threads_of(shares, "lane")
-        self._last: Sequence[Future[Any]] = ()
+        self._unfinished = 0
+        self._counting = threading.Lock()
 
     def suit(self, sizes: Sequence[int]) -> bool:
-        """Whether pieces of these sizes keep the lanes busy until about the end."""
+        """Whether pieces of these sizes keep the lanes busy until about the end.
+
+        Behind others, which end at different times, any do of which each lane can have one.
+        """
         if self.count == 1 or len(sizes) < 2:
             return False
+        if self.busy:
+            return len(sizes) >= self.count
         lanes = [0] * self.count
         for size in sorted(sizes, reverse=True):
             heapq.heapreplace(lanes, lanes[0] + size)
@@ -69,16 +75,22 @@ class Lanes:
     @property
     def busy(self) -> bool:
         """Whether pieces are under way or wait."""
-        return not all(future.done() for future in self._last)
+        return self._unfinished > 0
 
     def start(self, work: Callable[[P], R], pieces: Sequence[P], sizes: Sequence[int]) -> list[Future[R]]:
         """Run ``work`` on each piece, behind those that were started before; the results in order."""
         # The largest first: if it began last, the batch would wait for it alone.
         order = sorted(range(len(pieces)), key=lambda index: -sizes[index])
+        with self._counting:
+            self._unfinished += len(order)
         begun = {index: self._pool.submit(work, pieces[index]) for index in order}
-        futures = [begun[index] for index in range(len(pieces))]
-        self._last = futures
-        return futures
+        for future in begun.values():
+            future.add_done_callback(self._ended)
+        return [begun[index] for index in range(len(pieces))]
+
+    def _ended(self, _: Future[Any]) -> None:
+        with self._counting:
+            self._unfinished -= 1
 
     def close(self) -> None:
         self._pool.shutdown()

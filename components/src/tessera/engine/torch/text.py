@@ -84,7 +84,7 @@ class TorchTextEngine:
     def launch(self, batch: TextBatch) -> Launched[TextOutput]:
         if self._cuda is not None:
             return self._cuda.launch(batch)
-        launched = self._in_lanes(batch) or Launched.of(self._computed(batch))
+        launched = self._in_lanes(batch) or Launched.later(lambda: self._computed(batch))
         return launched.map(lambda computed: TextOutput.of(computed, batch, self._model.output))
 
     @property
@@ -97,18 +97,15 @@ class TorchTextEngine:
             raise EngineFailed("this engine gives no hidden states")
         if self._cuda is not None:
             return self._cuda.launch_states(batch, module, output)
-        return Launched.of(TextOutput.of(self._computed(batch, module.states), batch, output))
+        return Launched.later(lambda: TextOutput.of(self._computed(batch, module.states), batch, output))
 
     def _in_lanes(self, batch: TextBatch) -> Launched[npt.NDArray[np.float32]] | None:
-        """Run the batch in pieces, side by side; None where pieces would not keep the lanes busy.
-
-        Behind another batch, of which some lanes have nothing more to do, any pieces do.
-        """
+        """Run the batch in pieces, side by side; None where pieces would not keep the lanes busy."""
         if self._lanes is None or self._lanes.count < 2:
             return None
         pieces = split(batch, self._pieces(batch))
         sizes = [len(piece.input_ids) for piece in pieces]
-        if not self._lanes.busy and not self._lanes.suit(sizes):
+        if not self._lanes.suit(sizes):
             return None
         return Launched.of_futures(self._lanes.start(self._computed, pieces, sizes), np.concatenate)
 

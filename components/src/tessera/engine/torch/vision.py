@@ -96,16 +96,10 @@ class TorchVisionEngine:
     def _launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object]:
         if self._cuda is not None:
             return self._cuda.launch(batch, out)
-        launched = self._in_lanes(batch, out)
-        if launched is None:
-            self._encode(batch, out)
-        return launched or Launched.of(None)
+        return self._in_lanes(batch, out) or Launched.later(lambda: self._encode(batch, out))
 
     def _in_lanes(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object] | None:
-        """Run the batch in pieces, side by side; None where pieces would not keep the lanes busy.
-
-        Behind another batch, of which some lanes have nothing more to do, any pieces do.
-        """
+        """Run the batch in pieces, side by side; None where pieces would not keep the lanes busy."""
         if self._lanes is None or self._lanes.count < 2:
             return None
         if self._spec.independent_units:
@@ -115,7 +109,7 @@ class TorchVisionEngine:
             pieces = split_images(batch, _PIECES * self._lanes.count)
             units = batch.units
             sizes = [sum(units[number] for number in piece) for piece in pieces]
-        if not self._lanes.busy and not self._lanes.suit(sizes):
+        if not self._lanes.suit(sizes):
             return None
         if self._spec.independent_units:
             batch = batch.by_unit()

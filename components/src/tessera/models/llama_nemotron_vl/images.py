@@ -77,7 +77,8 @@ def cut(picture: Picture, config: ImageConfig, empty: Empty = np.empty) -> UInt8
     thumbnail = has_thumbnail(grid, config)
     tiles: UInt8Array = empty((count + thumbnail, 3, size, size), np.uint8)
     by_row = tiles[:count].reshape(rows, columns, 3, size, size).transpose(2, 0, 3, 1, 4)
-    picture.write(by_row, (columns * size, rows * size))
     if thumbnail:
+        # First: what is resized has to be decoded by Pillow, and then is there for the tiles as well.
         picture.write(tiles[count], (size, size))
+    picture.write(by_row, (columns * size, rows * size))
     return tiles

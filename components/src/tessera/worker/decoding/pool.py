@@ -66,7 +66,7 @@ def empty_in(memory: UInt8Array) -> Empty:
 def write(memory: UInt8Array, pixels: Pixels) -> Decoded:
     """Leave the pixels in ``memory``, unless they were made at its beginning; raises as ``empty_in``."""
     values = pixels.values
-    if values.ctypes.data != memory.ctypes.data:
+    if values.ctypes.data != memory.ctypes.data or not values.flags.c_contiguous:
         memory[: values.nbytes].view(values.dtype).reshape(values.shape)[...] = values
     return Decoded(shape=values.shape, dtype=values.dtype.name, plan=pixels.plan)  # type: ignore[arg-type]
 
