@@ -1,7 +1,8 @@
 """``python -m benchmarks.cost``: processor milliseconds of a request, by process and by part of it.
 
 The engines cost nothing, so that what is left is the service. The floor is measured in the same run: an empty
-ASGI application, the tokenizer, and one empty call over Dynamo. Each input is sent alone and then with
+ASGI application, the tokenizer, and one empty call over Dynamo; and beside it a bare service, which takes
+texts to vectors and does nothing else. Each input is sent alone and then with
 ``--concurrency`` requests at once; images are never seen before. A part is the threads of one name.
 ``--against`` compares with another commit: both services run in turns, A B B A, driven alike by this one.
 ``--beside`` compares with itself while further models are served that nobody asks, in the same turns.
@@ -43,6 +44,7 @@ WORKLOADS: Final = {
 }
 _ROOT: Final = Path(__file__).parent.parent
 _FLOOR: Final = "floor"
+_BARE: Final = "bare"
 _BESIDE: Final = "beside others"
 _STARTS_SECONDS: Final = 60.0
 # A part of less than this share of a request's processor time is one of the others.
@@ -96,11 +98,11 @@ def measure(options: argparse.Namespace, load: Load, urls: Sequence[str], costs:
 
 
 @contextmanager
-def floor(tokenizer: Path, frontends: int, logs: Path) -> Iterator[tuple[str, ...]]:
-    """The URLs of the least service there can be."""
+def floor(tokenizer: Path, frontends: int, logs: Path, *, bare: bool = False) -> Iterator[tuple[str, ...]]:
+    """The URLs of the least service there can be, or of one that is ``bare``."""
     logs.mkdir(parents=True, exist_ok=True)
     ports = free_ports(frontends)
-    command = [sys.executable, "-m", "benchmarks.floor"]
+    command = [sys.executable, "-m", "benchmarks.floor", *(["--bare"] if bare else [])]
     commands = [[*command, "worker"]] + [
         [*command, "frontend", "--port", str(port), "--tokenizer", str(tokenizer)] for port in ports
     ]
@@ -238,9 +240,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             several = replace(new, beside=options.beside)
             turns = [("this", new), (_BESIDE, several), (_BESIDE, several), ("this", new)]
         logs = options.out / "logs"
-        print(_FLOOR, flush=True)
-        with floor(checkpoint / DESCRIBED / "tokenizer.json", options.frontends, logs) as urls:
-            measure(options, replace(load, check=False), urls, services[_FLOOR])
+        for name, bare in ((_FLOOR, False), (_BARE, True)):
+            print(name, flush=True)
+            tokenizer = checkpoint / DESCRIBED / "tokenizer.json"
+            with floor(tokenizer, options.frontends, logs, bare=bare) as urls:
+                measure(options, replace(load, check=False), urls, services.setdefault(name, {}))
         for name, deployment in turns:
             print(name, flush=True)
             with service(deployment, logs / name.replace(" ", "-")) as urls:
