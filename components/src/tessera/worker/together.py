@@ -7,21 +7,25 @@ Every worker is told the share that comes out, by which it chooses its own sizes
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from tessera.garbage import quick_imports
 
-import msgspec
+with quick_imports():
+    import sys
+    from collections.abc import Callable, Mapping, Sequence
+    from dataclasses import dataclass
+    from pathlib import Path
+    from typing import Any, Final
 
-from tessera.defaults import GIB
-from tessera.errors import ConfigError, TesseraError
-from tessera.logs import log_as, log_settings
-from tessera.models import Model, open_model
-from tessera.worker.memory import MemoryAccount, Use
-from tessera.worker.settings import WorkerSettings, parse
-from tessera.worker.sizes import OF_CARD, PARTS, Room, account_of, share_of, sized_at
+    import msgspec
+
+    from tessera.defaults import GIB
+    from tessera.errors import ConfigError, TesseraError
+    from tessera.logs import log_as, log_settings
+    from tessera.models import Model, open_model
+    from tessera.process_exit import leave
+    from tessera.worker.memory import MemoryAccount, Use
+    from tessera.worker.settings import WorkerSettings, parse
+    from tessera.worker.sizes import OF_CARD, PARTS, Room, account_of, share_of, sized_at
 
 _HOST: Final = None
 # A card has a little less for programs than its driver says.
@@ -233,4 +237,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
