@@ -20,7 +20,7 @@ def test_parts_of_a_service_beside_the_floor(tmp_path: Path) -> None:
     with (tmp_path / "cost.csv").open() as file:
         rows = list(csv.DictReader(file))
     found = [(row["input"], row["at once"], row["service"]) for row in rows]
-    assert found == [("tile", loop, service) for loop in "14" for service in ("floor", "this")]
+    assert found == [("tile", loop, service) for loop in "14" for service in ("floor", "bare", "this")]
     assert all(float(row["p50 ms"]) > 0 and float(row["CPU ms"]) > 0 for row in rows)
     with (tmp_path / "cost-this.csv").open() as file:
         parts = list(csv.DictReader(file))
