@@ -220,7 +220,7 @@ def _ms(cost: Cost, spent: float) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
     options.out.mkdir(parents=True, exist_ok=True)
-    services: dict[str, Costs] = {_FLOOR: {}}
+    services: dict[str, Costs] = {}
     with ExitStack() as stack:
         checkpoint = stack.enter_context(installed())
         load = Load(
@@ -240,9 +240,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             several = replace(new, beside=options.beside)
             turns = [("this", new), (_BESIDE, several), (_BESIDE, several), ("this", new)]
         logs = options.out / "logs"
+        tokenizer = checkpoint / DESCRIBED / "tokenizer.json"
         for name, bare in ((_FLOOR, False), (_BARE, True)):
             print(name, flush=True)
-            tokenizer = checkpoint / DESCRIBED / "tokenizer.json"
             with floor(tokenizer, options.frontends, logs, bare=bare) as urls:
                 measure(options, replace(load, check=False), urls, services.setdefault(name, {}))
         for name, deployment in turns:

@@ -23,6 +23,7 @@ import orjson
 import uvicorn
 import uvloop
 from fastapi import FastAPI, Request, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 from tokenizers import Tokenizer
 
 from benchmarks import usage
@@ -34,9 +35,6 @@ _WIDTH: Final = 2048
 
 Message = dict[str, Any]
 Answer = Callable[[list[str]], Awaitable[bytes]]
-Application = Callable[
-    [Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]
-]
 
 
 def _runtime() -> Any:
@@ -120,12 +118,8 @@ async def _frontend(port: int, tokenizer: Tokenizer, *, bare: bool) -> None:
     await uvicorn.Server(config).serve()
 
 
-def _asgi(answer: Answer) -> Application:
-    async def app(
-        scope: Message,
-        receive: Callable[[], Awaitable[Message]],
-        send: Callable[[Message], Awaitable[None]],
-    ) -> None:
+def _asgi(answer: Answer) -> ASGIApp:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
         pieces, more = [], True
         while more:
             message = await receive()
