@@ -22,9 +22,15 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 NEEDED_BYTES = 8 << 30
+# After the test of each image. The last environment is built on the one before it.
+NEEDED_NO_MORE = {
+    "worker-cpu": ["cpu-environment"],
+    "worker-cuda": [],
+    "worker-tensorrt": ["tensorrt-environment", "cuda-environment"],
+}
 
 
-@pytest.mark.parametrize("target", ["worker-cpu", "worker-cuda", "worker-tensorrt"])
+@pytest.mark.parametrize("target", NEEDED_NO_MORE)
 def test_a_worker_image_serves(
     build: Build, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
@@ -54,6 +60,5 @@ def test_a_worker_image_serves(
         builder = Path(image.root, "opt/tessera/venv/bin/python")
         code = "from tessera.engine.tensorrt.module import load_tensorrt as load; load('tensorrt_rtx')"
         assert os.spawnv(os.P_WAIT, builder, [str(builder), "-c", code]) == 0
-    # Gigabytes, and pytest keeps the folders of its last runs. The last environment is built on the second.
-    done = {"worker-cuda": (), "worker-tensorrt": ("cuda-environment", "tensorrt-environment")}
-    build.discard(target, *done.get(target, ("cpu-environment",)))
+    # Gigabytes, and pytest keeps the folders of its last runs.
+    build.discard(target, *NEEDED_NO_MORE[target])

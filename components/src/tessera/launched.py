@@ -90,7 +90,7 @@ class Launched(Generic[T_co]):
         )
 
     def done(self) -> bool:
-        """Whether ``result`` would return at once."""
+        """Whether ``result`` would wait for nothing; what is computed later it still has to compute."""
         return self._done()
 
     @property
