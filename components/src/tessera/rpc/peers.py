@@ -43,6 +43,8 @@ _MOST_STARTING: Final = 2
 _LINGER_SHARE: Final = 1 / 8
 _LINGER_SECONDS: Final = 8e-3
 _LEAST_LINGER_SECONDS: Final = 1e-3
+# An instance that takes a message of cancellations no sooner is frozen or gone.
+_CANCEL_SECONDS: Final = 2.0
 
 
 @dataclass(slots=True, eq=False)
@@ -64,11 +66,13 @@ class _Call:
 class _Joint:
     """Calls that travel together: ``unanswered`` by position, of which ``left`` are those nobody waits for.
 
-    ``first`` is the number of the first call. Once it has ``begun`` the instance has all of them.
+    ``first`` is the number of the first call. Once it has ``begun`` the instance has all of them, and has
+    learned of the calls that were ``cancelled`` before.
     """
 
     first: int
     unanswered: dict[int, _Call]
+    cancelled: tuple[int, ...] = ()
     left: set[int] = field(default_factory=set)
     begun: bool = False
     large: bool = False
@@ -188,11 +192,11 @@ class _Line:
             self._start(together)
 
     def _start(self, calls: Sequence[_Call], *, large: bool = False) -> None:
-        joint = _Joint(self._numbers, dict(enumerate(calls)), large=large)
+        cancelled, self._cancelled = tuple(self._cancelled), []
+        joint = _Joint(self._numbers, dict(enumerate(calls)), cancelled, large=large)
         self._numbers += len(calls)
         for position, call in joint.unanswered.items():
             call.joint, call.position = joint, position
-        cancelled, self._cancelled = tuple(self._cancelled), []
         message = wire.Calls(
             caller=self._caller,
             first=joint.first,
@@ -202,13 +206,17 @@ class _Line:
         self._joints.add(joint)
         self._starting += not large
         joint.task = self._loop.create_task(self._travel(joint, message), context=self._context)
+        # Not in the task itself, which does not run at all when it is cancelled before its first step.
+        joint.task.add_done_callback(functools.partial(self._ended, joint), context=self._context)
 
     async def _travel(self, joint: _Joint, message: wire.Calls) -> None:
         context = new_context()
         payload, began = b"", self._loop.time()
         try:
             payload = wire.encode(message)
-            stream = await self._client.direct(payload, self._instance, annotated=False, context=context)
+            # A message of cancellations alone has no caller that would give it up.
+            async with asyncio.timeout(None if message.requests else _CANCEL_SECONDS):
+                stream = await self._client.direct(payload, self._instance, annotated=False, context=context)
             self._begin(joint)
             async for answer in stream:
                 joint.take(wire.decode_replies(answer))
@@ -220,19 +228,25 @@ class _Line:
         except asyncio.CancelledError:
             # The runtime does not pass a cancellation on by itself: the work there would go on to its end.
             context.stop_generating()
+            raise
         except ProtocolError as error:
             context.stop_generating()
             reason = error.message
             joint.fail(lambda: ProtocolError(f"{self._name}: {reason}"))
         except Exception as error:
             self._broken(joint, message, len(payload), error)
-        finally:
-            self._joints.discard(joint)
-            # What nobody waits for any more holds its request, an image maybe, and this joint: a cycle.
-            joint.unanswered.clear()
-            if not joint.begun:
-                self._starting -= not joint.large
-                self._leave_soon()
+
+    def _ended(self, joint: _Joint, task: asyncio.Task[None]) -> None:
+        """Give back what ``_start`` counted, however far the task came."""
+        self._joints.discard(joint)
+        if not joint.begun:
+            self._starting -= not joint.large
+            if task.cancelled():
+                # The instance may not have heard of them.
+                self._cancelled += joint.cancelled
+        # What nobody waits for any more holds its request, an image maybe, and this joint: a cycle.
+        joint.fail(lambda: Unavailable(f"{self._name}: the call was cancelled"))
+        self._leave_soon()
 
     def _begin(self, joint: _Joint) -> None:
         joint.begun = True
@@ -250,7 +264,9 @@ class _Line:
         elif len(joint.unanswered) > 1:
             # One of them cannot be written, or this deployment takes shorter messages.
             self._cancelled += message.cancelled
-            for call in joint.unanswered.values():
+            wanted = [call for position, call in joint.unanswered.items() if position not in joint.left]
+            joint.unanswered.clear()
+            for call in wanted:
                 self._start([call])
         elif too_large:
             # Every instance would refuse it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -71,37 +71,32 @@ class AccessLog:
         try:
             with serving(part.line):
                 # A span is left in the task that entered it.
-                reply = self._traced(message) if tracing.recording() else self._handler(message)
+                work = self._traced(message) if tracing.recording() else self._handler(message)
+                reply = work if isinstance(work, asyncio.Future) else asyncio.ensure_future(_translated(work))
         except BaseException as error:
             self.end(part, message, error)
             raise
-        if isinstance(reply, asyncio.Future):
-            reply.add_done_callback(partial(self._answered, part, message))
-            return reply
-        return self._finished(part, message, reply)
+        reply.add_done_callback(partial(self._answered, part, message, work))
+        return reply
 
     async def _traced(self, message: Work) -> wire.Reply:
         with tracing.answering(self._address, message):
             note(trace_id=tracing.trace_id() or None)
             return await self._handler(message)
 
-    async def _finished(self, part: Part, message: Work, reply: Awaitable[wire.Reply]) -> wire.Reply:
-        try:
-            with serving(part.line):
-                outcome = await reply
-        except BaseException as error:
-            self.end(part, message, error)
-            if isinstance(error, Exception) and not isinstance(error, TesseraError):
-                raise internal_error(error) from error
-            raise
-        self.end(part, message, outcome)
-        return outcome
-
-    def _answered(self, part: Part, message: Work, reply: asyncio.Future[wire.Reply]) -> None:
+    def _answered(
+        self, part: Part, message: Work, work: Awaitable[wire.Reply], reply: asyncio.Future[wire.Reply]
+    ) -> None:
+        # Not in the task, which does not run at all when it is cancelled before its first step.
         if reply.cancelled():
+            if isinstance(work, Coroutine):
+                work.close()
             self.end(part, message, asyncio.CancelledError())
+        elif (error := reply.exception()) is None:
+            self.end(part, message, reply.result())
         else:
-            self.end(part, message, reply.exception() or reply.result())
+            unforeseen = type(error) is TesseraError and error.__cause__
+            self.end(part, message, unforeseen or error)
 
     def begin(self, message: Work) -> Part:
         now = time.monotonic()
@@ -169,6 +164,16 @@ class AccessLog:
             fields["error"] = part.failure.message
         words = f"{part.call} {outcome}"
         log.handle(Line(log, level, words, fields, created=part.ended_at, error=unexpected))
+
+
+async def _translated(work: Awaitable[wire.Reply]) -> wire.Reply:
+    """The reply; what is no ``TesseraError`` is raised as an internal one."""
+    try:
+        return await work
+    except TesseraError:
+        raise
+    except Exception as error:
+        raise internal_error(error) from error
 
 
 def _add(part: Part, message: Work, outcome: wire.Reply | BaseException) -> None:

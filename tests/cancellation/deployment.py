@@ -1,0 +1,119 @@
+"""A whole service in this process and on this loop: frontend with both doors, workers, real runtime and sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tessera.errors import EngineDead
+from tessera.frontend.app import make_app
+from tessera.frontend.http.server import HttpServer
+from tessera.frontend.kserve.grpc_server import GrpcServer
+from tessera.frontend.kserve.inference import Inference
+from tessera.frontend.service import Service
+from tessera.frontend.settings import parse as parse_frontend
+from tessera.rpc import Runtime, Server
+from tessera.worker.access_log import AccessLog
+from tessera.worker.metrics import WorkerMetrics
+from tessera.worker.roles import COMPONENT, Builder
+from tessera.worker.settings import parse as parse_worker
+from tests.e2e.service import MODEL, free_ports
+
+# A lease that nobody gives back is held for longer than any test waits.
+_ENGINE = """transport: {kind: %s, checksum: true, lease_seconds: 600}
+preprocess: threads
+vision: {max_queue_seconds: 600}
+text: {max_queue_seconds: 600}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class InProcess:
+    """Where it answers, and the frontend's own parts."""
+
+    port: int
+    grpc_port: int
+    service: Service
+
+
+@asynccontextmanager
+async def in_process(
+    checkpoint: Path, folder: Path, *, roles: tuple[str, ...] = ("agg",), transport: str = "auto"
+) -> AsyncIterator[InProcess]:
+    """``roles`` are of the workers, one each."""
+    engine = folder / "engine.yaml"
+    engine.write_text(_ENGINE % transport)
+    namespace = f"stopped{os.getpid()}-{folder.name}".replace("_", "-")
+    port, grpc_port = free_ports(2)
+    async with AsyncExitStack() as stack:
+        for role in roles:
+            await stack.enter_async_context(_worker(checkpoint, engine, namespace, role))
+        flags = ["--port", str(port), "--grpc-port", str(grpc_port), "--result-cache-mb", "8"]
+        flags += ["--allow-private-media", "--worker-wait-seconds", "0"]
+        settings = parse_frontend([*_common(checkpoint, namespace), *flags])
+        service = await Service.connect(settings)
+        inference = Inference(service)
+        app = make_app(service, inference)
+        server = HttpServer(
+            app,
+            host="127.0.0.1",
+            port=port,
+            drain_seconds=5,
+            limits=settings.limits.connection,
+            refuse=app.refuse_at_once,
+        )
+        serving = asyncio.create_task(server.serve())
+        grpc = GrpcServer(service, inference, None)
+        await grpc.start()
+        components = [COMPONENT[parse_worker(["--disaggregation-mode", role, *_common(checkpoint, namespace)]).mode] for role in roles]
+        await _until(lambda: all(model.workers.by_component[name].ready for model in service.models for name in components))
+        await _until(lambda: server.started)
+        try:
+            yield InProcess(port, grpc_port, service)
+        finally:
+            await grpc.stop(0.1)
+            server.should_exit = True
+            await serving
+            await service.close()
+            inference.close()
+            service.runtime.shutdown()
+    # The runtime's threads still call back a moment later.
+    await asyncio.sleep(0.1)
+
+
+def _common(checkpoint: Path, namespace: str) -> list[str]:
+    return ["--model-path", str(checkpoint), "--served-model-name", MODEL, "--namespace", namespace]
+
+
+@asynccontextmanager
+async def _worker(checkpoint: Path, engine: Path, namespace: str, role: str) -> AsyncIterator[None]:
+    settings = parse_worker(
+        [*_common(checkpoint, namespace), "--disaggregation-mode", role, "--extra-engine-args", str(engine)]
+    )
+    runtime, metrics, stop = Runtime(settings.rpc), WorkerMetrics(), asyncio.Event()
+    address = runtime.address(COMPONENT[settings.mode])
+    name = f"{runtime.endpoint(address).connection_id():x}"
+
+    def died(error: EngineDead) -> None:
+        raise AssertionError(error)
+
+    builder = Builder(settings=settings, runtime=runtime, metrics=metrics, name=name, died=died, stop=stop)
+    service = await builder.build()
+    server = Server(runtime, address, AccessLog(address, service.handle).answer)
+    await server.start()
+    try:
+        yield
+    finally:
+        await server.stop(timeout=1)
+        await service.close()
+        runtime.shutdown()
+
+
+async def _until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.02)
