@@ -48,7 +48,12 @@ def texts() -> dict[str, Any]:
 
 def image() -> dict[str, Any]:
     url = "data:image/png;base64," + base64.b64encode(picture()).decode()
-    return {"input": [[{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": words()}], words()]}
+    return {
+        "input": [
+            [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": words()}],
+            words(),
+        ]
+    }
 
 
 def same_image() -> dict[str, Any]:
@@ -56,6 +61,10 @@ def same_image() -> dict[str, Any]:
     url = "data:image/png;base64," + base64.b64encode(picture()).decode()
     part = {"type": "image_url", "image_url": {"url": url}}
     return {"input": [[part], [part, {"type": "text", "text": words()}]]}
+
+
+def infer() -> dict[str, Any]:
+    return {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [2, 1], "data": [words(), words()]}]}
 
 
 @dataclass(slots=True)
@@ -88,7 +97,8 @@ class Post:
 
     def _request(self) -> bytes:
         data = json.dumps(self.body()).encode()
-        head = f"POST {self.path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\nContent-Type: application/json\r\n"
+        head = f"POST {self.path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n"
+        head += "Content-Type: application/json\r\n"
         if not self.chunked:
             return f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data
         halves = data[: len(data) // 2], data[len(data) // 2 :]

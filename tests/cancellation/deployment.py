@@ -1,13 +1,15 @@
-"""A whole service in this process and on this loop: frontend with both doors, workers, real runtime and sockets."""
+"""A whole service in this process and on this loop: both doors, workers, real runtime and sockets."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks.ports import free_ports
 
 from tessera.errors import EngineDead
 from tessera.frontend.app import make_app
@@ -21,7 +23,8 @@ from tessera.worker.access_log import AccessLog
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.roles import COMPONENT, Builder
 from tessera.worker.settings import parse as parse_worker
-from tests.e2e.service import MODEL, free_ports
+from tests.e2e.service import MODEL
+from tests.rpc.conftest import until
 
 # A lease that nobody gives back is held for longer than any test waits.
 _ENGINE = """transport: {kind: %s, checksum: true, lease_seconds: 600}
@@ -69,9 +72,10 @@ async def in_process(
         serving = asyncio.create_task(server.serve())
         grpc = GrpcServer(service, inference, None)
         await grpc.start()
-        components = [COMPONENT[parse_worker(["--disaggregation-mode", role, *_common(checkpoint, namespace)]).mode] for role in roles]
-        await _until(lambda: all(model.workers.by_component[name].ready for model in service.models for name in components))
-        await _until(lambda: server.started)
+        components = ["encode" if role == "encode" else "embed" for role in roles]
+        (model,) = service.models
+        peers = [model.workers.by_component[component] for component in components]
+        await until(lambda: server.started and all(one.ready for one in peers), 60.0)
         try:
             yield InProcess(port, grpc_port, service)
         finally:
@@ -111,9 +115,3 @@ async def _worker(checkpoint: Path, engine: Path, namespace: str, role: str) -> 
         await server.stop(timeout=1)
         await service.close()
         runtime.shutdown()
-
-
-async def _until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():
-            await asyncio.sleep(0.02)

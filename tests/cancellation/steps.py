@@ -97,9 +97,7 @@ class TaskSteps:
         self.watching = False
         self._place = None
 
-    def __call__(
-        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
-    ) -> asyncio.Task[Any]:
+    def __call__(self, loop: asyncio.AbstractEventLoop, work: Any, /, **options: Any) -> asyncio.Task[Any]:
         code = getattr(work, "cr_code", None)
         if not self.watching or code is None or not code.co_filename.startswith(_OURS):
             return asyncio.Task(work, loop=loop, **options)

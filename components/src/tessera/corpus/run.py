@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from tessera.corpus.embedder import Embedder
@@ -127,17 +128,15 @@ async def _embed(
     try:
         async with asyncio.TaskGroup() as group:
 
-            async def embed(items: list[Item], weight: int, nbytes: int) -> None:
-                try:
-                    made = await embedder.embed(items)
-                    size = sum(one.rows.nbytes for one in made if isinstance(one, Embedded))
-                    await unwritten.take(size)
-                finally:
-                    room.give(weight, nbytes)
+            async def embed(items: list[Item], give_room: Callable[[], None]) -> None:
+                made = await embedder.embed(items)
+                size = sum(one.rows.nbytes for one in made if isinstance(one, Embedded))
+                give_unwritten = await unwritten.take(size)
+                give_room()
                 try:
                     await writer.put(made)
                 finally:
-                    unwritten.give(size)
+                    give_unwritten()
 
             while True:
                 started = time.monotonic()
@@ -154,15 +153,21 @@ async def _embed(
                     nbytes = sum(item.nbytes for item in items)
                     weight = sum(map(_weight, items))
                     started = time.monotonic()
-                    await room.take(weight, nbytes)
+                    give_room = await room.take(weight, nbytes)
                     progress.full_seconds += time.monotonic() - started
                     progress.nbytes += nbytes
                     progress.pictures += sum(
                         not isinstance(part, str) for item in items for part in item.parts
                     )
-                    group.create_task(embed(items, weight, nbytes))
+                    task = group.create_task(embed(items, give_room))
+                    # One that is cancelled before its first step gives nothing back by itself.
+                    task.add_done_callback(partial(_call, give_room))
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
+
+
+def _call(give: Callable[[], None], _: asyncio.Task[None]) -> None:
+    give()
 
 
 def take(rows: Iterator[Item | Failure]) -> list[Item | Failure]:
@@ -197,8 +202,8 @@ class _Room:
     def empty(self) -> bool:
         return not self._count
 
-    async def take(self, *sizes: int) -> None:
-        """In no order, where several wait."""
+    async def take(self, *sizes: int) -> Callable[[], None]:
+        """Wait for room, in no order where several do; what is returned gives it back once."""
         while self._count and any(
             taken + size > most for taken, size, most in zip(self._taken, sizes, self._most, strict=True)
         ):
@@ -206,11 +211,17 @@ class _Room:
             await self._given.wait()
         self._count += 1
         self._add(sizes)
+        held = True
 
-    def give(self, *sizes: int) -> None:
-        self._count -= 1
-        self._add([-size for size in sizes])
-        self._given.set()
+        def give() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._count -= 1
+                self._add([-size for size in sizes])
+                self._given.set()
+
+        return give
 
     def _add(self, sizes: Sequence[int]) -> None:
         self._taken = [taken + size for taken, size in zip(self._taken, sizes, strict=True)]

@@ -239,12 +239,14 @@ class _Line:
     def _ended(self, joint: _Joint, task: asyncio.Task[None]) -> None:
         """Give back what ``_start`` counted, however far the task came."""
         self._joints.discard(joint)
+        # A cancelled task keeps its frames, and with them this joint: a cycle.
+        joint.task = None
         if not joint.begun:
             self._starting -= not joint.large
             if task.cancelled():
                 # The instance may not have heard of them.
                 self._cancelled += joint.cancelled
-        # What nobody waits for any more holds its request, an image maybe, and this joint: a cycle.
+        # So are the requests, of images maybe, that nobody waits for any more.
         joint.fail(lambda: Unavailable(f"{self._name}: the call was cancelled"))
         self._leave_soon()
 

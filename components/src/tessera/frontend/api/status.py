@@ -63,6 +63,7 @@ class StatusBoard:
         """
         if self._asking is None and time.monotonic() - self._asked_at >= _MAX_AGE_SECONDS:
             self._asking = asyncio.create_task(self._ask_all(), name="status")
+            self._asking.add_done_callback(self._asked)
         if self._asking is not None:
             # A viewer who leaves must not take the answer away from the others.
             await asyncio.shield(self._asking)
@@ -78,15 +79,13 @@ class StatusBoard:
         }
 
     async def _ask_all(self) -> None:
-        try:
-            models = self._models()
-            workers = await asyncio.gather(*(_ask_each(model) for model in models))
-            self._shown = [
-                {**model.head, "workers": found} for model, found in zip(models, workers, strict=True)
-            ]
-            self._asked_at = time.monotonic()
-        finally:
-            self._asking = None
+        models = self._models()
+        workers = await asyncio.gather(*(_ask_each(model) for model in models))
+        self._shown = [{**model.head, "workers": found} for model, found in zip(models, workers, strict=True)]
+        self._asked_at = time.monotonic()
+
+    def _asked(self, _: asyncio.Task[None]) -> None:
+        self._asking = None
 
 
 async def _ask_each(model: Shown) -> list[dict[str, Any]]:

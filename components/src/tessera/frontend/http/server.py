@@ -62,7 +62,8 @@ class SharedPort:
             one.set_inheritable(False)
             one.setblocking(False)
         self._waiting: dict[socket.socket, asyncio.TimerHandle] = {}
-        self._arriving: set[asyncio.Task[None]] = set()
+        self._arriving: dict[asyncio.Task[None], socket.socket | None] = {}
+        """With each its socket, until its protocol or its handshake has that."""
         self._connections: Callable[[], int] = lambda: 0
         self._protocol: Callable[[], asyncio.Protocol]
         self._limits: ConnectionLimits
@@ -98,7 +99,7 @@ class SharedPort:
             asyncio.get_running_loop().remove_reader(one)
             one.close()
         if self._arriving:
-            _, late = await asyncio.wait(self._arriving, timeout=_LAST_HANDSHAKES_SECONDS)
+            _, late = await asyncio.wait(set(self._arriving), timeout=_LAST_HANDSHAKES_SECONDS)
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
@@ -138,7 +139,9 @@ class SharedPort:
                 taken.close()
                 continue
             task = asyncio.get_running_loop().create_task(self._serve(taken))
-            self._arriving.add(task)
+            self._arriving[task] = taken
+            # Not in the task, which does not run at all when it is cancelled before its first step.
+            task.add_done_callback(self._arrived)
             self.count()
             if patient:
                 break
@@ -148,6 +151,7 @@ class SharedPort:
     async def _serve(self, taken: socket.socket) -> None:
         task = asyncio.current_task()
         assert task is not None
+        self._arriving[task] = None
         try:
             if self._certificate is None:
                 await asyncio.get_running_loop().connect_accepted_socket(self._protocol, taken)
@@ -163,9 +167,11 @@ class SharedPort:
             # The client has gone already, or speaks something else than TLS.
             log.debug("a connection came to nothing: %s", error)
             taken.close()
-        finally:
-            self._arriving.discard(task)
-            self.count()
+
+    def _arrived(self, task: asyncio.Task[None]) -> None:
+        if (taken := self._arriving.pop(task)) is not None:
+            taken.close()
+        self.count()
 
 
 class HttpServer(uvicorn.Server):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -125,7 +126,12 @@ class Models:
         self.leaving[model.settings.name] = model
         task = asyncio.create_task(self._close(model), name=f"end {model.settings.name}")
         self._ending.add(task)
-        task.add_done_callback(self._ending.discard)
+        task.add_done_callback(partial(self._ended, model))
+
+    def _ended(self, model: ServedModel, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if self.leaving.get(model.settings.name) is model:
+            del self.leaving[model.settings.name]
 
     async def _close(self, model: ServedModel) -> None:
         try:
@@ -135,15 +141,14 @@ class Models:
                     await asyncio.sleep(_LOOK_SECONDS)
         except TimeoutError:
             log.warning("%s is closed with requests in flight", model.settings.name)
-        if self.leaving.get(model.settings.name) is model:
-            del self.leaving[model.settings.name]
         await model.close()
 
     async def close(self) -> None:
+        open_ = (*self.served, *self.leaving.values())
         for task in tuple(self._ending):
             task.cancel()
         await asyncio.gather(*self._ending, return_exceptions=True)
-        for model in self.served:
+        for model in open_:
             await model.close()
 
 
