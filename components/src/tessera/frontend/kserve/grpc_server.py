@@ -425,13 +425,13 @@ class GrpcServer:
     async def _stream(self, messages: Messages, context: Context) -> AsyncIterator[bytes]:
         """Answer in the order of the calls, many of which may be under way; one that fails fails alone.
 
-        A key that is refused ends the stream.
+        All have the stream's metadata, so that a key that is refused ends the stream.
         """
         if self._key_name(context.invocation_metadata() or ()) is None:
             with self._serving(_STREAM, context) as state:
                 failure = self._failed(_Refused(), state)
             await _abort(context, failure)
-        under_way: asyncio.Queue[asyncio.Task[bytes | Failure] | None] = asyncio.Queue(_STREAM_CALLS)
+        under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_STREAM_CALLS)
 
         async def take() -> None:
             async for raw in messages:
@@ -439,14 +439,10 @@ class GrpcServer:
             await under_way.put(None)
 
         taking = asyncio.create_task(take())
-        task: asyncio.Task[bytes | Failure] | None = None
+        task: asyncio.Task[bytes] | None = None
         try:
             while (task := await under_way.get()) is not None:
-                answer = await task
-                if isinstance(answer, Failure):
-                    await _abort(context, answer)
-                    return
-                yield answer
+                yield await task
         finally:
             taking.cancel()
             left = [] if task is None else [task]
@@ -457,8 +453,7 @@ class GrpcServer:
                 one.cancel()
             await asyncio.gather(taking, *left, return_exceptions=True)
 
-    async def _streamed(self, raw: bytes, context: Context) -> bytes | Failure:
-        """Answer one message of a stream; a ``Failure`` is for the whole stream."""
+    async def _streamed(self, raw: bytes, context: Context) -> bytes:
         answer = pb.ModelStreamInferResponse()
         identity = ""
         with self._serving(_STREAM, context) as state:
@@ -469,8 +464,6 @@ class GrpcServer:
                 answer.infer_response.CopyFrom(await self._inferred(message, len(raw), context, state))
                 if message.parameters["triton_enable_empty_final_response"].bool_param:
                     answer.infer_response.parameters["triton_final_response"].bool_param = True
-            except _Refused as error:
-                return self._failed(error, state)
             except Exception as error:
                 failure = self._failed(error, state)
                 answer.error_message = str(write_error(failure)[1]["error"])
