@@ -197,4 +197,4 @@ def test_urls_are_fetched_under_the_policy_and_come_in_order(tmp_path: Path, ser
     assert all(
         isinstance(row, Item) and row.parts == (Picture(f"/{row.id}.png".encode()),) for row in rows[:-1]
     )
-    assert "404" in reasons(rows)["gone"]
+    assert "status 404" in reasons(rows)["gone"]

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -16,25 +17,57 @@ import httpx
 from tests.e2e.service import MODEL, free_ports
 
 
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A running frontend: its client, its process and the file that it logs to."""
+
+    http: httpx.Client
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most memory that it has had at a time."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        (line,) = (line for line in status.splitlines() if line.startswith("VmHWM:"))
+        return int(line.split()[1]) << 10
+
+    def forget_peak(self) -> int:
+        """Begin to count ``peak_bytes`` anew, and give what it is now."""
+        Path(f"/proc/{self.process.pid}/clear_refs").write_text("5")
+        return self.peak_bytes
+
+
 @contextmanager
 def frontend(
     checkpoint: Path, folder: Path, *flags: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[httpx.Client]:
+    with frontend_process(checkpoint, folder, *flags, environment=environment) as alone:
+        yield alone.http
+
+
+@contextmanager
+def frontend_process(
+    checkpoint: Path, folder: Path, *flags: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Alone]:
+    """Run one that logs to a file in ``folder``, by TLS where ``flags`` say so."""
     (port,) = free_ports(1)
-    url = f"http://127.0.0.1:{port}"
+    url = f"{'https' if '--tls-cert' in flags else 'http'}://127.0.0.1:{port}"
     command = [sys.executable, "-m", "tessera.frontend", "--model-path", str(checkpoint)]
     command += ["--served-model-name", MODEL, "--port", str(port), "--discovery-backend", "file"]
     command += ["--worker-wait-seconds", "0", *flags]
     settings = os.environ | {"DYN_FILE_KV": str(folder / "discovery")} | dict(environment or {})
-    process = subprocess.Popen(command, env=settings, stderr=subprocess.DEVNULL)
+    log = folder / "frontend.log"
+    with log.open("wb") as errors:
+        process = subprocess.Popen(command, env=settings, stderr=errors)
     try:
-        with httpx.Client(base_url=url, timeout=30) as client:
+        with httpx.Client(base_url=url, timeout=30, verify=False) as client:  # noqa: S501
             deadline = time.monotonic() + 60
             while not _answers(client):
-                assert process.poll() is None, "the frontend ended"
+                assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, "the frontend does not answer"
                 time.sleep(0.05)
-            yield client
+            yield Alone(client, process, log)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(timeout=60)

@@ -37,6 +37,26 @@ def test_a_random_checkpoint_of_every_family(tmp_path: Path, family: str) -> Non
     assert json.loads((tmp_path / "one" / "config.json").read_text())["tessera_checkpoint"] == "random"
 
 
+@pytest.mark.parametrize("family", [family.name for family in families()])
+def test_a_token_that_no_embedding_is_for_is_named(tmp_path: Path, family: str) -> None:
+    directory = tmp_path / "checkpoint"
+    main(["--out", str(directory), "--family", family])
+    config = json.loads((directory / "config.json").read_text())
+    text = config.get("text_config") or config.get("llm_config") or config
+    beyond = text["vocab_size"] + 1000
+    path = directory / "tokenizer.json"
+    good = json.loads(path.read_text())
+    good["model"]["vocab"]["Z"] = beyond
+    path.write_text(json.dumps(good))
+    with pytest.raises(CheckpointError, match=f"the token 'Z' has id {beyond}, but vocab_size is"):
+        open_model(directory)
+    del good["model"]["vocab"]["Z"]
+    good["added_tokens"].append({"id": beyond, "content": "<beyond>", "special": True})
+    path.write_text(json.dumps(good))
+    with pytest.raises(CheckpointError, match=f"the token '<beyond>' has id {beyond}, but vocab_size is"):
+        open_model(directory)
+
+
 @pytest.mark.parametrize(
     ("content", "words"),
     [

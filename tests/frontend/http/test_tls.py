@@ -109,7 +109,7 @@ async def test_what_is_no_tls_is_closed_and_leaves_nothing(running: Running, aut
         reader, writer = await running.connect()
         writer.write(said)
         with suppress(ConnectionError):
-            assert b"200" not in await asyncio.wait_for(reader.read(), 20)
+            assert b"HTTP/1.1" not in await asyncio.wait_for(reader.read(), 20)
         writer.close()
     await until(lambda: not running.server.ports[0]._arriving)
     assert not running.server.server_state.connections
@@ -245,9 +245,9 @@ async def test_a_renewed_certificate_is_used_and_a_broken_one_is_not(
     async with served(LIMITS, certificate) as running:
         await until(lambda: running.server.started)
         assert await name_served(running) == "one"
-        before = certificate.context
+        before = certificate.accepted
         move("two")
-        await until(lambda: certificate.context is not before)
+        await until(lambda: certificate.accepted is not before)
         assert await name_served(running) == "two"
         (folders["three"] / "tls.key").write_text("no key")
         move("three")
@@ -282,7 +282,7 @@ def test_a_certificate_that_cannot_be_used_is_named(authority: Authority, tmp_pa
 def test_an_encrypted_key_takes_its_password_by_the_environment(authority: Authority) -> None:
     cert, key = authority.sign("secret")
     encrypted = authority.encrypt(key, "open")
-    assert Certificate(cert, encrypted, "open").context
+    assert Certificate(cert, encrypted, "open").accepted.encrypted
     with pytest.raises(ConfigError, match=f"{PASSWORD_VARIABLE} does not hold its password"):
         Certificate(cert, encrypted)
     with pytest.raises(ConfigError, match=f"or {PASSWORD_VARIABLE} is not its password"):

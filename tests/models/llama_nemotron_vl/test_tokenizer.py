@@ -74,7 +74,7 @@ def test_more_tokens_than_embeddings(make_checkpoint: MakeCheckpoint, tmp_path: 
         parsed["img_context_token_id"] = 400
 
     path = edited(make_checkpoint(), tmp_path / "c", edit, "config.json")
-    with pytest.raises(CheckpointError, match="600 tokens, but vocab_size is 500"):
+    with pytest.raises(CheckpointError, match="has id 599, but vocab_size is 500"):
         LlamaNemotronVL.open(path)
 
 

@@ -125,9 +125,9 @@ class PlainTokenizer:
             tokenizer = Tokenizer.from_str(json.dumps(stripped))
         except Exception as error:  # the binding raises bare Exception
             raise CheckpointError(f"{path}: not a tokenizer: {error}") from error
-        size = tokenizer.get_vocab_size()
-        if size > vocab_size:
-            raise CheckpointError(f"{path}: {size} tokens, but vocab_size is {vocab_size}")
+        # By the largest id, not by the number of tokens: a vocabulary that was pruned has holes.
+        check_largest(path, tokenizer.get_vocab(with_added_tokens=False), vocab_size)
+        check_largest(path, {name: token["id"] for name, token in added.items()}, vocab_size)
         names = {token["id"]: name for name, token in added.items()}
         return cls(
             path=path,
@@ -170,6 +170,13 @@ class PlainTokenizer:
     def text_of(self, token: int) -> str:
         """The vocabulary's own spelling of a token, empty for an id it lacks."""
         return self.added_names.get(token) or self.tokenizer.id_to_token(token) or ""
+
+
+def check_largest(path: Path, ids: Mapping[str, int], vocab_size: int) -> None:
+    """Raise ``CheckpointError``, naming the token, for an id that no row of the embeddings is for."""
+    name = max(ids, key=ids.__getitem__, default=None)
+    if name is not None and ids[name] >= vocab_size:
+        raise CheckpointError(f"{path}: the token {name!r} has id {ids[name]}, but vocab_size is {vocab_size}")
 
 
 def as_ids(values: Sequence[int]) -> Int32Array:

@@ -1,5 +1,6 @@
 """The one place that knows Dynamo: serving an endpoint, calling an instance, watching discovery."""
 
+from tessera.rpc.balance import least_loaded
 from tessera.rpc.discovery import FORGOTTEN, until_back
 from tessera.rpc.model_server import ModelServer
 from tessera.rpc.peers import DRAIN_PATIENCE_SECONDS, Check, Client, Peers, RetryBudget
@@ -18,6 +19,7 @@ __all__ = [
     "Runtime",
     "Server",
     "internal_error",
+    "least_loaded",
     "set_environment_defaults",
     "until_back",
 ]

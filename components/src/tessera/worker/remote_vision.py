@@ -16,7 +16,7 @@ import msgspec
 from tessera import tracing, wire
 from tessera.errors import DeadlineExceeded, HandOffError, ProtocolError, TesseraError, Unavailable
 from tessera.logs import count
-from tessera.rpc import DRAIN_PATIENCE_SECONDS, Check, Client, Peers, RetryBudget
+from tessera.rpc import DRAIN_PATIENCE_SECONDS, Check, Client, Peers, RetryBudget, least_loaded
 from tessera.transport.inbox import Inbox
 from tessera.worker.image_rows import EncodedImage, Job
 from tessera.worker.metrics import WorkerMetrics
@@ -135,9 +135,7 @@ class RemoteVision:
         if not await self._peers.wait_back(self._wait_seconds, deadline - time.monotonic()):
             raise Unavailable("no encode worker is available, so images cannot be embedded", retry_after=1.0)
         ready = self._peers.ready
-        return min(
-            ready.keys() - tried or ready.keys(), key=lambda instance: (self._units[instance], instance)
-        )
+        return least_loaded(ready.keys() - tried or ready.keys(), self._units)
 
     def _may_retry(self) -> bool:
         if self._budget.take():

@@ -485,6 +485,8 @@ def read_tokens(value: list[Json], param: str, builder: InputBuilder) -> Input:
 
     Ids beyond the vocabulary are found later, where the vocabulary is known.
     """
+    if len(value) > builder.limits.characters:
+        raise expected(param, f"at most {builder.limits.characters} token ids", value)
     tokens = []
     for index, token in enumerate(value):
         # ``type(...) is`` because a JSON ``true`` is an ``int`` to ``isinstance``.
@@ -492,8 +494,6 @@ def read_tokens(value: list[Json], param: str, builder: InputBuilder) -> Input:
             what = "a token id, an integer of at least 0"
             token = integer(token, f"{param}[{index}]", low=0, high=INT32, what=what)
         tokens.append(token)
-    if len(tokens) > builder.limits.characters:
-        raise expected(param, f"at most {builder.limits.characters} token ids", value)
     if builder.instruction is not None:
         raise InvalidInput(
             f"{param}: token ids are taken as they are, without an instruction", param="instruction"

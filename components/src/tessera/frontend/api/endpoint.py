@@ -28,7 +28,8 @@ from tessera.errors import (
     UnsupportedRoute,
 )
 from tessera.frontend.api.formats import ResponseBody, frame_bytes, row_bytes
-from tessera.frontend.api.values import Json, read_json
+from tessera.frontend.api.body import BRACKETS, BRACKETS_AN_INPUT, read_json
+from tessera.frontend.api.values import Json
 from tessera.frontend.http.admission import RateLimiter, Ticket
 from tessera.frontend.http.auth import Authenticator, client_of
 from tessera.frontend.metrics import FrontendMetrics
@@ -234,6 +235,8 @@ class Endpoint:
         self._limiter = limiter
         self._metrics = metrics
         self._fairness = LoopFairness()
+        most = max(limits.request.inputs, limits.request.documents)
+        self._brackets = max(BRACKETS, BRACKETS_AN_INPUT * most)
 
     async def embed(
         self, http: Request, translate: Translate, *, kinds: frozenset[OutputKind] = VECTORS
@@ -247,7 +250,7 @@ class Endpoint:
         raw = await self._body(http)
         async with self._fairness.turn():
             with tracing.span("parse"):
-                body = _parsed(http, raw)
+                body = self._parsed(http, raw)
                 served = self.choose(http, asked_model(body), kinds)
                 translated = translate(body, served.served)
         request = translated.request
@@ -300,7 +303,7 @@ class Endpoint:
         raw = await self._body(http)
         async with self._fairness.turn():
             with tracing.span("parse"):
-                body = _parsed(http, raw)
+                body = self._parsed(http, raw)
                 asked = asked_model(body) if name is None else name
                 served = self.choose(http, asked, kinds, first=OutputKind.SCORE)
                 translated = translate(body, served.served)
@@ -415,7 +418,11 @@ class Endpoint:
     async def json(self, http: Request) -> Json:
         """The request's parsed body; it may be asked for again."""
         raw = http.scope["state"]["body"] = await self._body(http)
-        return _parsed(http, raw)
+        return self._parsed(http, raw)
+
+    def _parsed(self, http: Request, raw: bytes) -> Json:
+        kind = (header(http, b"content-type") or b"").decode("latin-1")
+        return read_json(raw, kind, brackets=self._brackets)
 
     @staticmethod
     def check_model(request: EmbeddingsRequest | ScoreRequest, model: ServedModel) -> None:
@@ -545,10 +552,6 @@ def asked_model(body: Json) -> str | None:
     """The model that a body names, in whichever client's form; what is no name is for that to refuse."""
     asked = body.get("model") if isinstance(body, dict) else None
     return asked if isinstance(asked, str) else None
-
-
-def _parsed(http: Request, raw: bytes) -> Json:
-    return read_json(raw, (header(http, b"content-type") or b"").decode("latin-1"))
 
 
 def _listed(kinds: frozenset[OutputKind]) -> str:

@@ -144,6 +144,8 @@ def parse_tokenize(value: Json, limits: RequestLimits) -> TokenizeRequest:
     builder = InputBuilder.of(body, role, limits)
     given = _given(body, limits)
     values = given if isinstance(given, list) else [given]
+    # What is no batch fails at its first item.
+    values = values[: limits.inputs]
     paths = [f"inputs[{index}]" if isinstance(given, list) else "inputs" for index in range(len(values))]
     texts = tuple(
         (builder.text(string(value, path), path), path) for value, path in zip(values, paths, strict=True)

@@ -1,14 +1,13 @@
-"""JSON values of a body, read with errors that name the path, what was expected and what was found."""
+"""The values of a parsed body, read with errors that name the path, what was expected and what was found."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import cache
 from typing import Final, TypeVar
-
-import orjson
 
 from tessera.errors import InvalidInput
 
@@ -20,6 +19,19 @@ Json = object
 """A parsed JSON value: dict, list, str, int, float, bool or None."""
 
 JsonObject = dict[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class NoText:
+    """Stands in a parsed body for a string that is no text; readers of strings refuse it by its path."""
+
+    at: int
+
+    def __str__(self) -> str:
+        return (
+            f"a string that is no text: at character {self.at} is half of a surrogate pair, or a byte that is "
+            "not UTF-8"
+        )
 
 
 def summarize(value: Json) -> str:
@@ -37,6 +49,8 @@ def summarize(value: Json) -> str:
             return "an empty list" if not value else f"a list of {len(value)}"
         case dict():
             return "an empty object" if not value else f"an object with {len(value)} keys"
+        case NoText():
+            return str(value)
         case _:
             return f"a {type(value).__name__}"
 
@@ -72,21 +86,6 @@ def reject_unknown(value: JsonObject, allowed: Collection[str], param: str) -> N
 
 def join(param: str, key: str) -> str:
     return f"{param}.{key}" if param else key
-
-
-def read_json(raw: bytes, content_type: str = "") -> Json:
-    """Parse a request body; raises ``InvalidInput`` for anything that is not one JSON value in UTF-8.
-
-    ``content_type`` is the header's value. It is no reason to refuse anything, and a likely one for what
-    cannot be parsed.
-    """
-    try:
-        return orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
-        kind = content_type.partition(";")[0].strip().lower()
-        named = kind and not kind.endswith(("/json", "+json"))
-        said = f", and its Content-Type is {clip(kind)}, not application/json" if named else ""
-        raise InvalidInput(f"the body is not valid JSON{said}: {error}") from None
 
 
 def json_object(value: Json) -> JsonObject:

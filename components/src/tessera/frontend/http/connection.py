@@ -113,6 +113,8 @@ class LingeringTransport(asyncio.Transport):
         return self._transport.is_closing()
 
     def close(self) -> None:
+        if self._transport.is_closing():
+            return
         # TLS knows no end of one side alone: the answer says that it is the last.
         if self._transport.can_write_eof():
             self._transport.write_eof()
@@ -122,7 +124,9 @@ class LingeringTransport(asyncio.Transport):
 class AnswerTransport(asyncio.Transport):
     """Writes the head of one answer together with the first of its body.
 
-    uvicorn writes them one after the other, and uvloop passes each to the system at once: 5 to 15 µs.
+    uvicorn writes them one after the other, and uvloop passes each to the system at once: 5 to 15 µs. Drops
+    what is written once the connection is closing: uvicorn marks the last request of a connection alone as
+    one whose client has gone, and the one that runs writes on.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
@@ -132,6 +136,8 @@ class AnswerTransport(asyncio.Transport):
         self._begun = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
+        if self._transport.is_closing():
+            return
         if self._head:
             head, self._head = self._head, b""
             self._transport.writelines((head, data))
@@ -488,6 +494,7 @@ class GuardedProtocol(HttpToolsProtocol):
             or self._head_timer is not None
             or self.flow.write_paused
             or not cycle.keep_alive
+            or self.transport.is_closing()
             or cycle.waiting_for_100_continue
             or (answer := self._refuse_request(cast(Scope, cycle.scope))) is None
         ):

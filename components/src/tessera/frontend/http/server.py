@@ -158,7 +158,7 @@ class SharedPort:
             else:
                 await shake_hands(
                     taken,
-                    self._certificate.context,
+                    self._certificate.accepted.context,
                     self._protocol,
                     seconds=self._limits.header_seconds,
                     write_seconds=self._limits.write_seconds,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, cast
 
@@ -56,15 +59,33 @@ class _Encrypted(Exception):
     """The key has a password, and none is known."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """A chain and its key, in PEM, that were found good together; ``until`` is the end of their validity."""
+
+    context: ssl.SSLContext
+    until: str
+    chain: bytes
+    key: bytes
+
+    @property
+    def encrypted(self) -> bool:
+        return b"ENCRYPTED" in self.key
+
+
 class Certificate:
-    """The certificate that new connections get; ``context`` changes when its files do."""
+    """Holds the pair of certificate and key that new connections get, HTTP's and gRPC's alike.
+
+    ``accepted`` changes when the files do and are good. Nobody else reads them: what was judged is what is
+    served, whatever is written to the files meanwhile.
+    """
 
     def __init__(self, cert: Path, key: Path, password: str | None = None) -> None:
         """Raises ``ConfigError`` for files that cannot be used, naming the flag and the file."""
         self._cert, self._key, self._password = cert, key, password
         self._seen = self._signature()
-        self.context, self._until = self._load()
-        log.info("TLS with the certificate %s, valid until %s", cert, self._until)
+        self.accepted = self._load()
+        log.info("TLS with the certificate %s, valid until %s", cert, self.accepted.until)
 
     @classmethod
     def of(cls, settings: TlsSettings, password: str | None = None) -> Certificate | None:
@@ -82,25 +103,13 @@ class Certificate:
             if (seen := self._signature()) == self._seen:
                 continue
             try:
-                self.context, self._until = self._load()
-                log.info("TLS with a renewed certificate, valid until %s", self._until)
+                self.accepted = self._load()
+                log.info("TLS with a renewed certificate, valid until %s", self.accepted.until)
             except ConfigError as error:
-                log.error("the certificate stays as it was, valid until %s: %s", self._until, error.message)
+                until = self.accepted.until
+                log.error("the certificate stays as it was, valid until %s: %s", until, error.message)
             # One that is half written now changes again.
             self._seen = seen
-
-    def pem(self) -> tuple[bytes, bytes]:
-        """The chain and the key as they are in the files now, for gRPC, which takes no context.
-
-        Raises ``ConfigError`` for an encrypted key, which it cannot read.
-        """
-        try:
-            chain, key = self._cert.read_bytes(), self._key.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"--tls-cert {self._cert}: {error.strerror}") from error
-        if b"ENCRYPTED" in key:
-            raise ConfigError(f"--grpc-port: gRPC reads no encrypted key, and {self._key} is one")
-        return chain, key
 
     def _signature(self) -> tuple[object, ...]:
         # Of what links lead to: cert-manager's files are links that it moves.
@@ -113,13 +122,9 @@ class Certificate:
                 found.append((error.errno or 0, 0, 0))
         return tuple(found)
 
-    def _load(self) -> tuple[ssl.SSLContext, str]:
+    def _load(self) -> Accepted:
         cert, key = f"--tls-cert {self._cert}", f"--tls-key {self._key}"
-        for flag, path in ((cert, self._cert), (key, self._key)):
-            try:
-                path.open("rb").close()
-            except OSError as error:
-                raise ConfigError(f"{flag}: {error.strerror}") from error
+        chain, private = _read(self._cert, cert), _read(self._key, key)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.options |= ssl.OP_NO_RENEGOTIATION
@@ -132,7 +137,8 @@ class Certificate:
             return self._password
 
         try:
-            context.load_cert_chain(self._cert, self._key, password)
+            with _file_of(chain) as chain_path, _file_of(private) as key_path:
+                context.load_cert_chain(chain_path, key_path, password)
         except _Encrypted:
             said = f"{key}: the key is encrypted, and {PASSWORD_VARIABLE} does not hold its password"
             raise ConfigError(said) from None
@@ -140,25 +146,41 @@ class Certificate:
             match error.reason:
                 case "KEY_VALUES_MISMATCH":
                     said = f"{key}: this is not the key of the certificate {self._cert}"
-                case _ if _has(self._cert, b"CERTIFICATE-----") and self._password is not None:
+                case _ if b"CERTIFICATE-----" in chain and self._password is not None:
                     said = f"{key}: no private key in PEM, or {PASSWORD_VARIABLE} is not its password"
-                case _ if _has(self._cert, b"CERTIFICATE-----"):
+                case _ if b"CERTIFICATE-----" in chain:
                     said = f"{key}: no private key in PEM"
                 case _:
                     said = f"{cert}: no certificate in PEM"
             raise ConfigError(said) from error
         try:
-            return context, _tried(context, self._cert)
+            until = _tried(context, chain)
         except (ssl.SSLError, ValueError) as error:
             why = getattr(error, "verify_message", "") or str(error)
             raise ConfigError(f"{cert}: clients would refuse it: {why}") from error
+        return Accepted(context=context, until=until, chain=chain, key=private)
 
 
-def _has(path: Path, mark: bytes) -> bool:
-    return mark in path.read_bytes()
+def _read(path: Path, flag: str) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{flag}: {error.strerror}") from error
 
 
-def _tried(context: ssl.SSLContext, cert: Path) -> str:
+@contextmanager
+def _file_of(content: bytes) -> Iterator[str]:
+    """Give the path of a file in memory: OpenSSL reads a chain and its key from nothing else."""
+    number = os.memfd_create("tessera-tls")
+    try:
+        with open(number, "wb", closefd=False) as file:
+            file.write(content)
+        yield f"/proc/self/fd/{number}"
+    finally:
+        os.close(number)
+
+
+def _tried(context: ssl.SSLContext, chain: bytes) -> str:
     """Connect a client in memory that trusts the certificate: until when it is valid.
 
     The client finds what none would accept: one that has expired or is not valid yet, or is not for servers.
@@ -167,7 +189,7 @@ def _tried(context: ssl.SSLContext, cert: Path) -> str:
     judge = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     judge.check_hostname = False
     judge.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    judge.load_verify_locations(cadata=_certificates(cert))
+    judge.load_verify_locations(cadata=_certificates(chain))
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = judge.wrap_bio(down, up)
     server = context.wrap_bio(up, down, server_side=True)
@@ -180,9 +202,9 @@ def _tried(context: ssl.SSLContext, cert: Path) -> str:
     return str(found["notAfter"])
 
 
-def _certificates(path: Path) -> str:
+def _certificates(chain: bytes) -> str:
     """The certificates of a PEM file, which may hold the key and words as well."""
-    text = path.read_bytes().decode("ascii", "replace")
+    text = chain.decode("ascii", "replace")
     begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
     blocks = [block.partition(end)[0] for block in text.split(begin)[1:]]
     return "".join(f"{begin}{block}{end}\n" for block in blocks)
@@ -198,7 +220,9 @@ class _Waiting(asyncio.Protocol):
         self._data += data
 
     def hand_over(self, raw: asyncio.Transport) -> None:
-        """Give it to the protocol that took this one's place."""
+        """Give it to the protocol that took this one's place, if the connection still has one."""
+        if raw.is_closing():
+            return
         protocol, left = cast(asyncio.BufferedProtocol, raw.get_protocol()), memoryview(self._data)
         while left:
             space = memoryview(protocol.get_buffer(len(left)))

@@ -3,6 +3,9 @@
 A call passes what an HTTP request passes: key, rate, id, trace, counters and log line, under the path of its
 method. The frontends of a group listen on the port each for itself (SO_REUSEPORT): gRPC takes no sockets from
 elsewhere. The system gives a connection to one of them, and all calls of a connection are that one's.
+
+A key is looked at before any message is read. gRPC reads the message of a unary handler before it calls it, so
+that all methods are handlers of streams here; on the wire there is no difference.
 """
 
 from __future__ import annotations
@@ -21,12 +24,19 @@ from google.protobuf.json_format import ParseDict
 from google.protobuf.message import DecodeError, Message
 
 from tessera import tracing
-from tessera.errors import ConfigError, InvalidInput, RequestCancelled, TesseraError, UnsupportedOperation
+from tessera.errors import (
+    ConfigError,
+    InvalidInput,
+    RequestCancelled,
+    RequestTimeout,
+    TesseraError,
+    UnsupportedOperation,
+)
 from tessera.frontend.http.access_log import AccessLog
 from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.errors import Failure, release, render, render_status
 from tessera.frontend.http.middleware import AnswerCounts, new_request_id
-from tessera.frontend.http.tls import Certificate
+from tessera.frontend.http.tls import Accepted, Certificate
 from tessera.frontend.kserve import messages_pb2 as pb
 from tessera.frontend.kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted
 from tessera.frontend.kserve.http import write_error
@@ -52,6 +62,7 @@ _UNSUPPORTED: Final = (
 _OPEN: Final = frozenset(("ServerLive", "ServerReady"))
 # Calls that fail, ask for statistics or look for health while others wait.
 _SPARE_CALLS: Final = 256
+_STREAM: Final = "ModelStreamInfer"
 # Calls of one stream that are under way at a time.
 _STREAM_CALLS: Final = 64
 _TRACE: Final = frozenset(("traceparent", "tracestate", "baggage", "b3"))
@@ -85,6 +96,7 @@ _CODES: Final = {
 
 M = TypeVar("M", bound=Message)
 Context = Any
+Messages = AsyncIterator[bytes]
 Metadata = Sequence[tuple[str, str | bytes]]
 State = dict[str, Any]
 """What is known of a call: ``metadata``, ``peer``, ``request_id``, ``key_name``, and how it ended."""
@@ -221,10 +233,10 @@ class GrpcServer:
             maximum_concurrent_rpcs=limits.max_in_flight + MOST_WAITING + _SPARE_CALLS,
         )
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(self._unary(name, answer))
+            name: grpc.stream_unary_rpc_method_handler(self._unary(name, answer))
             for name, answer in self._methods().items()
         }
-        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
+        handlers[_STREAM] = grpc.stream_stream_rpc_method_handler(self._stream)
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     async def start(self) -> None:
@@ -248,20 +260,27 @@ class GrpcServer:
 
     @staticmethod
     def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
-        def configured(pem: tuple[bytes, bytes]) -> Any:
-            return grpc.ssl_server_certificate_configuration([(pem[1], pem[0])])
+        """Give what takes the certificate that HTTP has accepted last; raises ``ConfigError``."""
 
-        last = certificate.pem()
+        def configured(pair: Accepted) -> Any:
+            return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)])
+
+        seen = certificate.accepted
+        if seen.encrypted:
+            raise ConfigError("--grpc-port: gRPC reads no encrypted key, and --tls-key is one")
 
         def renewed() -> Any:
-            """Asked at each handshake, on a thread of gRPC's."""
-            nonlocal last
-            if (now := certificate.pem()) == last:
+            """Give a new configuration where there is one: gRPC asks at each handshake, on its threads."""
+            nonlocal seen
+            if (now := certificate.accepted) is seen:
                 return None
-            last = now
+            seen = now
+            if now.encrypted:
+                log.error("the certificate of gRPC stays as it was: the key of the new one is encrypted")
+                return None
             return configured(now)
 
-        return grpc.dynamic_ssl_server_credentials(configured(last), renewed)
+        return grpc.dynamic_ssl_server_credentials(configured(seen), renewed)
 
     def _methods(self) -> dict[str, Method]:
         inference, regions = self._inference, self._inference.regions
@@ -377,25 +396,41 @@ class GrpcServer:
         )
         return write_answer(answer, call)
 
-    def _unary(self, name: str, answer: Method) -> Callable[[bytes, Context], Awaitable[bytes]]:
-        async def answered(raw: bytes, context: Context) -> bytes:
+    def _unary(self, name: str, answer: Method) -> Callable[[Messages, Context], Awaitable[bytes]]:
+        async def answered(messages: Messages, context: Context) -> bytes:
             failure: Failure | None = None
             with self._serving(name, context) as state:
                 try:
                     self._open(name, state)
+                    raw = await self._message(messages)
                     return serialized(await answer(raw, context, state))
                 except Exception as error:
                     failure = self._failed(error, state)
-            status, body = write_error(failure)
-            retry = failure.headers.get("retry-after")
-            trailing = (("retry-after", retry),) if retry is not None else ()
-            await context.abort(code_of(status), body["error"], trailing)
+            await _abort(context, failure)
             raise AssertionError
 
         return answered
 
-    async def _stream(self, messages: AsyncIterator[bytes], context: Context) -> AsyncIterator[bytes]:
-        """Answers in the order of the calls, many of which may be under way; one that fails fails alone."""
+    async def _message(self, messages: Messages) -> bytes:
+        """Read the one message of a call; raises ``RequestTimeout``, and ``RequestCancelled`` without one."""
+        seconds = self._inference.patience
+        try:
+            async with asyncio.timeout(seconds):
+                return await anext(messages)
+        except TimeoutError as error:
+            raise RequestTimeout(f"the message did not arrive within {seconds:.0f} s") from error
+        except StopAsyncIteration:
+            raise RequestCancelled("the call ended before its message had come") from None
+
+    async def _stream(self, messages: Messages, context: Context) -> AsyncIterator[bytes]:
+        """Answer in the order of the calls, many of which may be under way; one that fails fails alone.
+
+        All have the stream's metadata, so that a key that is refused ends the stream.
+        """
+        if self._key_name(context.invocation_metadata() or ()) is None:
+            with self._serving(_STREAM, context) as state:
+                failure = self._failed(_Refused(), state)
+            await _abort(context, failure)
         under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_STREAM_CALLS)
 
         async def take() -> None:
@@ -421,9 +456,9 @@ class GrpcServer:
     async def _streamed(self, raw: bytes, context: Context) -> bytes:
         answer = pb.ModelStreamInferResponse()
         identity = ""
-        with self._serving("ModelStreamInfer", context) as state:
+        with self._serving(_STREAM, context) as state:
             try:
-                self._open("ModelStreamInfer", state)
+                self._open(_STREAM, state)
                 message = parsed(pb.ModelInferRequest, raw)
                 identity = message.id
                 answer.infer_response.CopyFrom(await self._inferred(message, len(raw), context, state))
@@ -438,15 +473,18 @@ class GrpcServer:
 
     def _open(self, name: str, state: State) -> None:
         """Check the key; raises ``_Refused``."""
-        headers = [(key.encode(), _bytes(value)) for key, value in state["metadata"]]
-        found = self._service.keys.name_of(headers)
+        found = self._key_name(state["metadata"])
         if found is None and name not in _OPEN:
-            self._service.metrics.refused.labels("unknown key").inc()
             raise _Refused
         state["key_name"] = found or Authenticator.ANONYMOUS
 
+    def _key_name(self, metadata: Metadata) -> str | None:
+        """Give the name of the key in a call's metadata, None for one that is missing or not known."""
+        return self._service.keys.name_of([(key.encode(), _bytes(value)) for key, value in metadata])
+
     def _failed(self, error: Exception, state: State) -> Failure:
         if isinstance(error, _Refused):
+            self._service.metrics.refused.labels("unknown key").inc()
             failure = render_status(
                 401, "the API key is missing or not known; send authorization: Bearer KEY as metadata"
             )
@@ -508,6 +546,14 @@ class GrpcServer:
 
 class _Refused(Exception):
     """The key is missing or not known."""
+
+
+async def _abort(context: Context, failure: Failure) -> None:
+    """End a call with a failure; raises gRPC's own error, which ends the handler."""
+    status, body = write_error(failure)
+    retry = failure.headers.get("retry-after")
+    trailing = (("retry-after", retry),) if retry is not None else ()
+    await context.abort(code_of(status), body["error"], trailing)
 
 
 def _bytes(value: str | bytes) -> bytes:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection
-from random import random
+
+from tessera.rpc import least_loaded
 
 # How far a worker may be above the mean load before an image goes to the next in its ranking, and the
 # tokens that are always allowed: with little load the mean says nothing, and leaving a cache costs an
@@ -34,8 +35,7 @@ class Router:
 
     def pick_text(self, instances: Collection[int]) -> int:
         """``instances`` must not be empty, here and below."""
-        # Of equally loaded ones any: with little load the first would get everything.
-        return min(instances, key=lambda instance: (self._tokens[instance], random()))
+        return least_loaded(instances, self._tokens)
 
     def pick_image(self, digest: bytes, instances: Collection[int]) -> int:
         bound = self._factor * sum(self._tokens[instance] for instance in instances) / len(instances)

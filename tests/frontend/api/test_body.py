@@ -1,0 +1,130 @@
+"""Bodies of JSON: lists and objects are counted before they are parsed, strings that are no text are named."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tessera.errors import InvalidInput
+from tessera.frontend.api import body as module
+from tessera.frontend.api.body import BRACKETS, more_outside_strings, read_json
+from tessera.frontend.api.openai import parse_embeddings
+from tessera.frontend.api.values import NoText
+
+
+def outside(raw: bytes, marks: bytes) -> int:
+    """What ``more_outside_strings`` counts, by one character after another."""
+    found, within, escaped = 0, False, False
+    for code in raw:
+        if escaped:
+            escaped = False
+        elif within and code == ord("\\"):
+            escaped = True
+        elif code == ord('"'):
+            within = not within
+        elif not within and code in marks:
+            found += 1
+    return found
+
+
+_TEXT = st.text(alphabet='\\"[{,a\u00fc\U0001f600')
+_VALUES = st.recursive(
+    _TEXT | st.integers(),
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(_TEXT, inner, max_size=3),
+    max_leaves=20,
+)
+
+
+@given(_VALUES, st.integers(1, 9), st.booleans())
+def test_strings_are_left_out_wherever_they_are_cut(value: object, piece: int, ascii_: bool) -> None:
+    raw = json.dumps(value, ensure_ascii=ascii_).encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PIECE_BYTES", piece)
+        for marks in (b"[{", b","):
+            count = outside(raw, marks)
+            assert not more_outside_strings(raw, marks, count)
+            assert count == 0 or more_outside_strings(raw, marks, count - 1)
+
+
+def test_a_body_of_too_many_lists_is_refused_before_it_is_parsed() -> None:
+    most = b"[" + b",".join([b"[]"] * (BRACKETS - 1)) + b"]"
+    assert len(read_json(most)) == BRACKETS - 1  # type: ignore[arg-type]
+    for raw in (most[:-1] + b",[]]", most[:-1] + b",{}]", b"[" * (BRACKETS + 1), most + b"[]"):
+        with pytest.raises(InvalidInput, match=f"more than {BRACKETS} lists and objects"):
+            read_json(raw)
+
+
+def test_texts_of_brackets_and_the_largest_batches_are_read() -> None:
+    text = '[{"' * 100_000
+    assert read_json(json.dumps({"input": text}).encode()) == {"input": text}
+    tokens = {"input": [[1, 2, 3]] * 8192}
+    assert len(parse_embeddings(read_json(json.dumps(tokens).encode())).inputs) == 8192
+    system = {"role": "system", "content": [{"type": "text", "text": "Find it."}]}
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    asked, last = {"role": "user", "content": parts}, {"role": "assistant", "content": [parts[0] | {"text": ""}]}
+    conversations = {"messages": [[system, asked, last]] * 8192}
+    assert len(parse_embeddings(read_json(json.dumps(conversations).encode())).inputs) == 8192
+
+
+@pytest.mark.parametrize(
+    ("raw", "param", "at"),
+    [
+        (b'{"input": ["ok", "x\\ud83d"]}', "input[1]", 1),
+        (b'{"input": ["ok", "\\ude00 x"]}', "input[1]", 0),
+        (b'{"input": ["ok", "caf\xe9"]}', "input[1]", 3),
+        (b'{"input": ["\xc3\xa9", "\xed\xa0\xbd"]}', "input[1]", 0),
+        (b'{"input": [{"text": "\\uD800"}]}', "input[0].text", 0),
+        (b'{"messages": [{"role": "user", "content": [{"type": "text", "text": "\\ud800"}]}]}',
+         "messages[0].content[0].text", 0),
+        (b'{"documents": ["a", {"text": "b", "title": "\\udfff"}], "query": "q"}', "documents[1].title", 0),
+        (b'{"texts": ["a", "b\\ud800"], "query": "q"}', "texts[1]", 1),
+        (b'{"inputs": [{"name": "text", "data": ["a", "\\ud800"]}]}', "inputs[0].data[1]", 0),
+        (b'{"input": "a", "user": "\\ud800"}', "user", 0),
+        (b'"\\ud800"', None, 0),
+    ],
+)  # fmt: skip
+def test_a_string_that_is_no_text_is_named(raw: bytes, param: str | None, at: int) -> None:
+    with pytest.raises(InvalidInput, match=f"at character {at} is half of a surrogate pair") as caught:
+        read_json(raw)
+    assert caught.value.param == param
+
+
+def test_partial_leaves_the_other_inputs() -> None:
+    raw = b'{"partial": true, "input": ["x\\ud83d", "ok", ["\xff"], {"text": "\\ud800"}, "\\ud83d\\ude00"]}'
+    inputs = parse_embeddings(read_json(raw)).inputs
+    assert [entry.malformed is None for entry in inputs] == [False, True, False, False, True]
+    assert [entry.malformed and entry.malformed.param for entry in inputs] == [
+        *("input[0]", None, "input[2][0]", "input[3].text", None)
+    ]
+    assert inputs[4].parts == ("\U0001f600",)
+    body = read_json(b'{"partial": true, "input": ["a"], "user": "\\ud800"}')
+    assert body == {"partial": True, "input": ["a"], "user": NoText(0)}
+    with pytest.raises(InvalidInput, match="user: expected a non-empty string, found a string that is no"):
+        parse_embeddings(body)
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b'{"input": "\\ud800"',
+        b'{"input": "\\ud800", "dimensions": NaN}',
+        b'{"input": "\\ud800", "dimensions": ' + b"9" * 5000 + b"}",
+        b'{"input": "\\ud800", "x": ' + b"[" * 5000 + b"]" * 5000 + b"}",
+        b"\x89PNG\r\n\xff",
+        b'{"input": [' + b'"",' * 600_000 + b'"\\ud800"]}',
+    ],
+    ids=["cut off", "no number", "many digits", "deep", "a picture", "many strings"],
+)
+def test_what_is_no_json_besides_is_refused_as_that(raw: bytes) -> None:
+    with pytest.raises(InvalidInput, match="the body is not valid JSON"):
+        read_json(raw)
+
+
+@pytest.mark.parametrize("name", ["input", "messages", "modality"])
+def test_items_are_counted_before_they_are_looked_at(name: str) -> None:
+    several: object = [[""], *[""] * 9000] if name == "messages" else ["text"] * 9001
+    with pytest.raises(InvalidInput, match=f"{name}: expected at most 8192 inputs, found 9001"):
+        parse_embeddings({"input": "a", name: several} if name == "modality" else {name: several})
