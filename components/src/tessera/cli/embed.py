@@ -308,7 +308,7 @@ class _Run:
         """Do it with its progress on the screen; the exit status."""
         settings = self._settings
         shown = display(settings.progress)
-        showing = asyncio.create_task(keep_showing(watch, shown))
+        showing = keep_showing(watch, shown)
         status = Status.DONE
         try:
             await work
