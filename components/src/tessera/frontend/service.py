@@ -219,7 +219,7 @@ class _Opener:
 
     async def open(self, given: ModelSettings) -> ServedModel:
         """Open a checkpoint and follow its workers; waits for none. Raises ``TesseraError``."""
-        settings, group = self.settings, self.group
+        group = self.group
         # Its own name in the table, and that of each key for it.
         if group.free_names < self.keys + 1:
             raise ConfigError(f"with {self.keys} API keys there is no room for another model")
