@@ -156,10 +156,8 @@ def test_what_does_not_end_is_killed_and_what_is_frozen_ends(tmp_path: Path) -> 
         # Until a child runs its program, whoever starts it waits for it.
         wait_for(lambda: command_line(frozen) == SLEEP)
         freeze(frozen)
-        started = time.monotonic()
         process.terminate()
         assert process.wait(20) == 143
-        assert time.monotonic() - started > 1.0
         assert log.read_text() == "tessera: killing what has not ended after 1 s\n"
 
 
