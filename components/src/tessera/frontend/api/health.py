@@ -114,9 +114,11 @@ def _routes(service: Service) -> APIRouter:
         body = {"object": "health.response", "message": why_not or "ready", "ready": not why_not}
         return JSONResponse(body, status_code=503 if why_not else 200)
 
-    @router.get("/v1/health/live", openapi_extra=answers(_NIM), summary="NIM's liveness")
+    @router.get("/v1/health/live", openapi_extra=answers(_NIM, 503), summary="NIM's liveness")
     async def nim_live() -> Response:
-        return JSONResponse({"object": "health.response", "message": "live", "live": True})
+        trouble = KEEPER.trouble
+        body = {"object": "health.response", "message": trouble or "live", "live": not trouble}
+        return JSONResponse(body, status_code=503 if trouble else 200)
 
     for path, answer in (
         ("/health", health),
