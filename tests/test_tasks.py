@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tessera.errors import InvalidInput, Overloaded
-from tessera.tasks import Departure, Left, run_all, run_until
+from tessera.tasks import Departure, Keeper, Left, run_all, run_until
 
 
 class Work:
@@ -146,3 +146,87 @@ async def test_a_cancellation_from_outside_is_no_departure() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+class Rounds:
+    """A loop's rounds, of which those that are numbered fail."""
+
+    def __init__(self, failing: range) -> None:
+        self.count = 0
+        self.failing = failing
+        self._ran = asyncio.Event()
+
+    async def run(self) -> None:
+        number, self.count = self.count, self.count + 1
+        self._ran.set()
+        if number in self.failing:
+            raise RuntimeError("odd")
+
+    async def until(self, count: int) -> None:
+        async with asyncio.timeout(30):
+            while self.count < count:
+                self._ran.clear()
+                await self._ran.wait()
+
+
+@pytest.fixture
+def keeper() -> Keeper:
+    return Keeper(first_pause=0.001, longest_pause=0.002)
+
+
+async def test_a_loop_goes_on_after_errors_which_are_logged_and_counted(
+    keeper: Keeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard: list[str] = []
+    keeper.on_failure = heard.append
+    rounds = Rounds(range(1, 3))
+    loop = keeper.start("kind", rounds.run, of="somebody")
+    await rounds.until(6)
+    assert keeper.failures == {"kind": 2} and heard == ["kind", "kind"]
+    assert "kind of somebody" in caplog.text and "RuntimeError: odd" in caplog.text
+    assert keeper.trouble is None
+    loop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await loop
+
+
+async def test_a_loop_that_keeps_failing_is_trouble_until_it_succeeds(keeper: Keeper) -> None:
+    changes: list[str | None] = []
+    keeper.on_change = changes.append
+    rounds = Rounds(range(Keeper.MOST_FAILURES + 3))
+    loop = keeper.start("kind", rounds.run)
+    await rounds.until(Keeper.MOST_FAILURES - 1)
+    assert keeper.trouble is None
+    await rounds.until(Keeper.MOST_FAILURES)
+    assert keeper.trouble == "the loop 'kind' has failed 5 times in a row, last with RuntimeError"
+    await rounds.until(Keeper.MOST_FAILURES + 5)
+    assert keeper.trouble is None and len(changes) == 2 and changes[-1] is None
+    loop.cancel()
+
+
+async def test_a_loop_that_is_ended_is_no_trouble_any_more(keeper: Keeper) -> None:
+    rounds = Rounds(range(1000))
+    loop = keeper.start("kind", rounds.run)
+    await rounds.until(Keeper.MOST_FAILURES + 1)
+    assert keeper.trouble is not None
+    loop.cancel()
+    await asyncio.wait({loop})
+    assert keeper.trouble is None
+
+
+async def test_what_a_round_waits_for_may_be_cancelled(keeper: Keeper) -> None:
+    awaited: list[asyncio.Future[None]] = []
+    second = asyncio.Event()
+
+    async def wait() -> None:
+        if awaited:
+            second.set()
+        awaited.append(asyncio.get_running_loop().create_future())
+        await awaited[-1]
+
+    loop = keeper.start("kind", wait)
+    await asyncio.sleep(0)
+    awaited[0].cancel()
+    await asyncio.wait_for(second.wait(), 30)
+    assert keeper.failures == {"kind": 1} and not loop.done()
+    loop.cancel()

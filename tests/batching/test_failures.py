@@ -92,6 +92,20 @@ async def test_a_full_queue_says_when_to_come_back(make_batcher: MakeBatcher) ->
     assert (await batcher.submit(4, 1)).value == -4
 
 
+async def test_a_client_over_its_share_of_the_queue_is_told_so(make_batcher: MakeBatcher) -> None:
+    engine = HeldEngine()
+    batcher = make_batcher(engine.launch, budget=10, max_queued=91)
+    first = await busy(batcher, engine)
+    futures = [batcher.submit(payload, 10, client="greedy") for payload in range(8)]
+    with pytest.raises(
+        Overloaded, match=r"^this API key's share of the \w+ queue is used \(80 of 80 waiting\)$"
+    ):
+        batcher.submit(9, 10, client="greedy")
+    futures.append(batcher.submit(9, 10, client="modest"))
+    engine.gate.set()
+    await asyncio.gather(first, *futures)
+
+
 async def test_an_entry_larger_than_the_queue_is_taken_when_it_is_alone(make_batcher: MakeBatcher) -> None:
     batcher = make_batcher(HeldEngine().launch, budget=10, max_queued=30)
     assert (await batcher.submit(1, 500)).value == -1

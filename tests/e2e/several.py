@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ class Several:
     frontend: subprocess.Popen[bytes]
     stack: ExitStack
     environment: Mapping[str, str]
+    rpc: Sequence[str]
     workers: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     def start_worker(self, name: str, checkpoint: Path) -> subprocess.Popen[bytes]:
@@ -40,7 +41,7 @@ class Several:
                 [
                     *("tessera.worker", "--disaggregation-mode", "agg", "--model-path", str(checkpoint)),
                     *("--served-model-name", name, "--namespace", namespace_of(NAMESPACE, name)),
-                    *("--discovery-backend", "file", "--multimodal-embedding-cache-capacity-gb", "0.05"),
+                    *(*self.rpc, "--multimodal-embedding-cache-capacity-gb", "0.05"),
                 ],
                 self.environment,
                 self.folder / f"{len(self.workers)}.log",
@@ -79,17 +80,25 @@ def write_models(folder: Path, *models: dict[str, Any]) -> Path:
 
 
 @contextmanager
-def several(folder: Path, models: Mapping[str, Path], *flags: str) -> Iterator[Several]:
-    """A frontend for these checkpoints by their names, and an aggregated worker for each."""
+def several(
+    folder: Path,
+    models: Mapping[str, Path],
+    *flags: str,
+    rpc: Sequence[str] = ("--discovery-backend", "file"),
+) -> Iterator[Several]:
+    """A frontend for these checkpoints by their names, and an aggregated worker for each.
+
+    ``flags`` are the frontend's, ``rpc`` are those of all.
+    """
     (port,) = free_ports(1)
     environment = os.environ | {"DYN_FILE_KV": str(folder / "discovery"), "OMP_NUM_THREADS": "1"}
     listed = [listing(name, path, slot) for slot, (name, path) in enumerate(models.items())]
     command = ["tessera.frontend", "--models", str(write_models(folder, *listed)), "--port", str(port)]
-    command += ["--namespace", NAMESPACE, "--discovery-backend", "file", *flags]
+    command += ["--namespace", NAMESPACE, *rpc, *flags]
     with ExitStack() as stack:
         log = folder / "frontend.log"
         frontend = stack.enter_context(_process(command, environment, log))
-        found = Several(folder, f"http://127.0.0.1:{port}", log, frontend, stack, environment)
+        found = Several(folder, f"http://127.0.0.1:{port}", log, frontend, stack, environment, rpc)
         for name, path in models.items():
             found.start_worker(name, path)
         deadline = time.monotonic() + 120

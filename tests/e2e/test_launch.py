@@ -49,10 +49,8 @@ def scratch(tmp_path: Path) -> Path:
     return path
 
 
-def run(
-    script: str, checkpoint: Path, scratch: Path, *arguments: str, **environment: str
-) -> tuple[int, str, float]:
-    """Run a script that cannot start; its status, what it said, and the seconds it took."""
+def run(script: str, checkpoint: Path, scratch: Path, *arguments: str, **environment: str) -> tuple[int, str]:
+    """Run a script that cannot start; its status and what it said."""
     ports = free_ports(3)
     settings = {
         "MODEL_PATH": str(checkpoint),
@@ -62,7 +60,6 @@ def run(
         "TMPDIR": str(scratch),
         "OMP_NUM_THREADS": "1",
     }
-    started = time.monotonic()
     process = subprocess.Popen(
         [str(ROOT / "launch" / script), *arguments],
         env=os.environ | settings | environment,
@@ -77,12 +74,12 @@ def run(
             os.killpg(process.pid, signal.SIGKILL)
     assert lasting_members(process.pid) == []
     assert list(scratch.iterdir()) == []
-    return process.returncode, said.decode(), time.monotonic() - started
+    return process.returncode, said.decode()
 
 
 @pytest.mark.parametrize(("script", "others"), [("agg.sh", "ENCODE_WORKERS"), ("e_p.sh", "nothing else")])
 def test_help_comes_before_anything_else(script: str, others: str, scratch: Path) -> None:
-    status, said, _ = run(script, Path("/nowhere/model"), scratch, "--colour", "--help", FRONTENDS="two")
+    status, said = run(script, Path("/nowhere/model"), scratch, "--colour", "--help", FRONTENDS="two")
     assert status == 0
     assert said.startswith(f"usage: ./launch/{script}")
     assert re.search(r"^  MODALITY \(multimodal\)\n      text makes embed workers", said, re.MULTILINE)
@@ -90,7 +87,7 @@ def test_help_comes_before_anything_else(script: str, others: str, scratch: Path
 
 
 def test_a_model_that_is_not_there_is_named(scratch: Path) -> None:
-    status, said, _ = run("agg.sh", Path('/nowhere/"\\\t'), scratch, LOG_FORMAT="json")
+    status, said = run("agg.sh", Path('/nowhere/"\\\t'), scratch, LOG_FORMAT="json")
     assert status == 1
     line = json.loads(said)
     assert (line["level"], line["role"]) == ("ERROR", "launch")
@@ -107,7 +104,7 @@ def test_an_unknown_key_is_named_with_its_file(
     config = tmp_path / "engine.yaml"
     config.write_text("text:\n  max_batch_csot: 5\n")
     wrong = {name: str(config) for name in ("AGG_ENGINE_ARGS", "ENCODE_ENGINE_ARGS", "EMBED_ENGINE_ARGS")}
-    status, said, _ = run(script, checkpoint, scratch, **wrong, LOG_FORMAT="json")
+    status, said = run(script, checkpoint, scratch, **wrong, LOG_FORMAT="json")
     assert status == 1
     # The installation comes before any process.
     lines = [json.loads(line) for line in said.splitlines() if not line.startswith("tessera: installing")]
@@ -121,18 +118,18 @@ def test_an_unknown_key_is_named_with_its_file(
 def test_a_port_in_use_is_named(checkpoint: Path, scratch: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        status, said, _ = run("agg.sh", checkpoint, scratch, DYN_HTTP_PORT=port)
+        status, said = run("agg.sh", checkpoint, scratch, DYN_HTTP_PORT=port)
     assert status == 1
     assert port in said and "listens" in said
 
 
 def test_what_is_no_number_is_named(checkpoint: Path, scratch: Path) -> None:
-    status, said, _ = run("e_p.sh", checkpoint, scratch, EMBED_WORKERS="two")
+    status, said = run("e_p.sh", checkpoint, scratch, EMBED_WORKERS="two")
     assert (status, said) == (1, "tessera: EMBED_WORKERS=two: is not a whole number\n")
 
 
 def test_an_unknown_flag_is_named(checkpoint: Path, scratch: Path) -> None:
-    status, said, _ = run("agg.sh", checkpoint, scratch, "--colour", "blue")
+    status, said = run("agg.sh", checkpoint, scratch, "--colour", "blue")
     assert status == 1
     assert "--colour" in said
 

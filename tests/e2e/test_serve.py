@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -14,7 +15,7 @@ import pytest
 import yaml
 
 from tests.e2e.inputs import parts
-from tests.e2e.service import ROOT, default_signals, free_ports, lasting_members
+from tests.e2e.service import ROOT, default_signals, free_ports, group_members, lasting_members
 
 pytestmark = pytest.mark.service
 
@@ -72,3 +73,44 @@ def test_it_serves_from_anywhere_with_nothing_in_the_environment(checkpoint: Pat
                 os.killpg(process.pid, signal.SIGKILL)
     assert lasting_members(process.pid) == []
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_what_kills_the_launcher_ends_the_service(checkpoint: Path, tmp_path: Path) -> None:
+    port, system = free_ports(1)[0], free_ports(2)[0]
+    log = tmp_path / "log"
+    command = [sys.executable, "-P", "-m", "tessera.cli", "serve", str(checkpoint), "--port", str(port)]
+    command += ["--system-port-base", str(system), "--encode-workers", "1", "--embed-workers", "1"]
+    environment = os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        deadline = time.monotonic() + 120
+        while b"tessera: ready at" not in log.read_bytes():
+            assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        # Image decoders are processes below the encode worker.
+        body = {"model": checkpoint.name, "input": [parts(None, IMAGE.read_bytes())]}
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/embeddings", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert len(group_members(process.pid)) > 4
+        second = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+        said = f"something listens on 127.0.0.1:{port} already: a Tessera with pid {process.pid}"
+        assert second.returncode == 1 and said in second.stderr
+        process.kill()
+        process.wait(20)
+        assert lasting_members(process.pid) == []
+        # The port is free.
+        socket.create_server(("127.0.0.1", port)).close()
+    finally:
+        if group_members(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_an_address_of_another_machine_is_named(checkpoint: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "tessera.cli", "serve", str(checkpoint), "--host", "192.0.2.1"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 1
+    assert "--host 192.0.2.1: this machine has no address 192.0.2.1" in ended.stderr

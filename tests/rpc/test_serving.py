@@ -125,6 +125,28 @@ async def test_health_says_no_until_the_worker_serves(
             await process.wait()
 
 
+async def test_health_says_no_while_the_worker_drains(
+    deployment: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setenv("DYN_SYSTEM_PORT", str(port))
+    process = await deployment.spawn("slow")
+    monkeypatch.delenv("DYN_SYSTEM_PORT")
+    client = await deployment.client()
+    (instance,) = client.instances()
+    call = asyncio.ensure_future(client.call(instance, echo(), timeout=60))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        assert (await http.get("/health")).status_code == 200
+        await asyncio.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(10):
+            while (await http.get("/health")).status_code != 503:  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+        assert not call.done()
+    call.cancel()
+    assert await asyncio.wait_for(process.wait(), 20) == 0
+
+
 async def test_wrong_settings_are_named(deployment: Deployment) -> None:
     with pytest.raises(ConfigError, match="pigeon"):
         Runtime(RpcSettings(request_plane="pigeon"))

@@ -11,7 +11,7 @@ import pytest
 # Blocks that the C library takes from its heap, not from the system one by one; what lies above the others
 # keeps the heap from shrinking by itself.
 PROGRAM = """
-import asyncio, contextlib, ctypes, sys
+import asyncio, ctypes, sys
 from pathlib import Path
 from tessera.worker.idle_memory import give_back_when_idle
 
@@ -31,8 +31,9 @@ for block in blocks[:-1]:
 freed = resident()
 
 async def idle() -> None:
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(give_back_when_idle(every=0.2), 3)
+    giving_back = give_back_when_idle(every=0.2)
+    await asyncio.sleep(3)
+    giving_back.cancel()
 
 asyncio.run(idle())
 print(full, freed, resident())

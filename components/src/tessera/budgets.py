@@ -48,6 +48,17 @@ class Budget:
         held = self.held(client) if client else 0
         return not held or held + amount <= _FACTOR * (free - amount)
 
+    def refusal(self, client: str, amount: int, *, whole: str, unit: str) -> str:
+        """Say of an amount that is not admitted that ``whole`` is full, or that the client's share is used.
+
+        The share is the most that the client may hold beside what the others hold now.
+        """
+        free, held = self._limit() - self.used, self.held(client) if client else 0
+        if not held or amount > free:
+            return f"{whole} is full ({self.used} of {self.limit} {unit})"
+        share = _FACTOR * (free + held) // (_FACTOR + 1)
+        return f"this API key's share of {whole} is used ({held} of {share} {unit})"
+
     def take(self, client: str, amount: int) -> None:
         self._used += amount
         if client:

@@ -1,9 +1,11 @@
-"""Several tasks as one: until something else happens, until one fails; deadlines, and polling."""
+"""Several tasks as one: until something happens, until one fails; endless loops; deadlines, and polling."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
@@ -11,6 +13,8 @@ from typing import Any, Final, TypeVar
 from tessera.errors import DeadlineExceeded
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 _SPIN_SECONDS: Final = 3e-4
 
@@ -104,6 +108,91 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         if not task.cancelled():
             task.exception()
+
+
+class Keeper:
+    """Runs the endless loops of a process: none ends by an error; owned by one event loop.
+
+    A round that raises is logged with its traceback and counted, and the loop goes on after a pause, which
+    doubles from ``first_pause`` to ``longest_pause`` seconds while rounds keep failing. ``failures`` are
+    counts by loop. ``on_failure`` is called with the name of a loop whose round has failed, ``on_change``
+    whenever ``trouble`` has become another sentence.
+    """
+
+    MOST_FAILURES: Final = 5
+    """Rounds of one loop that fail one after the other before the process counts as unhealthy."""
+
+    def __init__(self, *, first_pause: float = 0.5, longest_pause: float = 5.0) -> None:
+        self.first_pause, self.longest_pause = first_pause, longest_pause
+        self.failures: Counter[str] = Counter()
+        self.on_failure: Callable[[str], object] = lambda name: None
+        self.on_change: Callable[[str | None], object] = lambda trouble: None
+        self._failing: dict[asyncio.Task[None], str] = {}
+
+    @property
+    def trouble(self) -> str | None:
+        """A sentence that names a loop which keeps failing; None while there is none."""
+        return next(iter(self._failing.values()), None)
+
+    def start(
+        self, name: str, round_: Callable[[], Awaitable[object]], *, every: float = 0.0, of: str = ""
+    ) -> asyncio.Task[None]:
+        """Run rounds with ``every`` seconds between them until the task is cancelled.
+
+        ``name`` is one of few, for metrics; ``of`` adds to it in the log what the loop belongs to.
+        """
+        title = f"{name} of {of}" if of else name
+        task = asyncio.create_task(self._run(name, title, round_, every), name=title)
+        task.add_done_callback(self._recovered)
+        return task
+
+    async def _run(
+        self, name: str, title: str, round_: Callable[[], Awaitable[object]], every: float
+    ) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        in_a_row = 0
+        while True:
+            try:
+                await round_()
+            except (Exception, asyncio.CancelledError) as error:
+                # A round may await what somebody else cancels, which is no word to this loop.
+                if isinstance(error, asyncio.CancelledError) and task.cancelling():
+                    raise
+                in_a_row += 1
+                self._failed(task, name, title, in_a_row, error)
+                await asyncio.sleep(min(self.first_pause * 2 ** min(in_a_row - 1, 16), self.longest_pause))
+            else:
+                in_a_row = 0
+                self._recovered(task)
+                await asyncio.sleep(every)
+
+    def _failed(
+        self, task: asyncio.Task[None], name: str, title: str, in_a_row: int, error: BaseException
+    ) -> None:
+        log.error("the loop %r failed and will be tried again", title, exc_info=error)
+        self.failures[name] += 1
+        self.on_failure(name)
+        if in_a_row == self.MOST_FAILURES:
+            before = self.trouble
+            self._failing[task] = (
+                f"the loop {title!r} has failed {in_a_row} times in a row, last with {type(error).__name__}"
+            )
+            log.critical("this process should be replaced: %s", self._failing[task])
+            self._changed(before)
+
+    def _recovered(self, task: asyncio.Task[None]) -> None:
+        before = self.trouble
+        if self._failing.pop(task, None) is not None:
+            self._changed(before)
+
+    def _changed(self, before: str | None) -> None:
+        if self.trouble != before:
+            self.on_change(self.trouble)
+
+
+KEEPER: Final = Keeper()
+"""The one of this process."""
 
 
 class Promise(asyncio.Future[T]):

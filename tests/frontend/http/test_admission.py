@@ -87,6 +87,22 @@ def test_a_full_service_refuses_at_the_door() -> None:
     close(tickets)
 
 
+def test_a_key_over_its_share_is_told_so() -> None:
+    workers = Workers()
+    greedy = workers.fill("greedy")
+    held = sum(ticket._tokens for ticket in greedy)
+    said = rf"^this API key's share of the service is used \({held} of \d+ tokens in flight\)$"
+    with pytest.raises(Overloaded, match=said):
+        workers.admission.enter("greedy")
+    # There is room for others, until there is none.
+    tickets = workers.fill("modest")
+    assert tickets
+    tickets += workers.fill("")
+    with pytest.raises(Overloaded, match=r"^the service is full \(10000 of 10000 tokens in flight\)$"):
+        workers.admission.enter("greedy")
+    close(greedy + tickets)
+
+
 def test_the_number_of_requests_is_bounded_too() -> None:
     workers = Workers(requests=3)
     assert len(workers.fill(tokens=1)) == 3

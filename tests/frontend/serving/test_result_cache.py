@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tessera import wire
-from tessera.errors import DeadlineExceeded, InvalidInput, TesseraError, Unavailable
+from tessera.errors import DeadlineExceeded, EngineFailed, InvalidInput, TesseraError, Unavailable
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import SCORES, Answer
 from tessera.frontend.serving.result_cache import ResultCache
@@ -29,9 +29,12 @@ class Counting:
         self.gate.set()
         self.cancelled = 0
         self.error: TesseraError | None = None
+        self.odd = b""
 
     async def embed(self, items: Sequence[wire.Item], *, queries: Sequence[bytes], **_: object) -> Answer:
         self.calls.append([item.tokens for item in items])
+        if self.odd in self.calls[-1]:
+            raise RuntimeError("odd")
         try:
             await self.gate.wait()
         except asyncio.CancelledError:
@@ -204,6 +207,36 @@ async def test_errors_are_nobody_elses_and_are_not_kept() -> None:
     assert (await cached.ask(item(1))).errors[0].code == "unavailable"
     cached.behind.error = None
     assert not (await cached.ask(item(1))).errors
+
+
+async def test_an_error_of_the_service_that_is_joined_names_ones_own_input() -> None:
+    cached = Cached()
+    cached.behind.error = EngineFailed("bad")
+    cached.behind.gate.clear()
+    asking = [asyncio.ensure_future(cached.ask(item(1, param=name))) for name in ("input[0]", "texts[4]")]
+    await asyncio.sleep(0.01)
+    cached.behind.gate.set()
+    answers = await asyncio.gather(*asking)
+    assert [(type(answer.errors[0]), answer.errors[0].param) for answer in answers] == [
+        (EngineFailed, "input[0]"),
+        (EngineFailed, "texts[4]"),
+    ]
+    assert len(cached.behind.calls) == 1
+
+
+async def test_an_unexpected_error_leaves_nothing_waiting() -> None:
+    cached = Cached()
+    cached.behind.gate.clear()
+    leader = asyncio.ensure_future(cached.ask(item(1)))
+    await asyncio.sleep(0.01)
+    cached.behind.odd = item(2).tokens
+    # Its first input joins the other request's.
+    with pytest.raises(RuntimeError, match="odd"):
+        await cached.ask(item(1), item(2))
+    leader.cancel()
+    await asyncio.gather(leader, return_exceptions=True)
+    await asyncio.sleep(0.01)
+    assert cached.behind.cancelled == 1
 
 
 @pytest.mark.parametrize("entries", [0, 1, 3])

@@ -161,10 +161,8 @@ class Batcher(Generic[P, R]):
         if self._closed:
             raise Unavailable(f"the {self.name} engine is closing")
         if not self.admits(size, client):
-            raise Overloaded(
-                f"the {self.name} queue is full ({self.queued} of {self._waiting.limit})",
-                retry_after=self.seconds_to_drain(),
-            )
+            said = self._waiting.refusal(client, size, whole=f"the {self.name} queue", unit="waiting")
+            raise Overloaded(said, retry_after=self.seconds_to_drain())
 
     def submit(
         self,

@@ -10,6 +10,7 @@ from typing import Final
 
 from tessera import __version__
 from tessera.garbage import quick_imports
+from tessera.terminal import complain
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return module.main(words[1:], f"tessera {first}") or 0
     known = ", ".join(COMMANDS)
     said = f"there is no command {first!r}" if first else "say what to do"
-    sys.stderr.write(f"tessera: {said}: {known}, or --help\n")
+    complain(f"tessera: {said}: {known}, or --help")
     return 2
 
 

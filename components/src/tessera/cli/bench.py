@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tessera.settings import HelpFormatter
+from tessera.terminal import complain, say
 from tessera.tools.load.bodies import WORKLOADS, HttpWorkload
 from tessera.tools.load.clients import Load, Outcome, drive
 from tessera.tools.load.words import ServedWords
@@ -40,10 +40,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera bench") ->
         model = _ask(f"{url}/v1/models", key)["data"][0]
         words = _words(url, key)
     except NoService as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        complain(f"{prog}: {error}")
         return 1
     except (LookupError, TypeError, ValueError) as error:
-        print(f"{prog}: {url} does not answer as Tessera does: {error}", file=sys.stderr)
+        complain(f"{prog}: {url} does not answer as Tessera does: {error}")
         return 1
     load = Load(
         words=words,
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera bench") ->
         encoding=options.encoding,
         key=key,
     )
-    print(f"{url}: {model['id']}, {options.seconds:g} s each after {options.warm:g} s", file=sys.stderr)
+    complain(f"{url}: {model['id']}, {options.seconds:g} s each after {options.warm:g} s")
     rows = []
     try:
         for workload in _chosen(options.workloads, model):
@@ -63,14 +63,14 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera bench") ->
                 outcome = drive(load, (url,), workload, loop)
                 what = f"{loop:g} at once" if options.rate is None else f"{loop:g}/s"
                 rows.append(_row(workload, what, outcome, options.seconds))
-                print("  ".join(rows[-1]), file=sys.stderr, flush=True)
+                complain("  ".join(rows[-1]))
     except RuntimeError as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        complain(f"{prog}: {error}")
         return 1
     except KeyboardInterrupt:
-        print(table(HEADER, rows))
+        say(table(HEADER, rows))
         return 130
-    print(table(HEADER, rows))
+    say(table(HEADER, rows))
     if options.csv is not None:
         write_csv(options.csv, HEADER, rows)
     return 0 if all(row[HEADER.index("errors")] == "0" for row in rows) else 1

@@ -40,6 +40,7 @@ from tessera.logs import LogSettings, log_as
 from tessera.models.base import OutputKind
 from tessera.process_exit import leave
 from tessera.settings import HelpFormatter, Revision, Setting, add_flags, check_flags, flags_of, read_flags
+from tessera.terminal import complain, say
 
 _TEXT: Final = """\
 Embeds a corpus: folders and globs of pictures, PDF and text files, JSON lines, tables. The vectors
@@ -119,7 +120,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"{self.prog}: {message}; {self.prog} --help lists what there is\n")
+        complain(f"{self.prog}: {message}; {self.prog} --help lists what there is")
         raise SystemExit(Status.USAGE)
 
 
@@ -150,10 +151,10 @@ def _run(arguments: Sequence[str], prog: str) -> int:
         sys.setswitchinterval(_SWITCH_SECONDS)
         return uvloop.run(_Run(settings, parsed.sources, passed).go())
     except _UnknownFlag as error:
-        sys.stderr.write(f"{prog}: {error}; {prog} --help lists what there is\n")
+        complain(f"{prog}: {error}; {prog} --help lists what there is")
         return Status.USAGE
     except TesseraError as error:
-        sys.stderr.write(f"{prog}: {error.message}\n")
+        complain(f"{prog}: {error.message}")
         return Status.FAILED
 
 
@@ -295,7 +296,7 @@ class _Run:
 
     def _honoured(self, served: Served) -> Honoured:
         if served.checkpoint == "random":
-            sys.stderr.write(f"{served.name} has random weights: its vectors mean nothing\n")
+            complain(f"{served.name} has random weights: its vectors mean nothing")
         return Honoured(
             models=(served.name,),
             dimensions=served.width,
@@ -308,12 +309,12 @@ class _Run:
         """Do it with its progress on the screen; the exit status."""
         settings = self._settings
         shown = display(settings.progress)
-        showing = asyncio.create_task(keep_showing(watch, shown))
+        showing = keep_showing(watch, shown)
         status = Status.DONE
         try:
             await work
         except TooManyFailures as error:
-            sys.stderr.write(f"\n{error.message}\n")
+            complain(f"\n{error.message}")
             status = Status.TOO_MANY_FAILED
         finally:
             showing.cancel()
@@ -321,7 +322,7 @@ class _Run:
         rate = progress.embedded / progress.seconds
         failed = f", {progress.failed:,} failed: {output.errors_path}" if progress.failed else ""
         before = f", {progress.done_before:,} done before" if progress.done_before else ""
-        print(f"{settings.output.out}: {progress.embedded:,} items embedded ({rate:,.1f}/s){before}{failed}")
+        say(f"{settings.output.out}: {progress.embedded:,} items embedded ({rate:,.1f}/s){before}{failed}")
         return Status.ITEMS_FAILED if progress.failed and status is Status.DONE else status
 
     async def _estimate(
@@ -334,7 +335,7 @@ class _Run:
             known.has,
             value_bytes={"float32": 4, "float16": 2, "int8": 1}[self._settings.output.dtype],
         )
-        print("\n".join(found.lines()))
+        say("\n".join(found.lines()))
         return Status.DONE
 
     async def _embedder(self) -> Embedder:

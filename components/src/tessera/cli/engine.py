@@ -21,6 +21,7 @@ from tessera.errors import ConfigError, TesseraError
 from tessera.logs import log_as
 from tessera.models import find, open_model
 from tessera.settings import convert, json_object
+from tessera.terminal import complain, say
 from tessera.worker.settings import load_stages
 
 if TYPE_CHECKING:
@@ -85,14 +86,14 @@ def _build(options: argparse.Namespace) -> None:
     started = time.monotonic()
 
     def progress(what: str) -> None:
-        print(f"{time.monotonic() - started:7.1f} s  {what}", file=sys.stderr, flush=True)
+        complain(f"{time.monotonic() - started:7.1f} s  {what}")
 
     progress(f"opening {options.model_path}")
     configured = {} if options.config is None else load_stages(options.config, None).model_options
     model = open_model(_directory(options.model_path), configured | options.model_options)
     manifest = build_engine(model, spec, options.out, timing_cache=options.timing_cache, progress=progress)
     size = sum(entry.nbytes for entry in manifest.files.values())
-    print(
+    say(
         f"{options.out}: {manifest.stage} {manifest.flavour} {manifest.dtype} engine for"
         f" {', '.join(manifest.capabilities)}, {size / (1 << 20):.1f} MiB, {manifest.build_seconds:.1f} s"
     )
@@ -176,7 +177,7 @@ def _export(options: argparse.Namespace) -> None:
     started = time.monotonic()
 
     def progress(what: str) -> None:
-        print(f"{time.monotonic() - started:7.1f} s  {what}", file=sys.stderr, flush=True)
+        complain(f"{time.monotonic() - started:7.1f} s  {what}")
 
     model = open_model(_directory(options.model_path), options.model_options)
     stages = stages_of(model)
@@ -204,7 +205,7 @@ def _export(options: argparse.Namespace) -> None:
             # The model last: it names the file with its weights.
             for written in reversed(write_onnx(stage, ranges, Path(partial) / options.out.name)):
                 path = written.rename(options.out.with_name(written.name))
-                print(f"{path}: {path.stat().st_size / (1 << 20):.1f} MiB")
+                say(f"{path}: {path.stat().st_size / (1 << 20):.1f} MiB")
         return
     with atomic_directory(options.out) as folder:
         repository = TritonRepository(model, stages, folder, ranges, dtype=options.dtype)
@@ -212,7 +213,7 @@ def _export(options: argparse.Namespace) -> None:
             repository.write_fused(progress)
         else:
             repository.write_split(progress, image_token_id=stages.image_token_id)
-    print(f"{options.out}: {', '.join(sorted(path.name for path in options.out.iterdir()))}")
+    say(f"{options.out}: {', '.join(sorted(path.name for path in options.out.iterdir()))}")
 
 
 def _up_to(most: int) -> Range:
@@ -235,7 +236,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera-engine") -
     try:
         options.run(options)
     except (TesseraError, OSError) as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        complain(f"{prog}: {error}")
         raise SystemExit(1) from error
     except KeyboardInterrupt:
         raise SystemExit(128 + signal.SIGINT) from None

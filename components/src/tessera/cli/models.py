@@ -6,11 +6,12 @@ import argparse
 import http.client
 import json
 import os
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from typing import Any, Final
+
+from tessera.terminal import complain, say
 
 _SECONDS: Final = 10.0
 
@@ -37,14 +38,14 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera models") -
     try:
         found = _installed() if options.url is None else _served(options.url.rstrip("/"))
     except NoAnswer as error:
-        print(f"{prog}: {error}", file=sys.stderr)
+        complain(f"{prog}: {error}")
         return 1
     if options.json:
         print(json.dumps(found, indent=2, ensure_ascii=False))
         return 0
     for model in found:
         name, *rest = model.items()
-        print(f"{name[1]}: {', '.join(f'{key} {_shown(value)}' for key, value in rest)}")
+        say(f"{name[1]}: {', '.join(f'{key} {_shown(value)}' for key, value in rest)}")
     return 0
 
 

@@ -19,7 +19,7 @@ from tessera.corpus.cards import EngineProcesses, plan_engines
 from tessera.corpus.embedder import Embedder, InputType, Served, VectorSettings
 from tessera.corpus.item import Embedded, Failure, Item, Part, Picture
 from tessera.corpus.results.contents import Contents
-from tessera.corpus.results.entry import Query, entry_of, shown
+from tessera.corpus.results.entry import Query, entry_of
 from tessera.corpus.results.page import write_page
 from tessera.corpus.results.rerank import reranked
 from tessera.corpus.results.sheet import write_sheet
@@ -32,6 +32,7 @@ from tessera.errors import ConfigError, InvalidInput, TesseraError
 from tessera.models.base import Role
 from tessera.process_exit import leave
 from tessera.settings import POSITIVE, HelpFormatter, Revision, Setting, add_flags, read_flags
+from tessera.terminal import complain, printable, say
 
 _TEXT: Final = """\
 Searches the vectors in DIR that tessera embed has written: all of them, or by the index of a Lance table.
@@ -118,7 +119,7 @@ def main(arguments: Sequence[str], prog: str = "tessera search") -> int:
         # Whoever read the list, head perhaps, has seen enough.
         leave(128 + signal.SIGPIPE)
     except TesseraError as error:
-        sys.stderr.write(f"{prog}: {error.message}\n")
+        complain(f"{prog}: {error.message}")
         return 1
 
 
@@ -155,7 +156,7 @@ async def _search(asked: _Asked) -> _Found:
         await service.close()
     for hit, found in there:
         if isinstance(found, Failure):
-            sys.stderr.write(f"{shown(hit.places[0].id)}: left out: {shown(found.reason)}\n")
+            complain(f"{hit.places[0].id}: left out: {found.reason}")
     return _Found(served=served, scores="reranked", hits=ranked)
 
 
@@ -167,9 +168,9 @@ def _say(asked: _Asked, found: _Found) -> None:
     settings = asked.settings
     note = _NOTES.get(found.served.checkpoint)
     if note is not None:
-        sys.stderr.write(f"note: {note.format(found.served.name)}\n")
+        complain(f"note: {note.format(found.served.name)}")
     for place, (hit, _) in enumerate(found.hits, 1):
-        print(f"{place:4}. {hit.score:6.3f}  {_said(hit)}")
+        say(f"{place:4}. {hit.score:6.3f}  {_said(hit)}")
     if settings.html is None and settings.sheet is None:
         return
     with closing(Thumbnails()) as thumbnails:
@@ -179,16 +180,18 @@ def _say(asked: _Asked, found: _Found) -> None:
     for path, write in ((settings.html, write_page), (settings.sheet, write_sheet)):
         if path is not None:
             write(path, query, entries, said)
-            print(f"written: {path}")
+            say(f"written: {path}")
 
 
 def _shown_query(asked: _Asked, thumbnails: Thumbnails) -> Query:
     image = asked.settings.image
     if image is None:
-        return Query(text=shown(asked.text))
+        return Query(text=printable(asked.text))
     small = thumbnails.make(_read(image), source=str(image))
     return Query(
-        text=shown(asked.text), picture=shown(image.name), small=None if isinstance(small, str) else small
+        text=printable(asked.text),
+        picture=printable(image.name),
+        small=None if isinstance(small, str) else small,
     )
 
 
@@ -222,7 +225,7 @@ async def _embedder(table: Table, settings: SearchSettings) -> Embedder:
 
 
 def _said(hit: Hit) -> str:
-    names = [shown(place.id) for place in hit.places]
+    names = [printable(place.id) for place in hit.places]
     return "  ".join(names[:4]) + (f"  and {len(names) - 4} more" if len(names) > 4 else "")
 
 

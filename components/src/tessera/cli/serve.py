@@ -24,6 +24,7 @@ from tessera.launch.models import WantedModel, check_apart, wanted_models
 from tessera.launch.report import Report
 from tessera.launch.service import Service, status_of
 from tessera.launch.settings import OPEN, Given, LaunchSettings, Setting, SettingError, plain, settings
+from tessera.terminal import complain
 
 _TEXT: Final = """\
 Starts a service on this machine and keeps it running until Ctrl-C or SIGTERM: frontends on
@@ -102,10 +103,10 @@ def main(arguments: Sequence[str], prog: str = "tessera serve") -> int:
     try:
         asked = read(words, prog)
     except UnknownWord as error:
-        sys.stderr.write(f"{prog}: {error}; {prog} --help lists what there is\n")
+        complain(f"{prog}: {error}; {prog} --help lists what there is")
         return 2
     except SettingError as error:
-        sys.stderr.write(f"{prog}: {error}\n")
+        complain(f"{prog}: {error}")
         return 1
     signals = Signals()
     if asked.config is not None:

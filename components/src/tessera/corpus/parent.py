@@ -61,7 +61,7 @@ async def answer_parent(descriptor: int, start: Callable[[First, Died], Awaitabl
         await channel.send(Refused(error.code, error.message))
         return 1
     await channel.send(answerer.begun)
-    giving_back = asyncio.create_task(give_back_when_idle())
+    giving_back = give_back_when_idle()
     answering: set[asyncio.Task[None]] = set()
 
     async def answer(question: Question) -> None:
@@ -88,6 +88,7 @@ async def answer_parent(descriptor: int, start: Callable[[First, Died], Awaitabl
             await channel.send(Refused(why.code, why.message))
         return ENGINE_DEAD
     for task in (giving_back, *answering):
-        task.cancel()
+        if task is not None:
+            task.cancel()
     await answerer.close()
     return 0

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 from tessera.corpus.embedder import Usage
 from tessera.corpus.position import Position
 from tessera.corpus.run import Progress
+from tessera.tasks import KEEPER
 
 _EVERY_SECONDS: Final = 1.0
 # Rates are of so many seconds: long enough for pages that take one each, short enough to follow a change.
@@ -183,11 +184,13 @@ def display(show: Show) -> Display:
     return kinds[show]()
 
 
-async def keep_showing(watch: Watch, shown: Display) -> None:
-    """Show the state once a second until this is cancelled."""
-    while True:
+def keep_showing(watch: Watch, shown: Display) -> asyncio.Task[None]:
+    """Show the state once a second until the task is cancelled."""
+
+    async def show() -> None:
         shown.show(await watch.look())
-        await asyncio.sleep(_EVERY_SECONDS)
+
+    return KEEPER.start("progress", show, every=_EVERY_SECONDS)
 
 
 def _clock(seconds: float) -> str:

@@ -46,7 +46,7 @@ class Worker:
         self._service = service
         self._metrics = metrics
         self._runtime = runtime
-        self._watching = asyncio.create_task(stall.watch(service, settings, died))
+        self._watching = stall.watch(service, settings, died)
 
     @classmethod
     async def start(cls, first: First, died: Died) -> Worker:

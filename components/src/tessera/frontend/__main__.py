@@ -9,7 +9,6 @@ with quick_imports():
     import logging
     import os
     import signal
-    from collections.abc import Callable
 
     import uvloop
 
@@ -27,9 +26,13 @@ with quick_imports():
     from tessera.logs import LogFormat, log_as, log_settings, write_behind
     from tessera.process_exit import leave, when_told
     from tessera.rpc import DRAIN_PATIENCE_SECONDS, FORGOTTEN, set_environment_defaults, until_back
+    from tessera.tasks import KEEPER
 
 
 log = logging.getLogger("tessera.frontend")
+
+# Between two tries to open models that discovery, for example, did not let be opened.
+_AGAIN_SECONDS = 5.0
 
 
 async def serve(settings: FrontendSettings, key_password: str | None = None) -> None:
@@ -59,13 +62,18 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
 
     when_told(stop)
     write_behind()
+    drained = None
     if settings.kserve.grpc_port:
-        await _serve_grpc(service, inference, certificate)
+        drained = await _serve_grpc(service, inference, certificate)
     if settings.models_file is not None:
         _follow_when_told(service)
-    lost = asyncio.create_task(_leave_when_lost(service, stop))
+    lost = asyncio.create_task(_lost(service))
+    # An error of the wait itself ends the process, too: nobody would hear of a loss any more.
+    lost.add_done_callback(lambda task: None if task.cancelled() else stop())
     keep_all()
     await server.serve()
+    if drained is not None:
+        await drained
     await service.close()
     inference.close()
     lost.cancel()
@@ -75,8 +83,10 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
         raise lost.result()
 
 
-async def _serve_grpc(service: Service, inference: Inference, certificate: Certificate | None) -> None:
-    """Answer KServe calls by gRPC until the service drains, and those under way until they are done."""
+async def _serve_grpc(
+    service: Service, inference: Inference, certificate: Certificate | None
+) -> asyncio.Task[None]:
+    """Answer KServe calls by gRPC until the service drains; the task ends when those under way are done."""
     # Half a second of imports for those who have no such port.
     from tessera.frontend.kserve.grpc_server import GrpcServer
 
@@ -87,7 +97,7 @@ async def _serve_grpc(service: Service, inference: Inference, certificate: Certi
         await service.draining.wait()
         await server.stop(service.settings.drain_seconds)
 
-    service.tasks.add(asyncio.create_task(drain(), name="gRPC"))
+    return asyncio.create_task(drain(), name="gRPC")
 
 
 def _follow_when_told(service: Service) -> None:
@@ -98,23 +108,28 @@ def _follow_when_told(service: Service) -> None:
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, told.set)
 
     async def follow() -> None:
-        while True:
-            await told.wait()
-            told.clear()
-            await service.follow()
+        await told.wait()
+        told.clear()
+        try:
+            followed = await service.follow()
+        except Exception:
+            # The keeper calls again.
+            told.set()
+            raise
+        if not followed:
+            asyncio.get_running_loop().call_later(_AGAIN_SECONDS, told.set)
 
-    service.tasks.add(asyncio.create_task(follow(), name="models"))
+    service.tasks.add(KEEPER.start("models", follow))
 
 
-async def _leave_when_lost(service: Service, stop: Callable[[], None]) -> DiscoveryLost:
-    """Stop when no worker can be heard of any more, but not before discovery answers: until then say 503."""
+async def _lost(service: Service) -> DiscoveryLost:
+    """Wait until no worker can be heard of any more, and then, with 503, until discovery answers."""
     error = await service.runtime.lost()
     log.critical("leaving as soon as discovery answers: %s", error)
     for model in service.models:
         for peers in model.workers.by_component.values():
             peers.expect_none()
     await until_back(service.settings.rpc.discovery_backend)
-    stop()
     return error
 
 

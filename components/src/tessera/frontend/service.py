@@ -35,6 +35,7 @@ from tessera.frontend.widths import Widths
 from tessera.models import Model, open_model
 from tessera.models.base import OutputKind, stage_outputs
 from tessera.rpc import Check, Client, Peers, Runtime
+from tessera.tasks import KEEPER
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +125,10 @@ class Service:
             lambda model: admission.close_room(model.room),
             patience=settings.limits.timeout_seconds,
         )
+        for model in settings.models:
+            # Of all, before those of the first are asked anything.
+            for address in (model.embed_endpoint, model.encode_endpoint):
+                runtime.endpoint(address)
         await models.start(settings.models)
         return cls(
             settings=settings,
@@ -136,20 +141,23 @@ class Service:
             admission=admission,
             metrics=metrics,
             group=group,
-            tasks={asyncio.create_task(_pulse(group, models, lender), name="pulse")},
+            tasks=_pulses(group, models, lender),
         )
 
-    async def follow(self) -> None:
-        """Serve what the file of models says now; what cannot be read changes nothing."""
+    async def follow(self) -> bool:
+        """Serve what the file of models lists now; what cannot be read changes nothing.
+
+        False when trying the same again may do more.
+        """
         settings = self.settings
         if settings.models_file is None:
-            return
+            return True
         try:
             wanted = await asyncio.to_thread(read_models, settings.models_file, settings.rpc.namespace)
         except TesseraError as error:
             log.error("the models stay as they are: %s", error)
-            return
-        await self.models.follow(wanted)
+            return True
+        return await self.models.follow(wanted)
 
     async def close(self) -> None:
         for task in self.tasks:
@@ -158,11 +166,13 @@ class Service:
         await self.models.close()
 
 
-async def _pulse(group: FrontendGroup, models: Models, lender: RowLender) -> None:
-    """Tell the other frontends of the group that this one is there, until cancelled."""
-    while group.siblings:
+def _pulses(group: FrontendGroup, models: Models, lender: RowLender) -> set[asyncio.Task[None]]:
+    """The loop that shows the other frontends of the group that this one is there; none without others."""
+
+    async def pulse() -> None:
         group.pulse({model.settings.name: model.workers.count for model in models}, lent_bytes=lender.lent)
-        await asyncio.sleep(PULSE_SECONDS)
+
+    return {KEEPER.start("group", pulse, every=PULSE_SECONDS)} if group.siblings else set()
 
 
 def described(service: Service, served: ServedModel) -> dict[str, Any]:
@@ -209,7 +219,7 @@ class _Opener:
 
     async def open(self, given: ModelSettings) -> ServedModel:
         """Open a checkpoint and follow its workers; waits for none. Raises ``TesseraError``."""
-        settings, group = self.settings, self.group
+        group = self.group
         # Its own name in the table, and that of each key for it.
         if group.free_names < self.keys + 1:
             raise ConfigError(f"with {self.keys} API keys there is no room for another model")
@@ -217,6 +227,17 @@ class _Opener:
         widths = Widths.offered(model.dimensions, model.output.width, given.dimensions_allowed)
         workers = await _workers(given, self.runtime, model, self.caller)
         metrics = self.metrics.of(given.name)
+        try:
+            return self._served(given, model, workers, metrics, widths)
+        except Exception:
+            metrics.forget()
+            await workers.close()
+            raise
+
+    def _served(
+        self, given: ModelSettings, model: Model, workers: Workers, metrics: ModelMetrics, widths: Widths
+    ) -> ServedModel:
+        settings = self.settings
         metrics.set_info()
         room = self.admission.open_room(
             given.name,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,6 +92,8 @@ def _wait(numbers: set[signal.Signals], seconds: float | None) -> int:
     return 0 if came is None else came.si_signo
 
 
+_BOUND: Final = str(Path(__file__).with_name("bound.py"))
+
 FIRST_DESCRIPTOR: Final = 3
 """The number by which a child knows the first of the descriptors that it inherits."""
 
@@ -104,6 +108,7 @@ def spawn(
 ) -> int:
     """Start a process in the background: it has no input, and ignores what a terminal sends; its id.
 
+    It is killed when this process ends in any way; for the kernel that is the thread which calls this.
     ``output`` is a file for what it writes, with its ``errors`` if these are to go there, too. Of
     ``descriptors`` it inherits copies, with numbers from ``FIRST_DESCRIPTOR`` on; their own numbers are above
     those. Raises ``OSError`` when the program cannot be started.
@@ -116,7 +121,17 @@ def spawn(
     actions += [
         (os.POSIX_SPAWN_DUP2, own, number) for number, own in enumerate(descriptors, FIRST_DESCRIPTOR)
     ]
-    return _spawn(command, environment, actions, set())
+    bound = [sys.executable, "-I", "-S", _BOUND, str(os.getpid()), _program(command[0], environment)]
+    return _spawn([*bound, *command], environment, actions, set())
+
+
+def _program(name: str, environment: Mapping[str, str]) -> str:
+    """The path of a program. Raises ``FileNotFoundError``."""
+    for folder in [""] if "/" in name else os.get_exec_path(environment):
+        path = os.path.join(folder, name)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
 
 
 def run(command: Sequence[str], environment: Mapping[str, str], signals: Signals) -> int:

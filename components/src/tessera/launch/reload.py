@@ -53,6 +53,9 @@ def reload(service: Service, reread: Reread) -> Steps:
     if not (new or leaving or followed):
         service.report.say("no model was added, taken away or changed")
         return
+    added = [model.name for model in new if model.wanted.key not in now]
+    if added and service.settings.dyn_request_plane == "nats":
+        raise SettingError(f"over NATS a model is added by a restart: {', '.join(added)}")
     before = list(service.models)
     try:
         yield from _prepare(service, new, list(kept.values()), leaving)

@@ -6,6 +6,8 @@ import os
 import sys
 from contextlib import suppress
 
+from tessera.terminal import printable
+
 
 class Report:
     """``say``, ``warn`` and ``complain`` write one line at INFO, WARN and ERROR."""
@@ -23,10 +25,10 @@ class Report:
         self._line("ERROR", message)
 
     def show(self, text: str) -> None:
-        """Text as it is."""
+        """Write text, of which a terminal obeys nothing but the ends of lines."""
         # Whoever read it may have gone, and a terminal may be closed; the children go on.
         with suppress(OSError):
-            sys.stderr.write(text)
+            sys.stderr.write(printable(text, keep="\n"))
             sys.stderr.flush()
 
     def _line(self, level: str, message: str) -> None:

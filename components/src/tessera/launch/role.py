@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import struct
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fcntl import ioctl
@@ -27,6 +26,7 @@ from tessera.launch.processes import (
 from tessera.launch.report import Report
 from tessera.launch.settings import RoleSettings, SettingError
 from tessera.launch.supervisor import Hopeless, Supervisor
+from tessera.terminal import complain
 
 ROLES: Final = ("frontend", "agg", "encode", "embed")
 
@@ -41,7 +41,7 @@ def become(arguments: Sequence[str], environment: Mapping[str, str]) -> NoReturn
     try:
         python, words, own = command(arguments, environment)
     except SettingError as error:
-        sys.stderr.write(f"start-role: {error}\n")
+        complain(f"start-role: {error}")
         raise SystemExit(2) from None
     os.execvpe(python, [python, *words], own)
 
@@ -62,7 +62,7 @@ def keep(arguments: Sequence[str], environment: Mapping[str, str]) -> int:
         supervisor.start(name, arguments[0], [python, *words], own)
         supervisor.supervise()
     except (SettingError, OSError) as error:
-        sys.stderr.write(f"start-role: {error}\n")
+        complain(f"start-role: {error}")
         return 2
     except Hopeless as error:
         return error.status

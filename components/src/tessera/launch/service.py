@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import socket
 import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from tessera.launch import mps
 from tessera.launch.children import Child, Signals, Told
 from tessera.launch.folders import Folders
+from tessera.launch.listener import has_address, in_use, listens
 from tessera.launch.models import Deployed, WantedModel, document, free_slot
 from tessera.launch.port import Port
 from tessera.launch.processes import (
@@ -140,23 +140,24 @@ class Service:
         Raises ``SettingError``.
         """
         settings = self.settings
+        host = settings.dyn_http_host
+        if settings.frontends and not has_address(host):
+            raise SettingError(f"{settings.named('dyn_http_host')}: this machine has no address {host}")
         # Somebody else's answers on that port would look like our own.
         for port, setting in self._http_ports.items():
-            if _listens(settings.dyn_http_host, port):
-                raise SettingError(f"{setting}: something listens on {settings.dyn_http_host}:{port} already")
+            if listens(host, port):
+                raise SettingError(f"{setting}: {in_use(f'{host}:{port}', port)}")
         # Frontends listen there each for itself, and so could those of another service of the same user.
         grpc = settings.grpc_port if settings.frontends else ""
-        if grpc.isdigit() and int(grpc) and _listens(settings.dyn_http_host, int(grpc)):
-            raise SettingError(
-                f"--grpc-port {grpc}: something listens on {settings.dyn_http_host}:{grpc} already"
-            )
+        if grpc.isdigit() and int(grpc) and listens(host, int(grpc)):
+            raise SettingError(f"--grpc-port {grpc}: {in_use(f'{host}:{grpc}', int(grpc))}")
         first, said = settings.dyn_system_port_base, settings.named("dyn_system_port_base")
         ports = range(first, first + self.worker_count)
         if ports.start < 1 or ports.stop > _HIGHEST_SYSTEM_PORT + 1:
             raise SettingError(f"{said}: Dynamo takes ports up to {_HIGHEST_SYSTEM_PORT}")
         for port in ports:
-            if _listens("127.0.0.1", port):
-                raise SettingError(f"{said}: something listens on port {port} already")
+            if listens("127.0.0.1", port):
+                raise SettingError(f"{said}: {in_use(f'port {port}', port)}")
         for model in self.models:
             model.wanted.check()
 
@@ -323,7 +324,7 @@ class Service:
         for port in range(self.settings.dyn_system_port_base, _HIGHEST_SYSTEM_PORT + 1):
             if len(found) == count:
                 break
-            if port not in taken and not (taken and _listens("127.0.0.1", port)):
+            if port not in taken and not (taken and listens("127.0.0.1", port)):
                 found.append(port)
         if len(found) < count:
             raise SettingError(
@@ -347,7 +348,7 @@ class Service:
         except (OSError, OverflowError, UnicodeError) as error:
             said = f"cannot listen on {host}:{port}: {error}"
             if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
-                said = f"something listens on {host}:{port} already"
+                said = in_use(f"{host}:{port}", port)
             raise SettingError(f"{settings.named('dyn_http_port')}: {said}") from error
 
     def find(self, model: Deployed) -> Steps[None]:
@@ -515,11 +516,3 @@ class Service:
             self.report.complain(f"{error}; the models stay as they are")
             return 0.0
         return _STEP_SECONDS
-
-
-def _listens(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port)):
-            return True
-    except (OSError, OverflowError, UnicodeError):
-        return False

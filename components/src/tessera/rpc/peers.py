@@ -27,6 +27,7 @@ from tessera.errors import (
 )
 from tessera.rpc.pieces import Joined
 from tessera.rpc.runtime import Runtime
+from tessera.tasks import KEEPER
 
 # A joint call is no longer than this: the smallest limit of a request plane, that of NATS, is 1 MiB.
 _JOINT_BYTES: Final = 512 << 10
@@ -297,7 +298,7 @@ class Client:
     async def connect(cls, runtime: Runtime, address: str) -> Client:
         """Raises ``Unavailable`` where discovery by files cannot be watched: of inotify there are too few."""
         try:
-            return cls(address, await runtime.endpoint(address).client())
+            return cls(address, await runtime.follow(address))
         except Exception as error:
             # The runtime's errors are of no type of their own. EMFILE, which is not of descriptors alone.
             if "os error 24" not in str(error):
@@ -435,7 +436,6 @@ class Peers:
     ) -> None:
         self.client = client
         self._describe = wire.Describe(caller=caller)
-        self._check_every = check_every
         self._joined = joined
         self._check = check
         self._ready: dict[int, wire.WorkerInfo] = {}
@@ -448,8 +448,8 @@ class Peers:
         self._last_ready = asyncio.get_running_loop().time()
         self._last_answer: dict[int, float] = {}
         self._pulses: set[asyncio.Task[None]] = set()
-        self._poll = asyncio.create_task(self._follow(), name=f"peers {client.address}")
-        self._pulse = asyncio.create_task(self._take_pulses(), name=f"pulse {client.address}")
+        self._poll = KEEPER.start("discovery", self._follow, every=_POLL_SECONDS, of=client.address)
+        self._pulse = KEEPER.start("pulses", self._take_pulses, every=check_every, of=client.address)
 
     @property
     def ready(self) -> Mapping[int, wire.WorkerInfo]:
@@ -518,26 +518,24 @@ class Peers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _follow(self) -> None:
-        while True:
-            listed = set(self.client.instances())
-            for gone in self._ready.keys() - listed:
-                self._forget(gone)
-            for gone in self._asking.keys() - listed:
-                self._asking[gone].cancel()
-            self._refused &= listed
-            for instance in listed - self._ready.keys() - self._asking.keys() - self._refused:
-                task = asyncio.create_task(self._ask(instance))
-                self._asking[instance] = task
-                task.add_done_callback(functools.partial(self._asked, instance))
-            await asyncio.sleep(_POLL_SECONDS)
+        """Look once which instances are listed, and ask those that are new."""
+        listed = set(self.client.instances())
+        for gone in self._ready.keys() - listed:
+            self._forget(gone)
+        for gone in self._asking.keys() - listed:
+            self._asking[gone].cancel()
+        self._refused &= listed
+        for instance in listed - self._ready.keys() - self._asking.keys() - self._refused:
+            task = asyncio.create_task(self._ask(instance))
+            self._asking[instance] = task
+            task.add_done_callback(functools.partial(self._asked, instance))
 
     async def _take_pulses(self) -> None:
-        while True:
-            await asyncio.sleep(self._check_every)
-            for instance in self._ready:
-                task = asyncio.create_task(self._take_pulse(instance))
-                self._pulses.add(task)
-                task.add_done_callback(self._pulses.discard)
+        """Begin to ask every instance once how it is."""
+        for instance in self._ready:
+            task = asyncio.create_task(self._take_pulse(instance))
+            self._pulses.add(task)
+            task.add_done_callback(self._pulses.discard)
 
     async def _take_pulse(self, instance: int) -> None:
         began = asyncio.get_running_loop().time()
@@ -546,7 +544,9 @@ class Peers:
             if isinstance(info, wire.WorkerInfo) and instance in self._ready and self._check(info) is None:
                 # How much it takes may have changed.
                 self._ready[instance] = info
-        except TesseraError:
+        except Exception as error:
+            if not isinstance(error, TesseraError):
+                log.exception("%s: instance %x could not be asked", self.client.address, instance)
             # A worker that is only slow to answer this has answered another call since.
             if instance in self._ready and self._last_answer.get(instance, 0.0) < began:
                 self.suspect(instance)
@@ -558,10 +558,19 @@ class Peers:
 
     async def _ask(self, instance: int) -> None:
         attempt = 0
-        while not await self._admit(instance, first=attempt == 0):
+        while not await self._admitted(instance, first=attempt == 0):
             delay = _BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]
             await asyncio.sleep(delay * random.uniform(0.8, 1.2))
             attempt += 1
+
+    async def _admitted(self, instance: int, *, first: bool) -> bool:
+        """As ``_admit``; an instance is worth asking again after any other error, too."""
+        try:
+            return await self._admit(instance, first=first)
+        except Exception:
+            if first:
+                log.exception("%s: instance %x could not be asked", self.client.address, instance)
+            return False
 
     async def _admit(self, instance: int, *, first: bool) -> bool:
         """Ask the instance what it is, once; false when it is worth asking again."""

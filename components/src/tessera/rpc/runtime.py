@@ -16,6 +16,7 @@ import msgspec
 from tessera.errors import ConfigError, DiscoveryLost
 from tessera.rpc.discovery import until_wiped
 from tessera.settings import Setting
+from tessera.tasks import KEEPER
 
 
 def send_at_once() -> None:
@@ -119,8 +120,12 @@ class Runtime:
             planes = f"discovery {config.discovery_backend!r}, request plane {config.request_plane!r}"
             raise ConfigError(f"cannot join the Dynamo deployment ({planes}): {error}") from error
         self._endpoints: dict[str, Any] = {}
+        self._ready = False
+        self._runs = False
+        KEEPER.on_change = self._show_health
         # No process serves it; see ``_ended``.
-        self._unserved = self.endpoint(self.address(f"nobody-{uuid.uuid4().hex}"))
+        self._nobody = self.address(f"nobody-{uuid.uuid4().hex}")
+        self.endpoint(self._nobody)
 
     def address(self, component: str, endpoint: str = "generate") -> str:
         return f"{self.config.namespace}.{component}.{endpoint}"
@@ -128,20 +133,33 @@ class Runtime:
     def endpoint(self, address: str) -> Any:
         """The Dynamo endpoint at ``namespace.component.endpoint`` or ``dyn://namespace.component.endpoint``.
 
-        The first time it is made, which must be before anything runs in this runtime. Over NATS the runtime
-        waits for its own threads meanwhile and keeps the interpreter's lock; when they want that lock, to
-        report how a call or a registration went, neither side ever goes on.
+        The first time it is made. Over NATS the runtime waits for its own threads meanwhile and keeps the
+        interpreter's lock; when they want that lock, to report how a call or a registration went, neither
+        side ever goes on. So a new one is refused with ``ConfigError`` there once anything runs in this
+        runtime: 4 of 4 frontends froze to which two models were added under load.
         """
         path = address.removeprefix("dyn://")
         if len(path.split(".")) != 3:
             raise ConfigError(f"{address!r} is no endpoint: expected dyn://namespace.component.endpoint")
         if path not in self._endpoints:
+            if self._runs and self.config.request_plane == "nats":
+                raise ConfigError(f"{address}: over NATS a process finds new workers after a restart only")
             self._endpoints[path] = self._runtime.endpoint(path)
         return self._endpoints[path]
 
+    async def follow(self, address: str) -> Any:
+        """The Dynamo client that follows an endpoint's instances."""
+        endpoint = self.endpoint(address)
+        self._runs = True
+        return await endpoint.client()
+
     def set_ready(self, ready: bool) -> None:
-        """What ``/health`` on the runtime's system port answers."""
-        self._runtime.set_health_status(ready)
+        """Answer ``/health`` and ``/live`` on the runtime's system port so, unless a loop keeps failing."""
+        self._ready = ready
+        self._show_health(KEEPER.trouble)
+
+    def _show_health(self, trouble: str | None) -> None:
+        self._runtime.set_health_status(self._ready and trouble is None)
 
     async def lost(self) -> DiscoveryLost:
         """Wait until discovery has lost this process for good; cancel it before ``shutdown``.
@@ -159,7 +177,7 @@ class Runtime:
     async def _ended(self) -> None:
         # Waiting for an instance of what no process serves ends with the runtime alone, by an error.
         with suppress(Exception):
-            await (await self._unserved.client()).wait_for_instances()
+            await (await self.follow(self._nobody)).wait_for_instances()
 
     def shutdown(self) -> None:
         self._runtime.shutdown()

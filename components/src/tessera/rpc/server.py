@@ -12,6 +12,7 @@ from tessera import wire
 from tessera.errors import RequestCancelled, TesseraError, Unavailable
 from tessera.rpc.pieces import PIECE_BYTES, Cut
 from tessera.rpc.runtime import Runtime, send_at_once
+from tessera.tasks import KEEPER
 
 log = logging.getLogger(__name__)
 
@@ -19,7 +20,6 @@ Handler = Callable[[wire.Request], Awaitable[wire.Reply]]
 
 UNREGISTER_SECONDS = 3.0
 _DROPPED: Final = wire.Failure.of(RequestCancelled("the call was cancelled"))
-_HEALTH_PROBE = {"probe": "tessera"}
 
 
 # Replies of more bytes do not wait for each other.
@@ -123,6 +123,7 @@ class Server:
         self._served: asyncio.Future[Any] | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._stopping = False
+        self._missing = 0
         self.address = address
 
     @property
@@ -140,15 +141,16 @@ class Server:
     async def start(self, *, check_every: float = 2.0) -> None:
         """Register and serve; every ``check_every`` seconds make sure that the instance is still listed."""
         self._served = asyncio.ensure_future(
-            self._endpoint.serve_endpoint(
-                self._generate, graceful_shutdown=True, health_check_payload=_HEALTH_PROBE
-            )
+            # With a payload to probe it with, the runtime's ``/health`` would not follow ``set_ready``.
+            self._endpoint.serve_endpoint(self._generate, graceful_shutdown=True)
         )
-        listing = await self._endpoint.client()
+        listing = await self._runtime.follow(self.address)
         await self._wait_listed(listing)
         send_at_once()
         await self._announce()
-        self._watchdog = asyncio.create_task(self._keep_listed(listing, check_every))
+        self._watchdog = KEEPER.start(
+            "registration", partial(self._keep_listed, listing), every=check_every, of=self.address
+        )
         self._runtime.set_ready(True)
 
     async def stop(self, *, timeout: float) -> None:
@@ -198,22 +200,23 @@ class Server:
                 raise Unavailable(f"{self.address} stopped serving before it was registered")
             await asyncio.sleep(0.02)
 
-    async def _keep_listed(self, listing: Any, check_every: float) -> None:
-        # The runtime does not renew a lease that ran out, after a freeze for example: the process would
-        # stay healthy and never be called again.
-        missing = 0
-        while True:
-            await asyncio.sleep(check_every)
-            missing = 0 if self.instance in listing.instance_ids() else missing + 1
-            if missing >= 2:
-                log.warning(
-                    "%s: instance %x is gone from discovery; registering again", self.address, self.instance
-                )
-                try:
-                    await self._endpoint.register_endpoint_instance()
-                    await self._announce()
-                except Exception as error:
-                    log.error("%s: cannot register again: %s", self.address, error)
+    async def _keep_listed(self, listing: Any) -> None:
+        """Look once whether the instance is listed, and register it again when it was missing twice.
+
+        The runtime does not renew a lease that ran out, after a freeze for example: the process would stay
+        healthy and never be called again.
+        """
+        self._missing = 0 if self.instance in listing.instance_ids() else self._missing + 1
+        if self._missing >= 2:
+            log.warning(
+                "%s: instance %x is gone from discovery; registering again", self.address, self.instance
+            )
+            try:
+                await self._endpoint.register_endpoint_instance()
+                await self._announce()
+            except Exception as error:
+                # Discovery may be down, for which no other process would be better.
+                log.error("%s: cannot register again: %s", self.address, error)
 
     async def _announce(self) -> None:
         """Register what discovery lists besides the instance; called each time the instance is registered."""

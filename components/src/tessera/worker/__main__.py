@@ -106,11 +106,11 @@ async def serve(settings: WorkerSettings) -> None:
             settings.served_model_names[0],
             address,
         )
-    watch = asyncio.create_task(stall.watch(service, settings, died))
-    giving_back = asyncio.create_task(give_back_when_idle())
+    loops = [stall.watch(service, settings, died), give_back_when_idle()]
     reason = await ending
-    watch.cancel()
-    giving_back.cancel()
+    for loop in loops:
+        if loop is not None:
+            loop.cancel()
     if isinstance(reason, EngineDead):
         log.critical("leaving: %s", reason)
         await stop_serving(_LAST_WORDS_SECONDS)

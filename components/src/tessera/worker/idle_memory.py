@@ -8,6 +8,8 @@ import logging
 import time
 from typing import Final
 
+from tessera.tasks import KEEPER
+
 log = logging.getLogger(__name__)
 
 _EVERY_SECONDS: Final = 5.0
@@ -15,19 +17,21 @@ _EVERY_SECONDS: Final = 5.0
 _IDLE_SHARE: Final = 0.1
 
 
-async def give_back_when_idle(every: float = _EVERY_SECONDS) -> None:
-    """Return free memory to the system once in each idle time that follows work; looks every ``every`` s.
+def give_back_when_idle(every: float = _EVERY_SECONDS) -> asyncio.Task[None] | None:
+    """Return free memory to the system once in each idle time that follows work, until the task is cancelled.
 
     glibc keeps much of what is freed, above all by several threads: after a burst of images a worker held
     four times what it used, for as long as it ran. A request that comes just then waits for a few
-    milliseconds. Does nothing where the C library cannot trim.
+    milliseconds. Looks every ``every`` seconds. None where the C library cannot trim.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it
     if trim is None:
-        return
+        return None
     worked = True
     before = time.process_time()
-    while True:
+
+    async def look() -> None:
+        nonlocal worked, before
         await asyncio.sleep(every)
         now = time.process_time()
         idle = now - before < _IDLE_SHARE * every
@@ -37,3 +41,5 @@ async def give_back_when_idle(every: float = _EVERY_SECONDS) -> None:
             await asyncio.to_thread(trim, ctypes.c_size_t(0))
             log.debug("gave free memory back in %.1f ms", (time.perf_counter() - started) * 1e3)
         worked = not idle
+
+    return KEEPER.start("memory", look)

@@ -10,6 +10,7 @@ from PIL import Image
 from tessera.corpus.item import Failure, Item, Picture
 from tessera.corpus.results.thumbnail import Thumbnails
 from tessera.corpus.search import Hit, Place
+from tessera.terminal import printable
 
 _MAX_CHARACTERS: Final = 600
 
@@ -60,15 +61,10 @@ def entry_of(hit: Hit, found: Item | Failure, thumbnails: Thumbnails) -> Entry:
             note = note or "changed since it was embedded"
     return Entry(
         score=hit.score,
-        name=shown(first.id),
-        others=tuple(shown(place.id) for place in others),
+        name=printable(first.id),
+        others=tuple(printable(place.id) for place in others),
         source=first,
         picture=picture,
-        text=shown(text[:_MAX_CHARACTERS] + ("…" if len(text) > _MAX_CHARACTERS else "")),
-        note=shown(note),
+        text=printable(text[:_MAX_CHARACTERS] + ("…" if len(text) > _MAX_CHARACTERS else "")),
+        note=printable(note),
     )
-
-
-def shown(text: str) -> str:
-    """As it can be printed, whatever somebody wrote into it."""
-    return "".join(character if character.isprintable() else "\ufffd" for character in text)

@@ -12,6 +12,7 @@ from tessera.frontend.api.schema import WHOLE, Schema, answers, object_of
 from tessera.frontend.api.values import JsonObject
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.served import ServedModel
+from tessera.tasks import KEEPER
 
 _TEXT: Final[Schema] = {"type": "string"}
 _FLAG: Final[Schema] = {"type": "boolean"}
@@ -64,9 +65,12 @@ def _sum(found: Sequence[dict[str, Any]], key: str) -> JsonObject:
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Health"])
 
-    def is_ready() -> bool:
-        # A frontend that drains is not ready, so that balancers look elsewhere.
-        return any(model.workers.embed.ready for model in service.models) and not service.draining.is_set()
+    def refusal() -> str:
+        """The reason why balancers should look elsewhere; empty for a frontend that is ready."""
+        if KEEPER.trouble is not None:
+            return f"not ready: {KEEPER.trouble}"
+        serves = any(model.workers.embed.ready for model in service.models)
+        return "" if serves and not service.draining.is_set() else "not ready"
 
     @router.get(
         "/health", openapi_extra=answers(_HEALTH, 503), summary="Whether a worker that can serve is there"
@@ -76,16 +80,16 @@ def _routes(service: Service) -> APIRouter:
         models = {model.settings.name: _model(service, model) for model in service.models}
         found = list(models.values())
         others = service.models.waiting | dict.fromkeys(service.models.leaving, _LEAVING)
-        ready = is_ready()
+        why_not = refusal()
         body = {
-            "status": "ready" if ready else "not ready",
+            "status": why_not or "ready",
             "frontends": service.group.answering,
             "workers": _sum(found, "workers"),
             "missing": _sum(found, "missing"),
             "images": any(model["images"] for model in found),
             "models": {name: {**_NOTHING, "status": why} for name, why in others.items()} | models,
         }
-        return JSONResponse(body, status_code=200 if ready else 503)
+        return JSONResponse(body, status_code=503 if why_not else 200)
 
     router.add_api_route(
         "/ping",
@@ -97,25 +101,24 @@ def _routes(service: Service) -> APIRouter:
 
     @router.get(
         "/live",
-        openapi_extra=answers(object_of(("status",), status=_TEXT)),
-        summary="Whether this process answers",
+        openapi_extra=answers(object_of(("status",), status=_TEXT), 503),
+        summary="Whether this process answers, and need not be replaced",
     )
     async def live() -> Response:
-        return JSONResponse({"status": "live"})
+        trouble = KEEPER.trouble
+        return JSONResponse({"status": trouble or "live"}, status_code=503 if trouble else 200)
 
     @router.get("/v1/health/ready", openapi_extra=answers(_NIM, 503), summary="NIM's readiness")
     async def nim_ready() -> Response:
-        ready = is_ready()
-        body = {
-            "object": "health.response",
-            "message": "ready" if ready else "not ready",
-            "ready": ready,
-        }
-        return JSONResponse(body, status_code=200 if ready else 503)
+        why_not = refusal()
+        body = {"object": "health.response", "message": why_not or "ready", "ready": not why_not}
+        return JSONResponse(body, status_code=503 if why_not else 200)
 
-    @router.get("/v1/health/live", openapi_extra=answers(_NIM), summary="NIM's liveness")
+    @router.get("/v1/health/live", openapi_extra=answers(_NIM, 503), summary="NIM's liveness")
     async def nim_live() -> Response:
-        return JSONResponse({"object": "health.response", "message": "live", "live": True})
+        trouble = KEEPER.trouble
+        body = {"object": "health.response", "message": trouble or "live", "live": not trouble}
+        return JSONResponse(body, status_code=503 if trouble else 200)
 
     for path, answer in (
         ("/health", health),

@@ -333,8 +333,10 @@ class Room:
     def _admits(self, client: str, guess: int) -> bool:
         return not self._is_full() and self._tokens.admits(client, guess)
 
-    def _refusal(self) -> Overloaded:
-        return _too_many(self.requests) if self._is_full() else _full(self._tokens, "tokens")
+    def _refusal(self, client: str, guess: int) -> Overloaded:
+        if self._is_full():
+            return _too_many(self.requests)
+        return _full(self._tokens, client, guess, "tokens")
 
     def _change(self, client: str, *, tokens: int, units: int = 0, requests: int = 0) -> None:
         words, find = self._group.words, self._places.find
@@ -409,7 +411,7 @@ class Admission:
             return _too_many(self.requests)
         if not self._rooms or any(room._admits(client, room._guess(body_bytes)) for room in self._rooms):
             return None
-        return self._rooms[0]._refusal()
+        return self._rooms[0]._refusal(client, self._rooms[0]._guess(body_bytes))
 
     def enter(self, client: str, body_bytes: int | None = None) -> Ticket:
         """Admit a request; raises ``Overloaded`` when the service is full.
@@ -422,7 +424,7 @@ class Admission:
         if len(self._rooms) == 1:
             ticket.enter(self._rooms[0])
         elif self._rooms and not any(room._admits(client, room._guess(body_bytes)) for room in self._rooms):
-            raise self._rooms[0]._refusal()
+            raise self._rooms[0]._refusal(client, self._rooms[0]._guess(body_bytes))
         self._count(1)
         return ticket
 
@@ -431,15 +433,14 @@ def _too_many(requests: int) -> Overloaded:
     return Overloaded(f"{requests} requests are being answered already", retry_after=1.0)
 
 
-def _full(budget: Budget, unit: str) -> Overloaded:
-    return Overloaded(
-        f"the service is full ({budget.used} of {budget.limit} {unit} in flight)", retry_after=1.0
-    )
+def _full(budget: Budget, client: str, amount: int, unit: str) -> Overloaded:
+    said = budget.refusal(client, amount, whole="the service", unit=f"{unit} in flight")
+    return Overloaded(said, retry_after=1.0)
 
 
 def _check(budget: Budget, client: str, amount: int, unit: str) -> None:
     if not budget.admits(client, amount):
-        raise _full(budget, unit)
+        raise _full(budget, client, amount, unit)
 
 
 def _share(budget: Budget, amount: int) -> int:
@@ -469,7 +470,7 @@ class Ticket:
             return
         guess = room._guess(self._body_bytes)
         if not room._admits(self._client, guess):
-            raise room._refusal()
+            raise room._refusal(self._client, guess)
         self._leave()
         room._change(self._client, tokens=guess, requests=1)
         self._room, self._tokens = room, guess

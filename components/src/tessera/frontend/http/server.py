@@ -225,7 +225,7 @@ class HttpServer(uvicorn.Server):
         # The loop's own servers neither count handshakes nor take another certificate.
         listens = self.config.port if not self._shared else self._shared.own_port
         if self._certificate is not None:
-            self._renewal = asyncio.create_task(self._certificate.watch(), name="renewal")
+            self._renewal = self._certificate.watch()
             if listens or not self._shared:
                 self.ports.append(SharedPort(_listening(self.config.host, listens)))
             sockets = []

@@ -16,6 +16,7 @@ import msgspec
 
 from tessera.errors import ConfigError
 from tessera.settings import Setting
+from tessera.tasks import KEEPER
 
 log = logging.getLogger(__name__)
 
@@ -96,20 +97,22 @@ class Certificate:
             return None
         return cls(settings.cert, settings.key or settings.cert, password)
 
-    async def watch(self) -> None:
-        """Read the files again whenever they have changed, until cancelled; errors keep what there is."""
-        while True:
-            await asyncio.sleep(_LOOK_SECONDS)
-            if (seen := self._signature()) == self._seen:
-                continue
-            try:
-                self.accepted = self._load()
-                log.info("TLS with a renewed certificate, valid until %s", self.accepted.until)
-            except ConfigError as error:
-                until = self.accepted.until
-                log.error("the certificate stays as it was, valid until %s: %s", until, error.message)
-            # One that is half written now changes again.
-            self._seen = seen
+    def watch(self) -> asyncio.Task[None]:
+        """Read the files again whenever they have changed, until the task is cancelled."""
+        return KEEPER.start("certificate", self._look, every=_LOOK_SECONDS)
+
+    async def _look(self) -> None:
+        """Read the files again if they have changed; errors keep what there is."""
+        if (seen := self._signature()) == self._seen:
+            return
+        try:
+            self.accepted = self._load()
+            log.info("TLS with a renewed certificate, valid until %s", self.accepted.until)
+        except ConfigError as error:
+            until = self.accepted.until
+            log.error("the certificate stays as it was, valid until %s: %s", until, error.message)
+        # One that is half written now changes again.
+        self._seen = seen
 
     def _signature(self) -> tuple[object, ...]:
         # Of what links lead to: cert-manager's files are links that it moves.

@@ -60,15 +60,16 @@ class Models:
         found = [await self._open_model(model) for model in wanted if not model.loading]
         self._show(wanted, found)
 
-    async def follow(self, wanted: Sequence[ModelSettings]) -> None:
+    async def follow(self, wanted: Sequence[ModelSettings]) -> bool:
         """Serve these from now on: what is new is opened, what is not among them is asked for no more.
 
-        One that cannot be opened is said, and is not served.
+        One that cannot be opened is not served: the log and ``waiting`` give the reason. False when that was
+        an error of no type of ours, of discovery that is away for example, and worth another try.
         """
         async with self._following:
-            await self._follow(wanted)
+            return await self._follow(wanted)
 
-    async def _follow(self, wanted: Sequence[ModelSettings]) -> None:
+    async def _follow(self, wanted: Sequence[ModelSettings]) -> bool:
         now = {model.settings.name: model for model in self.served}
         kept: list[ServedModel] = []
         new: list[ModelSettings] = []
@@ -79,6 +80,8 @@ class Models:
                 kept.append(served)
             else:
                 new.append(model)
+        refused: dict[str, str] = {}
+        again = False
         self._show(wanted, kept)
         for gone in self._but(now, kept):
             self._end(gone)
@@ -89,10 +92,15 @@ class Models:
                 kept.append(await self._open_model(model))
             except TesseraError as error:
                 log.error("%s cannot be opened: %s", model.name, error)
-                self._show(wanted, kept)
-                self.waiting |= dict.fromkeys(model.served_model_names, f"cannot be opened: {error}")
-            else:
-                self._show(wanted, kept)
+                refused |= dict.fromkeys(model.served_model_names, f"cannot be opened: {error}")
+            except Exception as error:
+                again = True
+                log.exception("%s cannot be opened now", model.name)
+                why = f"cannot be opened now, and will be tried again: {type(error).__name__}"
+                refused |= dict.fromkeys(model.served_model_names, why)
+            self._show(wanted, kept)
+            self.waiting |= refused
+        return not again
 
     @staticmethod
     def _but(now: dict[str, ServedModel], kept: Sequence[ServedModel]) -> list[ServedModel]:

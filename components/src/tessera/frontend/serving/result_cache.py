@@ -19,7 +19,7 @@ from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.dispatch import SCORES, Answer, Embedder
 from tessera.logs import note
 from tessera.models.base import Output, RowKind
-from tessera.tasks import Deadline
+from tessera.tasks import Deadline, run_all
 
 
 class KeyPrefix:
@@ -174,7 +174,7 @@ class ResultCache:
         if missing:
             batch = _Batch(self._dispatcher, request_id, priority, client, self._flight_seconds, queries)
             calls = [self._compute(keys[index], items[index], batch, deadline) for index in missing]
-            for index, outcome in zip(missing, await asyncio.gather(*calls), strict=True):
+            for index, outcome in zip(missing, await run_all(calls), strict=True):
                 if isinstance(outcome, TesseraError):
                     answer.errors[index] = outcome
                 else:
@@ -205,7 +205,10 @@ class ResultCache:
             # Another request's error speaks of that request's inputs, so this one asks for its own.
             return error if ours else await self._alone(item, batch, deadline)
         except TesseraError as error:
-            return error
+            if ours or error.param is None:
+                return error
+            # What another request calls its input means nothing here.
+            return type(error)(error.message, param=item.param, retry_after=error.retry_after)
         self._metrics.result_cache["miss" if ours else "joined"].inc()
         return computed
 

@@ -36,6 +36,11 @@ class Workers:
         """Embed and encode workers."""
         return len(self.embed.ready), len(self.encode.ready)
 
+    async def close(self) -> None:
+        """Follow and ask them no more."""
+        for peers in self.by_component.values():
+            await peers.close()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Served:
@@ -89,5 +94,4 @@ class ServedModel:
 
     async def close(self) -> None:
         self.metrics.forget()
-        for peers in self.workers.by_component.values():
-            await peers.close()
+        await self.workers.close()
