@@ -1,4 +1,4 @@
-"""Engines and threads that fail outside ``launch`` and ``result``: everything is settled, and once is said why."""
+"""Fail engines outside ``launch`` and ``result``, and their threads: every entry is settled, the death told."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class AssertingEngine:
 
     def launch(self, payloads: Sequence[int]) -> Launched[list[int]]:
         self.sizes.append(len(payloads))
-        batch: Launched[list[int]] = Launched.after(BrokenEvent(self.good), lambda: [], keep=payloads)
+        batch: Launched[list[int]] = Launched.after(BrokenEvent(self.good), list, keep=payloads)
         # As the guard of every engine does, and behind it the stage.
         return batch.map_error(translate).map(list)
 
@@ -106,7 +106,7 @@ class Broken(Launched[list[int]]):
     """A batch one of whose members raises, whatever the contract says."""
 
     def __init__(self, member: str) -> None:
-        super().__init__(lambda: [], done=lambda: False, tell=lambda call: None)
+        super().__init__(list, done=lambda: False, tell=lambda call: None)
         self.member = member
 
     def _may(self, member: str) -> None:

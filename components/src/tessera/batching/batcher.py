@@ -72,8 +72,8 @@ class Events(Generic[P]):
     """What a batcher calls, on its event loop.
 
     ``ran`` after each batch that gave results; ``cancelled`` for each entry that was cancelled before it ran;
-    ``died`` once, when the engine has raised ``EngineDead`` or its thread anything else, after which nothing is
-    run any more.
+    ``died`` once, when the engine has raised ``EngineDead`` or its thread anything else: nothing is run any
+    more.
     ``attributes`` gives those of a batch of payloads, for batches that are recorded in a trace.
     """
 
