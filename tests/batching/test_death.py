@@ -1,4 +1,4 @@
-"""Fail engines outside ``launch`` and ``result``, and their threads: every entry is settled, the death told."""
+"""Fail engines outside ``launch`` and ``result``, and their threads: each entry is settled all the same."""
 
 from __future__ import annotations
 

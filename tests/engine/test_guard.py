@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.engine.batch import packed_cost
+from tessera.engine.batch import TextOutput, VisionBatch, packed_cost
 from tessera.engine.guard import GuardedTextEngine, GuardedVisionEngine
+from tessera.engine.placement import Placement
 from tessera.errors import EngineDead, EngineFailed, InvalidInput
 from tessera.launched import Launched
 
@@ -42,7 +43,7 @@ class Raises:
 
 
 def caught(error: Exception, late: bool, kind: Any) -> Exception:
-    engine = kind(Raises(error, late))
+    engine = kind(Raises(error, late), MODEL, *([HERE] if kind is GuardedVisionEngine else []))
     arguments = ([], []) if kind is GuardedVisionEngine else (None,)
     with pytest.raises(Exception) as found:
         engine.launch(*arguments).result()
@@ -69,7 +70,7 @@ def test_results_and_properties_pass_through() -> None:
         def launch(self, *_: object) -> Any:
             return Launched.of("made")
 
-    engine = GuardedTextEngine(Works(RuntimeError(), late=False, depth=2))  # type: ignore[arg-type]
+    engine = GuardedTextEngine(Works(RuntimeError(), late=False, depth=2), MODEL)  # type: ignore[arg-type]
     launched = engine.launch(None)  # type: ignore[arg-type]
     assert launched.done() and launched.result() == "made"
     assert (engine.depth, engine.cost) == (2, packed_cost)

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -22,6 +23,7 @@ from tessera.engine.guard import GuardedTextEngine
 from tessera.engine.streams import CudaStreams
 from tessera.errors import EngineDead
 from tessera.launched import Launched
+from tests.families.dual_encoder import DualEncoder
 
 ROWS, WIDTH = 16, 8
 # At least a tenth of a second at 2 GHz.
@@ -75,7 +77,7 @@ class Table:
 
 async def run(count: int) -> dict[str, object]:
     table, died = Table(), list[str]()
-    engine = GuardedTextEngine(table)
+    engine = GuardedTextEngine(table, DualEncoder(Path(), 0))
 
     def launch(inputs: Sequence[PackedInput]) -> Launched[list[object]]:
         return engine.launch(pack(inputs)).map(lambda output: list(output.rows))
