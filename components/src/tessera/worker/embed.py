@@ -362,7 +362,10 @@ class EmbedService:
         for index, result in enumerate(settled):
             assert result is not None
             if isinstance(result, TesseraError):
-                failures[index] = wire.Failure.of(_naming(result, params[index]))
+                if isinstance(result, EngineFailed) and result.param is None:
+                    # An engine knows no names.
+                    result = result.named(params[index])
+                failures[index] = wire.Failure.of(result)
                 continue
             counts[index] = len(result.rows)
             rows.append(result.rows)
@@ -616,13 +619,6 @@ def _without(
         EngineFailed(fault(output)) if faulty[end - count : end].any() else result
         for result, count, end in zip(settled, counts, ends.tolist(), strict=True)
     ]
-
-
-def _naming(error: TesseraError, param: str) -> TesseraError:
-    """The error, with the input's name where the engine failed without any."""
-    if isinstance(error, EngineFailed) and error.param is None:
-        return EngineFailed(error.message, param=param, retry_after=error.retry_after)
-    return error
 
 
 def _settled(begun: _Pending | TesseraError) -> _Embedded | TesseraError:

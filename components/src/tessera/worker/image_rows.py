@@ -231,7 +231,7 @@ class ImageRows:
             if error.param is None:
                 raise
             # The flight may have been another request's, whose name for the image says nothing here.
-            raise type(error)(error.message, param=image.param, retry_after=error.retry_after) from error
+            raise error.named(image.param) from error
         if encoded.span is not None and encoded.span is not tracing.here():
             # Another request's flight, or another input's of this one.
             span.set_attribute("tessera.cache", "joined")
@@ -337,7 +337,7 @@ class RequestImages:
         except TesseraError as error:
             if error.param in (None, image.param):
                 raise
-            raise type(error)(error.message, param=image.param, retry_after=error.retry_after) from error
+            raise error.named(image.param) from error
 
     def close(self) -> None:
         """End what is under way: nobody waits for it any more."""

@@ -208,7 +208,7 @@ class ResultCache:
             if ours or error.param is None:
                 return error
             # The flight was another request's, whose name for the input says nothing here.
-            return type(error)(error.message, param=item.param, retry_after=error.retry_after)
+            return error.named(item.param)
         self._metrics.result_cache["miss" if ours else "joined"].inc()
         return computed
 
