@@ -17,8 +17,10 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tritonclient.utils import InferenceServerException
 
+from tessera.tools.random_checkpoint.checkpoint import main as write_checkpoint
 from tests.e2e.inputs import cosine, parts
 from tests.e2e.kserve import Door, KserveClient, refused
 from tests.e2e.service import MODEL, Service, free_ports, launch
@@ -178,3 +180,37 @@ def test_a_corpus_lists_the_item(unsound: Unsound, tmp_path: Path) -> None:
     errors = pq.read_table(out / "errors.parquet").to_pylist()
     assert [row["id"] for row in errors] == ["1", "3"], ended.stderr
     assert all("engine_failed" in str(row) for row in errors)
+
+
+@pytest.mark.parametrize(
+    ("family", "tensor", "stage"),
+    [
+        ("qwen3_embedding", "model.norm.weight", "text"),
+        ("qwen3_vl_embedding", "model.visual.blocks.0.attn.proj.weight", "vision"),
+    ],
+    ids=["text", "vision"],
+)
+def test_a_worker_that_computes_no_numbers_does_not_become_ready(
+    family: str, tensor: str, stage: str, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    write_checkpoint(["--out", str(checkpoint), "--family", family, "--size", "tiny"])
+    path = checkpoint / "model.safetensors"
+    tensors = load_file(path)
+    tensors[tensor][:] = float("nan")
+    save_file(tensors, path, metadata={"format": "pt"})
+    port, system = free_ports(1)[0], free_ports(1)[0]
+    words = ["serve", str(checkpoint), "--port", str(port), "--system-port-base", str(system)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "tessera.cli", *words],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode
+    lines = ended.stdout.splitlines()
+    said = f"the {stage} engine gave outputs that are not finite when it was warmed"
+    assert sum(said in line for line in lines) == 1, ended.stdout
+    assert "ended before the service was ready" in ended.stdout and "Traceback" not in ended.stdout
