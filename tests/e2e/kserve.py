@@ -21,6 +21,7 @@ CODES = {
     "StatusCode.UNAUTHENTICATED": 401,
     "StatusCode.NOT_FOUND": 404,
     "StatusCode.RESOURCE_EXHAUSTED": 429,
+    "StatusCode.INTERNAL": 500,
     "StatusCode.UNIMPLEMENTED": 501,
     "StatusCode.UNAVAILABLE": 503,
     "StatusCode.DEADLINE_EXCEEDED": 504,

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from tessera.engine.batch import packed_cost
+from tessera.engine.batch import TextBatch, TextOutput, VisionBatch, packed_cost
 from tessera.engine.guard import GuardedTextEngine, GuardedVisionEngine
+from tessera.engine.placement import Placement
 from tessera.errors import EngineDead, EngineFailed, InvalidInput
 from tessera.launched import Launched
+from tests.families.dual_encoder import HIDDEN, DualEncoder
+
+MODEL = DualEncoder(Path(), 0)
+HERE = Placement(device="cpu", dtype="float32")
 
 
 @dataclass
@@ -42,7 +49,7 @@ class Raises:
 
 
 def caught(error: Exception, late: bool, kind: Any) -> Exception:
-    engine = kind(Raises(error, late))
+    engine = kind(Raises(error, late), MODEL, *([HERE] if kind is GuardedVisionEngine else []))
     arguments = ([], []) if kind is GuardedVisionEngine else (None,)
     with pytest.raises(Exception) as found:
         engine.launch(*arguments).result()
@@ -69,7 +76,43 @@ def test_results_and_properties_pass_through() -> None:
         def launch(self, *_: object) -> Any:
             return Launched.of("made")
 
-    engine = GuardedTextEngine(Works(RuntimeError(), late=False, depth=2))  # type: ignore[arg-type]
+    engine = GuardedTextEngine(Works(RuntimeError(), late=False, depth=2), MODEL)  # type: ignore[arg-type]
     launched = engine.launch(None)  # type: ignore[arg-type]
     assert launched.done() and launched.result() == "made"
     assert (engine.depth, engine.cost) == (2, packed_cost)
+
+
+@dataclass
+class Gives(Raises):
+    """An engine whose every value is ``value``, and every length ``norm``."""
+
+    value: float = 1.0
+    norm: float = 1.0
+
+    def launch(self, batch: Any, out: Sequence[torch.Tensor] = ()) -> Any:
+        if isinstance(batch, VisionBatch):
+            for rows in out:
+                rows.fill_(self.value)
+            return Launched.of(None)
+        assert isinstance(batch, TextBatch)
+        count = len(batch.lengths)
+        return Launched.of(
+            TextOutput(
+                rows=np.full((count, HIDDEN), self.value, np.float32),
+                norms=np.full(count, self.norm, np.float32),
+                bounds=np.arange(count + 1, dtype=np.int32),
+            )
+        )
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_an_engine_that_gives_no_numbers_is_not_warm(value: float) -> None:
+    for engine, stage in (
+        (GuardedTextEngine(Gives(RuntimeError(), False, value=value), MODEL), "text"),
+        (GuardedTextEngine(Gives(RuntimeError(), False, norm=value), MODEL), "text"),
+        (GuardedVisionEngine(Gives(RuntimeError(), False, value=value), MODEL, HERE), "vision"),
+    ):
+        with pytest.raises(EngineFailed, match=f"the {stage} engine gave outputs that are not finite"):
+            engine.warm()
+    GuardedTextEngine(Gives(RuntimeError(), False), MODEL).warm()
+    GuardedVisionEngine(Gives(RuntimeError(), False), MODEL, HERE).warm()

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import msgspec
@@ -94,7 +95,9 @@ class Embedder:
         cache: int = 1 << 24,
         **changes: object,
     ) -> None:
-        model = cast(Model, Variant(original, **changes)) if changes else original
+        # Rows of ``SummingText`` are numbers that a test reads.
+        changes.setdefault("output", replace(original.output, unit_length=False))
+        model = cast(Model, Variant(original, **changes))
         self.model, self.engine, self.rows = model, SummingText(model.output), Rows(original)
         self.cache = EmbeddingCache(cache)
         self.metrics = WorkerMetrics()
@@ -350,7 +353,7 @@ async def test_a_plan_that_the_family_cannot_place_fails_its_item_before_anythin
 
 async def test_a_row_for_each_token_and_a_number_for_each_input(make: MakeEmbedder) -> None:
     items = (text(5, 6), text(), text(7, 8, 9))
-    tokens = make(output=Output(kind=OutputKind.TOKENS, width=6))
+    tokens = make(output=Output(kind=OutputKind.TOKENS, width=6, unit_length=False))
     reply = await tokens(*items)
     assert (reply.width, reply.counts, list(reply.failures)) == (6, (2, 0, 3), [1])
     assert tokens.vectors(reply)[:, 0].tolist() == [5, 5, 7, 7, 7]
@@ -364,7 +367,7 @@ async def test_a_row_for_each_token_and_a_number_for_each_input(make: MakeEmbedd
 
 
 async def test_items_are_compared_with_the_queries_that_they_name(make: MakeEmbedder, model: Model) -> None:
-    embedder = make(output=Output(kind=OutputKind.TOKENS, width=6))
+    embedder = make(output=Output(kind=OutputKind.TOKENS, width=6, unit_length=False))
     items = [
         text(5, 6),
         text(),
@@ -443,7 +446,7 @@ async def test_an_image_of_many_items_fails_them_all_by_their_names_for_it(
 async def test_cancelling_ends_the_encoding_of_a_shared_image_and_what_has_not_begun(
     make: MakeEmbedder, model: Model
 ) -> None:
-    embedder = make(output=Output(kind=OutputKind.TOKENS, width=6))
+    embedder = make(output=Output(kind=OutputKind.TOKENS, width=6, unit_length=False))
     embedder.rows.open.clear()
     query = np.ones((1, 6), np.float32).tobytes()
     items = [with_images(model, picture(1)) for _ in range(3)] + [text(5), text(6)]

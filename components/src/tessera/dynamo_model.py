@@ -70,7 +70,7 @@ class DynamoModel:
         self._in_flight = 0
         media = CarriedMedia(MediaPolicy(), limits.images)
         own = self._metrics.of(names[0])
-        self._pipeline = Pipeline(model, media, LocalEmbedder(ask, model.output), limits, own)
+        self._pipeline = Pipeline(model, media, LocalEmbedder(ask, model), limits, own)
 
     def render_metrics(self) -> str:
         return self._metrics.render().decode()

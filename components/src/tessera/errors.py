@@ -41,7 +41,7 @@ TesseraError
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 
 class TesseraError(Exception):
@@ -58,6 +58,12 @@ class TesseraError(Exception):
         self.message = message
         self.param = param
         self.retry_after = retry_after
+
+    def named(self, param: str) -> Self:
+        """Return the same error about an input that is called ``param``, at the message's head, too."""
+        rest = self.message.removeprefix(f"{self.param}: ")
+        message = f"{param}: {rest}" if rest != self.message or self.param is None else self.message
+        return type(self)(message, param=param, retry_after=self.retry_after)
 
 
 class ConfigError(TesseraError):

@@ -24,9 +24,11 @@ class Launched(Generic[T_co]):
 
     ``keep`` holds what the work reads and writes until the result is taken. ``tell`` calls what it is given,
     on any thread, whenever the batch may have become done; None where nobody tells.
+    An error has one way out: where ``done`` or ``tell`` raises, as ``torch.cuda.Event.query`` does behind a
+    device-side assert, the batch counts as done and ``result`` raises it.
     """
 
-    __slots__ = ("_done", "_keep", "_result", "_tell")
+    __slots__ = ("_done", "_error", "_keep", "_result", "_tell")
 
     def __init__(
         self,
@@ -40,6 +42,7 @@ class Launched(Generic[T_co]):
         self._done = done
         self._keep = keep
         self._tell = tell
+        self._error: Exception | None = None
 
     @classmethod
     def of(cls, value: T_co) -> Launched[T_co]:  # type: ignore[misc]
@@ -91,7 +94,12 @@ class Launched(Generic[T_co]):
 
     def done(self) -> bool:
         """Whether ``result`` would wait for nothing; what is computed later it still has to compute."""
-        return self._done()
+        if self._error is None:
+            try:
+                return self._done()
+            except Exception as error:
+                self._error = error
+        return True
 
     @property
     def tells(self) -> bool:
@@ -101,15 +109,20 @@ class Launched(Generic[T_co]):
     def when_done(self, call: Callable[[], None]) -> None:
         """Call ``call``, on any thread, whenever the batch may have become done."""
         if self._tell is not None:
-            self._tell(call)
+            try:
+                self._tell(call)
+            except Exception as error:
+                self._error = error
 
     def result(self) -> T_co:
-        """Wait for the batch; raises what the engine raised."""
+        """Wait for the batch; raises what the engine raised, whichever of its members did."""
+        if self._error is not None:
+            raise self._error
         return self._result()
 
     def map(self, function: Callable[[T_co], R]) -> Launched[R]:
         """The same batch with ``function`` of its result."""
-        return Launched(lambda: function(self.result()), done=self.done, tell=self._tell)
+        return self._behind(lambda: function(self.result()))
 
     def map_error(self, translate: Callable[[Exception], Exception]) -> Launched[T_co]:
         """The same batch; in place of an error of the engine it raises what ``translate`` makes of it."""
@@ -120,4 +133,8 @@ class Launched(Generic[T_co]):
             except Exception as error:
                 raise translate(error) from error
 
-        return Launched(result, done=self.done, tell=self._tell)
+        return self._behind(result)
+
+    def _behind(self, result: Callable[[], R]) -> Launched[R]:
+        """Return a batch that is done when this one is, and whose errors come by this one's ``result``."""
+        return Launched(result, done=self.done, tell=self.when_done if self.tells else None)

@@ -14,7 +14,7 @@ from tests.e2e.faults.test_processes import until
 from tests.e2e.inputs import cosine
 from tests.e2e.service import MODEL, Service, launch
 from tests.families.dual_encoder import install, reference
-from tests.families.faulty import HANG, ILLEGAL_ACCESS, MARKS, POISON
+from tests.families.faulty import ASSERTS, HANG, ILLEGAL_ACCESS, MARKS, POISON
 
 pytestmark = pytest.mark.service
 
@@ -36,6 +36,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         MARKS: str(marks),
         "EMBED_WORKERS": "2",
         "EMBED_ENGINE_ARGS": str(config),
+        # Two lanes: as on a card, two batches may be launched and unfinished.
+        "OMP_NUM_THREADS": "2",
     }
     with launch("e_p.sh", checkpoint, folder / "log", workers=3, environment=environment) as running:
         yield running
@@ -74,19 +76,24 @@ async def test_poison_in_every_batch_fails_its_own_requests(service: Service) ->
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
-    [(ILLEGAL_ACCESS, "illegal memory access"), (HANG, "busy with one batch")],
-    ids=["illegal access", "hang"],
+    ("fault", "said", "count"),
+    [
+        (ILLEGAL_ACCESS, "illegal memory access", 40),
+        (HANG, "busy with one batch", 40),
+        (ASSERTS[0], "device-side assert", 1),
+        (ASSERTS[1], "device-side assert", 200),
+    ],
+    ids=["illegal access", "hang", "late, alone", "late, under load"],
 )
 async def test_a_worker_whose_engine_is_gone_leaves_and_is_replaced(
-    service: Service, fault: str, said: str
+    service: Service, fault: str, said: str, count: int
 ) -> None:
     await until(lambda: service.health()["workers"] == {"embed": 2, "encode": 1})
     before = set(service.pids_in_order(4))
-    texts = [f"a text {number}{fault if number == 20 else ''}" for number in range(40)]
+    texts = [f"a text {number}{fault if number == count // 2 else ''}" for number in range(count)]
     async with httpx.AsyncClient() as client:
         answers = await asyncio.gather(*(ask(client, service, text) for text in texts))
-    assert [answer.status_code for answer in answers] == [200] * 40
+    assert [answer.status_code for answer in answers] == [200] * count
     assert all(right(answer, text) for answer, text in zip(answers, texts, strict=True))
 
     def replaced() -> bool:

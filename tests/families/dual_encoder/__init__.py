@@ -159,10 +159,13 @@ class DualEncoder:
         misbehave(picture.data)
         return Pixels(values=pixels_of(picture.data), plan=ImagePlan(units=1, rows=1))
 
+    def weights(self) -> dict[str, np.ndarray]:
+        return weights(self.seed)
+
     def load_vision(self, *, dtype: str, device: str) -> Any:
         import torch
 
-        table = torch.from_numpy(weights(self.seed)["pixels"])
+        table = torch.from_numpy(self.weights()["pixels"])
 
         def forward(pixels, positions, cu_units, units):  # type: ignore[no-untyped-def]
             return (pixels.flatten(1).float() / 255.0) @ table
@@ -172,7 +175,7 @@ class DualEncoder:
     def load_text(self, *, dtype: str, device: str) -> Any:
         import torch
 
-        table = torch.from_numpy(weights(self.seed)["tokens"])
+        table = torch.from_numpy(self.weights()["tokens"])
 
         def forward(input_ids, positions, cu_seqlens, lengths, vision_rows, vision_index):  # type: ignore[no-untyped-def]
             embedded = table[input_ids].index_copy(0, vision_index.long(), vision_rows)

@@ -2,7 +2,8 @@
 
 What it does is decided by the bytes of the text: ``\\x01`` is an illegal access and ``\\x04`` a hang, each of
 them once for a directory of marks that the environment names; ``\\x03`` is poison every time. More than two
-sequences at a time do not fit its memory.
+sequences at a time do not fit its memory. ``\\x05`` and ``\\x06`` are device-side asserts, once each, which a
+card reports later: the batch is launched, and from then on every batch's event raises when it is queried.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from tessera.launched import Launched
 from tests.families.dual_encoder import DualEncoder
 
+if TYPE_CHECKING:
+    from tessera.engine.batch import TextBatch, TextOutput
+
 ILLEGAL_ACCESS, POISON, HANG = "\x01", "\x03", "\x04"
+ASSERTS = ("\x05", "\x06")
 MARKS = "TESSERA_TEST_MARKS"
 
 
@@ -28,10 +34,47 @@ def _first_time(what: str) -> bool:
     return True
 
 
+class _Asserted:
+    """An event whose first queries come before the device has reached the assert."""
+
+    def __init__(self) -> None:
+        self._queries = 0
+
+    def query(self) -> bool:
+        self._queries += 1
+        if self._queries > 3:
+            self.synchronize()
+        return False
+
+    def synchronize(self) -> None:
+        import torch
+
+        raise torch.AcceleratorError("CUDA error: device-side assert triggered")
+
+
+def _launch_as_a_card() -> None:
+    """Have the torch engine's batches end by an event once an assert is among them."""
+    from tessera.engine.torch.text import TorchTextEngine
+
+    launch = TorchTextEngine.launch
+    asserted: list[str] = []
+
+    def launched(self: TorchTextEngine, batch: TextBatch) -> Launched[TextOutput]:
+        found = set(batch.input_ids.tolist())
+        asserted.extend(
+            fault for fault in ASSERTS if ord(fault) in found and _first_time(f"assert {ord(fault)}")
+        )
+        made = launch(self, batch)
+        return Launched.after(_Asserted(), made.result, keep=batch) if asserted else made
+
+    TorchTextEngine.launch = launched  # type: ignore[method-assign]
+
+
 class FaultyEncoder(DualEncoder):
     def load_text(self, *, dtype: str, device: str) -> Any:
         import torch
 
+        _launch_as_a_card()
         forward = super().load_text(dtype=dtype, device=device)
 
         def failing(input_ids: torch.Tensor, *rest: Any) -> torch.Tensor:

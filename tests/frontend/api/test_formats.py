@@ -10,7 +10,7 @@ import numpy.typing as npt
 import orjson
 import pytest
 
-from tessera.errors import EngineFailed, InvalidInput, UnsupportedMedia
+from tessera.errors import InvalidInput, UnsupportedMedia
 from tessera.frontend.api.formats import (
     ResponseBody,
     convert,
@@ -162,11 +162,20 @@ def test_widths_are_checked() -> None:
         assert str(dimensions) in caught.value.message
 
 
-def test_values_that_are_not_finite_never_leave() -> None:
-    vectors = unit_rows(2)
-    vectors[1, 3] = np.nan
-    with pytest.raises(EngineFailed):
-        body(vectors)
+@pytest.mark.parametrize("encoding", list(EncodingFormat))
+@pytest.mark.parametrize(("dtype", "most"), [("float16", 65504.0), ("bfloat16", 3.3895e38)])
+@pytest.mark.parametrize("name", ["embed_dtype", "output_dtype"])
+def test_values_beyond_an_element_type_are_refused(
+    encoding: EncodingFormat, dtype: str, most: float, name: str
+) -> None:
+    vectors = np.zeros((3, HIDDEN), np.float32)
+    vectors[1, 3] = -most
+    body(vectors, encoding_format=encoding.value, normalize=False, **{name: dtype})
+    for beyond in (most * 1.002, np.finfo(np.float32).max):
+        vectors[1, 3] = beyond
+        with pytest.raises(InvalidInput, match=dtype) as caught:
+            body(vectors, encoding_format=encoding.value, normalize=False, **{name: dtype})
+        assert caught.value.param == name
 
 
 def test_partial_answers() -> None:
@@ -191,6 +200,8 @@ def test_no_row_takes_more_than_it_was_counted_for(dtype: EmbedDtype, encoding: 
     awkward = np.array([-1.17549435e-38, -3.40282347e38, -1.23456788e-05, -9.87654322e-01], np.float32)
     if dtype not in (EmbedDtype.FLOAT32, EmbedDtype.BFLOAT16):
         awkward = np.array([-0.000012345678, -65504.0, -0.98765432, 1.0], np.float32)
+    if dtype is EmbedDtype.BFLOAT16:
+        awkward[1] = -3.38e38
     for rows in (unit_rows(8), np.tile(awkward, (8, HIDDEN // 4)), np.full((8, HIDDEN), -1.0, np.float32)):
         one, all_of_them = (
             len(body(part, embed_dtype=dtype.value, encoding_format=encoding.value).content)

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from tessera import wire
-from tessera.errors import EngineFailed, InvalidInput
+from tessera.errors import InvalidInput
 from tessera.frontend.api import nim, rerank, score, tei, voyage
 from tessera.frontend.api.endpoint import TranslatedScores
 from tessera.frontend.request import ImageSource, RequestLimits
@@ -76,11 +76,6 @@ def test_cosines_and_max_sims_stay_what_they_are() -> None:
     for kind in (OutputKind.VECTOR, OutputKind.TOKENS):
         found = answer(shared(), kind, (-0.5, 12.25, 0.0, 1.0))["results"]
         assert [row["relevance_score"] for row in found] == [12.25, 1.0, 0.0, -0.5]
-
-
-def test_what_is_not_finite_is_no_score() -> None:
-    with pytest.raises(EngineFailed):
-        answer(shared(), values=(1.0, float("nan"), 0.0, 0.0))
 
 
 def test_far_logits_are_probabilities() -> None:

@@ -72,7 +72,8 @@ class Events(Generic[P]):
     """What a batcher calls, on its event loop.
 
     ``ran`` after each batch that gave results; ``cancelled`` for each entry that was cancelled before it ran;
-    ``died`` once, when the engine has raised ``EngineDead``, after which nothing is run any more.
+    ``died`` once, when the engine has raised ``EngineDead`` or its thread anything else: nothing is run any
+    more.
     ``attributes`` gives those of a batch of payloads, for batches that are recorded in a trace.
     """
 
@@ -306,6 +307,8 @@ class Batcher(Generic[P, R]):
                 self._failed(report)
             case Died():
                 self._events.died(report.error)
+                # What waits behind a batch that never came to be reported as taken fails, too.
+                self._fill()
 
     def _ran(self, batch: Ran[P, R]) -> None:
         run_ms = (batch.ended - batch.started) * 1e3

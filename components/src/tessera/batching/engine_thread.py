@@ -66,7 +66,7 @@ class Failed(Generic[P, R]):
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """The engine has raised ``EngineDead`` for the first time."""
+    """The engine has raised ``EngineDead``, or its thread anything unforeseen, for the first time."""
 
     error: EngineDead
 
@@ -89,7 +89,8 @@ class EngineThread(Generic[P, R]):
     behind one that tells when it is done, only when it is full.
     Calls ``report`` on the event loop that made the thread, in the order in which things happened. A batch
     that fails is halved until the entries at fault stand alone. Once the engine has raised ``EngineDead``
-    (kept in ``dead``) nothing is launched any more and everything fails with it.
+    (kept in ``dead``) nothing is launched any more and everything fails with it. An error outside a batch
+    is such a death, too: the thread itself goes on, so that every entry is settled, until it is closed.
     """
 
     def __init__(
@@ -112,6 +113,9 @@ class EngineThread(Generic[P, R]):
         self._pace = Pace() if depth > 1 else None
         self._loop = asyncio.get_running_loop()
         self._running_since = math.inf
+        self._in_flight: deque[_InFlight[P, R]] = deque()
+        # Taken from the open batch, and not reported as ended yet.
+        self._taken: set[Entry[P, R]] = set()
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._thread.start()
 
@@ -124,30 +128,51 @@ class EngineThread(Generic[P, R]):
         self._thread.join()
 
     def _run(self) -> None:
-        in_flight: deque[_InFlight[P, R]] = deque()
+        error: BaseException | None = None
+        # Without a loop nobody waits for anything any more.
+        while not self._loop.is_closed():
+            try:
+                if error is not None:
+                    self._give_up(error)
+                self._run_batches()
+                return
+            except BaseException as raised:
+                error = raised
+
+    def _give_up(self, error: BaseException) -> None:
+        """Fail whatever the thread holds, and have everything after it fail."""
+        log.error("%s engine: its thread failed", self._name, exc_info=error)
+        now = self._clock()
+        dead = self._died(EngineDead(f"the {self._name} engine failed: {type(error).__name__}: {error}"))
+        self._in_flight.clear()
+        self._end(Failed(list(self._taken), dead, now, now, dead))
+
+    def _run_batches(self) -> None:
+        in_flight = self._in_flight
         while True:
             self._running_since = in_flight[0].started if in_flight else math.inf
             full = len(in_flight) >= self._depth
             # One that has told is reported first: what is launched behind it might be computed at once.
             over = bool(in_flight) and in_flight[0].launched.tells and in_flight[0].launched.done()
-            taken = [] if full or over else self._next(in_flight)
+            taken = [] if full or over else self._next()
             if taken is None and not in_flight:
                 return
             if taken:
+                self._taken.update(taken)
                 entries = self._without_cancelled(taken)
                 self._post(Taken(entries, self._clock()))
                 self._start(entries, in_flight)
             if in_flight and (full or in_flight[0].launched.done() or taken is None):
                 self._finish(in_flight.popleft())
 
-    def _next(self, in_flight: deque[_InFlight[P, R]]) -> list[Entry[P, R]] | None:
-        if self._pace is None or not in_flight:
+    def _next(self) -> list[Entry[P, R]] | None:
+        if self._pace is None or not self._in_flight:
             return self._batch.take(None)
-        first = in_flight[0].launched
-        if first.tells:
-            return self._batch.take(None, full=True, until=first.done)
-        size = sum(batch.size for batch in in_flight)
-        due = self._pace.due(size, in_flight[0].started, self._batch.size, self._clock())
+        first = self._in_flight[0]
+        if first.launched.tells:
+            return self._batch.take(None, full=True, until=first.launched.done)
+        size = sum(batch.size for batch in self._in_flight)
+        due = self._pace.due(size, first.started, self._batch.size, self._clock())
         return self._batch.take(_PEEK_SECONDS, full=not due)
 
     def _without_cancelled(self, entries: list[Entry[P, R]]) -> list[Entry[P, R]]:
@@ -157,7 +182,7 @@ class EngineThread(Generic[P, R]):
         for entry in entries:
             (cancelled if entry.cancelled else kept).append(entry)
         if cancelled:
-            self._post(Cancelled(cancelled))
+            self._end(Cancelled(cancelled))
         return kept
 
     def _start(self, entries: list[Entry[P, R]], in_flight: deque[_InFlight[P, R]]) -> None:
@@ -192,21 +217,26 @@ class EngineThread(Generic[P, R]):
         ended = self._clock()
         if self._pace is not None:
             self._pace.ran(batch.size, batch.started, ended)
-        self._post(Ran(batch.entries, values, batch.started, ended))
+        self._end(Ran(batch.entries, values, batch.started, ended))
 
     def _fail(self, entries: list[Entry[P, R]], error: Exception, started: float) -> None:
         ended = self._clock()
         if isinstance(error, EngineDead):
-            if self.dead is None:
-                self.dead = error
-                log.critical("%s engine: %s", self._name, error)
-                self._post(Died(error))
-            self._post(Failed(entries, error, started, ended, error))
+            self._died(error)
+            self._end(Failed(entries, error, started, ended, error))
         elif len(entries) == 1:
-            self._post(Failed(entries, error, started, ended, self._final(entries, error)))
+            self._end(Failed(entries, error, started, ended, self._final(entries, error)))
         else:
             self._post(Failed(entries, error, started, ended, None))
             self._halve(entries, error)
+
+    def _died(self, error: EngineDead) -> EngineDead:
+        """Report the engine's death, once; returns the error that it died of."""
+        if self.dead is None:
+            self.dead = error
+            log.critical("%s engine: %s", self._name, error)
+            self._post(Died(error))
+        return self.dead
 
     def _final(self, entries: list[Entry[P, R]], error: Exception) -> TesseraError:
         if isinstance(error, TesseraError):
@@ -227,6 +257,11 @@ class EngineThread(Generic[P, R]):
             self._start(self._without_cancelled(half), in_flight)
             if in_flight:
                 self._finish(in_flight.popleft())
+
+    def _end(self, report: Cancelled[P, R] | Ran[P, R] | Failed[P, R]) -> None:
+        """Report what became of these entries in the end."""
+        self._post(report)
+        self._taken.difference_update(report.entries)
 
     def _post(self, report: Report[P, R]) -> None:
         self._loop.call_soon_threadsafe(self._report, report)

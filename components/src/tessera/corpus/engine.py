@@ -20,7 +20,6 @@ from tessera.corpus.parent import Died
 from tessera.corpus.workers import Workers
 from tessera.errors import (
     ConfigError,
-    EngineFailed,
     Overloaded,
     RequestError,
     TesseraError,
@@ -31,7 +30,7 @@ from tessera.frontend.media import ImageLimits, MediaBudget, MediaLoader, MediaP
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input
 from tessera.frontend.serving.local import LocalEmbedder
-from tessera.frontend.serving.pipeline import Pipeline, Result
+from tessera.frontend.serving.pipeline import Pipeline
 from tessera.frontend.settings import Limits
 from tessera.frontend.widths import Widths
 from tessera.models import open_model
@@ -80,7 +79,7 @@ class Engine:
         self._vectors = vectors
         self._numbers = count()
         self._media = _FileLoader(MediaPolicy(), limits.images)
-        local = LocalEmbedder(workers.ask, model.output)
+        local = LocalEmbedder(workers.ask, model)
         counters = FrontendMetrics().of(settings.served_model_names[0])
         self._pipeline = Pipeline(model, self._media, local, limits, counters)
         self.served = served_by(model, settings, vectors)
@@ -117,8 +116,8 @@ class Engine:
             except RequestError as error:
                 reasons |= dict.fromkeys(left, _reason(error))
                 break
-            rows, finite = self._finished(result)
-            if finite is None and not result.errors and len(left) == len(items):
+            rows = finish(result.rows, width=self._width, normalize=True)
+            if not result.errors and len(left) == len(items):
                 # As a rule all is well, and to take short texts apart took a fifth of the loop's time.
                 counts = np.diff(result.bounds).tolist()
                 return Columns(rows=rows, counts=counts, tokens=result.lengths, reasons={})
@@ -132,8 +131,6 @@ class Engine:
                     raise wrong
                 elif wrong is not None:
                     reasons[index] = _reason(wrong)
-                elif finite is not None and not finite[own].all():
-                    reasons[index] = _reason(EngineFailed("the engine produced values that are not finite"))
                 else:
                     made[index] = rows[own], result.lengths[place]
             if full:
@@ -174,14 +171,6 @@ class Engine:
             truncate=self._vectors.truncate.truncate,
             allow_partial=True,
         )
-
-    def _finished(self, result: Result) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.bool_] | None]:
-        """All rows in the wanted width, and which of them are finite, None where all are."""
-        finite = np.all(np.isfinite(result.rows), axis=1, keepdims=True)[:, 0]
-        if finite.all():
-            return finish(result.rows, width=self._width, normalize=True), None
-        rows = np.where(finite[:, None], result.rows, 0)
-        return finish(rows, width=self._width, normalize=True), finite
 
 
 def served_by(model: Model, worker: WorkerSettings, vectors: VectorSettings) -> Served:

@@ -176,7 +176,10 @@ class TextOutput:
         if not output.unit_length:
             return cls(rows=computed, norms=np.ones(len(computed), np.float32), bounds=bounds)
         norms = np.sqrt(np.einsum("ij,ij->i", computed, computed))
-        return cls(rows=computed / np.maximum(norms, _EPSILON)[:, None], norms=norms, bounds=bounds)
+        # Rows that are not finite are found where they are answered.
+        with np.errstate(invalid="ignore"):
+            rows = computed / np.maximum(norms, _EPSILON)[:, None]
+        return cls(rows=rows, norms=norms, bounds=bounds)
 
     def by_sequence(self) -> list[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]:
         """Each sequence's rows with their norms."""

@@ -55,14 +55,15 @@ def make_vision_engine(model: Model, settings: EngineSettings, placement: Placem
     from tessera.engine.guard import GuardedVisionEngine
 
     vision_of(model)
-    return GuardedVisionEngine(cast(VisionEngine, _kind(settings, 0, "vision")(model, settings, placement)))
+    engine = cast(VisionEngine, _kind(settings, 0, "vision")(model, settings, placement))
+    return GuardedVisionEngine(engine, model, placement)
 
 
 def make_text_engine(model: Model, settings: EngineSettings, placement: Placement) -> TextEngine:
     """The engine that ``settings.engine`` names, not yet warm; raises ``ConfigError`` for an unknown name."""
     from tessera.engine.guard import GuardedTextEngine
 
-    return GuardedTextEngine(cast(TextEngine, _kind(settings, 1, "text")(model, settings, placement)))
+    return GuardedTextEngine(cast(TextEngine, _kind(settings, 1, "text")(model, settings, placement)), model)
 
 
 def _kind(settings: EngineSettings, number: int, stage: str) -> _Make:

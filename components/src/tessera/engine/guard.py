@@ -8,15 +8,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Final
 
+import numpy as np
 import torch
 
-from tessera.engine.base import TextEngine, VisionEngine
-from tessera.engine.batch import Cost, TextBatch, TextOutput, VisionBatch
+from tessera.engine.base import TextEngine, VisionEngine, vision_of
+from tessera.engine.batch import Cost, TextBatch, TextOutput, VisionBatch, blank, zeros
+from tessera.engine.placement import Placement
 from tessera.errors import EngineDead, EngineFailed
 from tessera.launched import Launched
+from tessera.models.base import Model
 
 log = logging.getLogger(__name__)
+
+_WARM_TOKENS: Final = 8
 
 
 def translate(error: Exception) -> Exception:
@@ -49,16 +55,44 @@ def _first_line(error: Exception) -> str:
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
-class GuardedVisionEngine:
-    """A ``VisionEngine`` that raises ``EngineDead`` and ``EngineFailed``, see ``translate``."""
+def _require_finite(stage: str, finite: bool) -> None:
+    if not finite:
+        raise EngineFailed(
+            f"the {stage} engine gave outputs that are not finite when it was warmed:"
+            " the checkpoint's weights are damaged, or do not suit this engine"
+        )
 
-    def __init__(self, engine: VisionEngine) -> None:
+
+class GuardedVisionEngine:
+    """A ``VisionEngine`` that raises ``EngineDead`` and ``EngineFailed``, see ``translate``.
+
+    Its warm-up ends with a look at the rows of a black image.
+    """
+
+    def __init__(self, engine: VisionEngine, model: Model, placement: Placement) -> None:
         self._engine = engine
+        self._model = model
+        self._placement = placement
         self.takes_floats = engine.takes_floats
         self.cost: Cost = engine.cost
         self.depth = engine.depth
-        self.warm = engine.warm
         self.close = engine.close
+
+    def warm(self) -> None:
+        """Warm the engine; raises ``EngineFailed`` for rows that are not finite, too."""
+        self._engine.warm()
+        spec = vision_of(self._model)
+        batch = blank(self._model, spec.least_units)
+        out = [
+            torch.empty(
+                *(plan.rows, spec.row_width),
+                dtype=self._placement.torch_dtype,
+                device=self._placement.device,
+            )
+            for plan in batch.plans
+        ]
+        self.launch(batch, out).result()
+        _require_finite("vision", all(bool(rows.isfinite().all()) for rows in out))
 
     def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object]:
         try:
@@ -68,15 +102,24 @@ class GuardedVisionEngine:
 
 
 class GuardedTextEngine:
-    """A ``TextEngine`` that raises ``EngineDead`` and ``EngineFailed``, see ``translate``."""
+    """A ``TextEngine`` that raises ``EngineDead`` and ``EngineFailed``, see ``translate``.
 
-    def __init__(self, engine: TextEngine) -> None:
+    Its warm-up ends with a look at the rows of a short text.
+    """
+
+    def __init__(self, engine: TextEngine, model: Model) -> None:
         self._engine = engine
+        self._model = model
         self.gives_states = engine.gives_states
         self.cost: Cost = engine.cost
         self.depth = engine.depth
-        self.warm = engine.warm
         self.close = engine.close
+
+    def warm(self) -> None:
+        """Warm the engine; raises ``EngineFailed`` for rows that are not finite, too."""
+        self._engine.warm()
+        output = self.launch(zeros(self._model, _WARM_TOKENS, _WARM_TOKENS)).result()
+        _require_finite("text", bool(np.isfinite(output.rows).all() and np.isfinite(output.norms).all()))
 
     def launch(self, batch: TextBatch) -> Launched[TextOutput]:
         try:

@@ -136,7 +136,8 @@ class EmbeddingsRequest:
 
     ``model`` is the name without a role suffix, None when the client named none. ``rows`` asks for what
     stages give in place of vectors; ``dimensions`` and ``normalize`` then change nothing. ``dimensions`` is
-    the wanted width, None for the model's own, and ``dimensions_param`` what the client calls it.
+    the wanted width, None for the model's own. ``dimensions_param`` and ``dtype_param`` are the client's own
+    names of those fields.
     ``max_tokens`` bounds each input, None for the model's limit. ``normalize`` asks for unit vectors.
     ``multivector`` asks for a vector of each token by name; raw values are little-endian unless
     ``big_endian``. ``allow_partial`` asks for the good inputs' vectors when others fail. A smaller
@@ -148,6 +149,7 @@ class EmbeddingsRequest:
     model: str | None = None
     encoding_format: EncodingFormat = EncodingFormat.FLOAT
     dtype: EmbedDtype = EmbedDtype.FLOAT32
+    dtype_param: str = "embed_dtype"
     dimensions: int | None = None
     dimensions_param: str = "dimensions"
     normalize: bool = True

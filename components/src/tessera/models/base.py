@@ -434,6 +434,10 @@ class StagedModel(Model, Protocol):
         ...
 
 
+SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
+"""What items become that are compared with queries."""
+
+
 def stage_outputs(model: Model) -> Mapping[RowKind, Output]:
     """What an input becomes for requests that ask a stage for its rows, of the stages that can be asked."""
     found: dict[RowKind, Output] = {}

@@ -22,6 +22,7 @@ from tessera.engine.settings import EngineSettings
 from tessera.errors import (
     DeadlineExceeded,
     EngineDead,
+    EngineFailed,
     InvalidInput,
     Overloaded,
     ProtocolError,
@@ -29,12 +30,13 @@ from tessera.errors import (
     UnsupportedOperation,
 )
 from tessera.launched import Launched
-from tessera.models.base import Model, OutputKind, RowKind, stage_outputs
+from tessera.models.base import SCORES, Model, Output, OutputKind, RowKind, stage_outputs
 from tessera.tasks import run_all
 from tessera.worker.frontend_shares import FrontendShares
 from tessera.worker.image_rows import EncodedImage, ImageRows, Job, RequestImages
 from tessera.worker.max_sim import MaxSim
 from tessera.worker.metrics import WorkerMetrics
+from tessera.worker.soundness import fault, faulty_rows
 
 F = TypeVar("F", bound=asyncio.Future)  # type: ignore[type-arg]
 
@@ -130,7 +132,7 @@ class EmbedService:
         self._max_sim = MaxSim() if model.output.kind is OutputKind.TOKENS else None
 
         self._gives_states = engine.gives_states
-        self._widths = {kind: output.width for kind, output in stage_outputs(model).items()}
+        self._outputs = {RowKind.OUTPUT: model.output, **stage_outputs(model)}
 
         def launch(inputs: Sequence[PackedInput]) -> Launched[list[Rows]]:
             if any(entry.states for entry in inputs):
@@ -257,7 +259,7 @@ class EmbedService:
         queries = self._queries(request)
         kind = RowKind(request.rows)
         self._check_kind(kind, request)
-        width = 1 if queries else self._widths.get(kind, self._width)
+        output = SCORES if queries else self._outputs[kind]
         images = None if self._images is None else RequestImages(self._images, job, request.items)
         try:
             for item in request.items:
@@ -281,18 +283,18 @@ class EmbedService:
             if images is not None:
                 images.close()
         settled = [_settled(begun) for begun in window.begun]
-        return self.reply(settled, width=width)
+        return self.reply(settled, [item.param for item in request.items], output)
 
     def _check_kind(self, kind: RowKind, request: wire.EmbedRequest) -> None:
         """Raise for rows that nothing here gives."""
         if kind is not RowKind.OUTPUT and request.queries:
             raise ProtocolError(f"queries came with a request for rows of kind {kind.value}")
-        if kind is RowKind.STATES and not (self._gives_states and kind in self._widths):
+        if kind is RowKind.STATES and not (self._gives_states and kind in self._outputs):
             raise UnsupportedOperation(
                 "the text engine of this service gives no hidden states; they need engine: torch"
             )
         if kind is RowKind.VISION:
-            if kind not in self._widths:
+            if kind not in self._outputs:
                 raise UnsupportedOperation("the model reads text alone: it has no vision rows")
             for item in request.items:
                 # That there are as many placeholders as rows is checked as for any item.
@@ -341,8 +343,16 @@ class EmbedService:
         return asyncio.ensure_future(self._embed_in_steps(job, item, packed, images, query))
 
     def reply(
-        self, settled: Sequence[_Embedded | TesseraError | None], *, width: int | None = None
+        self,
+        settled: Sequence[_Embedded | TesseraError | None],
+        params: Sequence[str],
+        output: Output | None = None,
     ) -> wire.EmbedReply:
+        """Return what became of inputs by these names, each as rows of ``output``, the model's by default.
+
+        An input whose rows are faulty has failed, however it was computed: here is the one look at them.
+        """
+        output = output or self._model.output
         rows: list[npt.NDArray[np.float32]] = []
         norms: list[npt.NDArray[np.float32]] = []
         counts = [0] * len(settled)
@@ -352,21 +362,31 @@ class EmbedService:
         for index, result in enumerate(settled):
             assert result is not None
             if isinstance(result, TesseraError):
+                if isinstance(result, EngineFailed) and result.param is None:
+                    # An engine knows no names.
+                    result = result.named(params[index])
                 failures[index] = wire.Failure.of(result)
-                self.count(result.code, 1)
                 continue
             counts[index] = len(result.rows)
             rows.append(result.rows)
             norms.append(result.norms)
             cached[index] = result.cached_tokens
             timings = result.timings if timings is None else timings.merge(result.timings)
+        if rows:
+            values, lengths = _joined(rows), _joined(norms)
+            if (faulty := faulty_rows(values, lengths, output)) is not None:
+                return self.reply(_without(settled, counts, faulty, output), params, output)
+        else:
+            values = lengths = np.empty(0, np.float32)
+        for failure in failures.values():
+            self.count(failure.code, 1)
         timings = timings or wire.Timings()
         self._answered.inc(len(rows))
         self._queued(timings.queue_ms)
         return wire.EmbedReply(
-            rows=_bytes(rows),
-            norms=_bytes(norms),
-            width=width or self._width,
+            rows=_bytes(values),
+            norms=_bytes(lengths),
+            width=output.width,
             counts=tuple(counts),
             failures=failures,
             cached_tokens=tuple(cached),
@@ -436,6 +456,8 @@ class EmbedService:
         rows, norms = outcome.value
         if query is not None:
             assert self._max_sim is not None
+            if faulty_rows(rows, norms, self._model.output) is not None:
+                raise EngineFailed(fault(self._model.output))
             score = await self._max_sim.score(query, rows)
             rows, norms = np.full((1, 1), score, np.float32), np.ones(1, np.float32)
         return _Embedded(rows, norms, cached, timings)
@@ -474,12 +496,13 @@ class _AtOnce(asyncio.Future[wire.Reply]):
         self._service = service
         self._tokens = tokens
         self._settled: list[_Embedded | TesseraError | None] = [None] * len(request.items)
+        self._params = [item.param for item in request.items]
         self._entries: dict[int, Entry[PackedInput, Rows]] = {}
         self._timer: asyncio.TimerHandle | None = None
         service.in_flight += tokens
         try:
             self._begin(request, iter(vision))
-        except TesseraError as error:
+        except Exception as error:
             self._fail(error)
             return
         if self._entries:
@@ -521,12 +544,12 @@ class _AtOnce(asyncio.Future[wire.Reply]):
     def _finish(self) -> None:
         self._end()
         try:
-            self.set_result(self._service.reply(self._settled))
+            self.set_result(self._service.reply(self._settled, self._params))
         except Exception as error:
             # The batch that calls here is of others, too.
             self.set_exception(error)
 
-    def _fail(self, error: TesseraError) -> None:
+    def _fail(self, error: Exception) -> None:
         self._end()
         if isinstance(error, Overloaded | DeadlineExceeded):
             self._service.count(error.code, len(self._settled))
@@ -576,11 +599,26 @@ def _attributes(inputs: Sequence[PackedInput]) -> tracing.Attributes:
     }
 
 
-def _bytes(arrays: Sequence[npt.NDArray[np.float32]]) -> memoryview:
-    if not arrays:
-        return memoryview(b"")
-    together = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
-    return np.ascontiguousarray(together).reshape(-1).data.cast("B")
+def _joined(arrays: Sequence[npt.NDArray[np.float32]]) -> npt.NDArray[np.float32]:
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def _bytes(values: npt.NDArray[np.float32]) -> memoryview:
+    return np.ascontiguousarray(values).reshape(-1).data.cast("B") if values.size else memoryview(b"")
+
+
+def _without(
+    settled: Sequence[_Embedded | TesseraError | None],
+    counts: Sequence[int],
+    faulty: npt.NDArray[np.bool_],
+    output: Output,
+) -> list[_Embedded | TesseraError | None]:
+    """The same, with an error in place of each input that has one of the ``faulty`` rows."""
+    ends = np.cumsum(counts)
+    return [
+        EngineFailed(fault(output)) if faulty[end - count : end].any() else result
+        for result, count, end in zip(settled, counts, ends.tolist(), strict=True)
+    ]
 
 
 def _settled(begun: _Pending | TesseraError) -> _Embedded | TesseraError:

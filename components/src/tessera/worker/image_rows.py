@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -32,11 +33,14 @@ from tessera.transport.kinds.shm import ShmTransport
 from tessera.transport.slab.geometry import check_shape, unknown_slab
 from tessera.worker.metrics import WorkerMetrics
 
+log = logging.getLogger(__name__)
+
 
 class CacheFill:
     """Puts rows into the cache: from host memory at once, from a device when their copy has arrived.
 
-    Until then the same image may be encoded once more, which costs time and changes no vector.
+    Until then the same image may be encoded once more, which costs time and changes no vector. Rows that are
+    not finite are not kept: an input that has them fails, and the next one may be luckier.
     """
 
     def __init__(self, cache: EmbeddingCache) -> None:
@@ -46,7 +50,7 @@ class CacheFill:
 
     def put(self, key: bytes, rows: torch.Tensor) -> None:
         if not rows.is_cuda:
-            self._cache.put(key, rows)
+            self._keep(key, rows)
             return
         task = asyncio.create_task(self._arrive(key, rows))
         self._arriving.add(task)
@@ -58,7 +62,20 @@ class CacheFill:
         self._copies.close()
 
     async def _arrive(self, key: bytes, rows: torch.Tensor) -> None:
-        self._cache.put(key, await self._copies.copy(rows))
+        try:
+            host = await self._copies.copy(rows)
+        except Exception as error:
+            # No page-locked memory, or no device any more: the request that the rows are for has them.
+            log.warning("vision rows are not kept, they could not be copied: %s", error)
+            return
+        self._keep(key, host)
+
+    def _keep(self, key: bytes, rows: torch.Tensor) -> None:
+        # One value that is not finite makes the sum another.
+        if bool(rows.sum(dtype=torch.float32).isfinite()):
+            self._cache.put(key, rows)
+        else:
+            log.warning("vision rows are not kept, they are not finite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +231,7 @@ class ImageRows:
             if error.param is None:
                 raise
             # The flight may have been another request's, whose name for the image says nothing here.
-            raise type(error)(error.message, param=image.param, retry_after=error.retry_after) from error
+            raise error.named(image.param) from error
         if encoded.span is not None and encoded.span is not tracing.here():
             # Another request's flight, or another input's of this one.
             span.set_attribute("tessera.cache", "joined")
@@ -320,7 +337,7 @@ class RequestImages:
         except TesseraError as error:
             if error.param in (None, image.param):
                 raise
-            raise type(error)(error.message, param=image.param, retry_after=error.retry_after) from error
+            raise error.named(image.param) from error
 
     def close(self) -> None:
         """End what is under way: nobody waits for it any more."""

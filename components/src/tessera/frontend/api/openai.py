@@ -210,6 +210,7 @@ def _options(
         model=model,
         encoding_format=form,
         dtype=EmbedDtype.FLOAT32 if dtype is None else choice(dtype, dtype_path, EmbedDtype, _DTYPE_ALIASES),
+        dtype_param=dtype_path,
         dimensions=None if dimensions is None else _width(dimensions, dimensions_path),
         dimensions_param=dimensions_path,
         normalize=True if normalize is None else boolean(normalize, path),
@@ -556,7 +557,7 @@ def finished(rows: Vectors, request: EmbeddingsRequest, output: Output) -> Value
     """Output rows as the request wants them: their width, length, element type and order of bytes."""
     width = check_width(rows.shape[1], request.dimensions, request.dtype)
     normalize = request.normalize and (output.kind is OutputKind.VECTOR or output.unit_length)
-    values = convert(finish(rows, width=width, normalize=normalize), request.dtype)
+    values = convert(finish(rows, width=width, normalize=normalize), request.dtype, request.dtype_param)
     if request.big_endian and request.encoding_format is not EncodingFormat.FLOAT:
         return values.byteswap()
     return values

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from tessera.errors import EngineFailed, InvalidInput
+from tessera.errors import InvalidInput
 from tessera.frontend.api.content import InputBuilder, read_object, read_parts
 from tessera.frontend.api.formats import sigmoid
 from tessera.frontend.api.openai import INERT, priority_of, request_id_of, truncation
@@ -168,8 +168,6 @@ def relevance(scores: Scores, *, logits: bool = False) -> npt.NDArray[Floating]:
     """What clients are told: a reranker's probabilities, unless they ask for its logits; cosines and MaxSims
     as they are."""
     values = scores.values
-    if not np.isfinite(values).all():
-        raise EngineFailed("the engine produced values that are not finite")
     if scores.kind is not OutputKind.SCORE or logits:
         return values
     return sigmoid(values)

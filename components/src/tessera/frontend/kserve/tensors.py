@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from tessera.dtypes import bfloat16_bits
 from tessera.errors import InvalidInput
+from tessera.frontend.api.formats import LARGEST, check_range
 from tessera.frontend.api.values import Json, clip
 
 BYTES: Final = "BYTES"
@@ -36,6 +37,7 @@ NUMPY: Final = {
 
 # Without a form in JSON or among typed contents.
 _RAW_ONLY: Final = ("FP16", "BF16")
+_ROUNDED: Final = {"FP16": "float16", "BF16": "bfloat16"}
 _MOST_DIMENSIONS: Final = 8
 _LENGTH: Final = struct.Struct("<I")
 # Kinds of numpy arrays that JSON's values may become, by the kind of the datatype.
@@ -68,12 +70,16 @@ class Tensor:
 
 
 def floats(name: str, values: npt.NDArray[np.float32], datatype: str) -> Tensor:
-    """float32 values as FP32, or rounded to FP16 or BF16, to nearest even."""
+    """float32 values as FP32, or rounded to FP16 or BF16, to nearest even.
+
+    Raises ``InvalidInput`` naming the output for a value that its datatype does not hold.
+    """
+    if datatype in _ROUNDED:
+        check_range(values, LARGEST[_ROUNDED[datatype]], f"datatype {datatype}", name)
     shape = values.shape
     if datatype == "BF16":
         return Tensor(name=name, datatype=datatype, shape=shape, values=bfloat16_bits(values))
-    with np.errstate(over="ignore"):
-        return Tensor(name=name, datatype=datatype, shape=shape, values=values.astype(NUMPY[datatype]))
+    return Tensor(name=name, datatype=datatype, shape=shape, values=values.astype(NUMPY[datatype]))
 
 
 def check_head(name: str, datatype: str, shape: Sequence[Json]) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.router import Router
 from tessera.image_plan import ImagePlan
 from tessera.logs import count as count_on_line
-from tessera.models.base import Output, OutputKind, RowKind
+from tessera.models.base import SCORES, Output, RowKind
 from tessera.rpc import Peers, RetryBudget
 from tessera.tasks import Deadline, run_all
 from tessera.transport.host import host_id
@@ -103,10 +103,6 @@ def indices_within(bounds: npt.NDArray[np.int64], items: Sequence[int]) -> npt.N
     if not len(ends):
         return ends
     return np.repeat(first - (ends - counts), counts) + np.arange(ends[-1])
-
-
-SCORES: Final = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
-"""What items become that are compared with queries."""
 
 
 class Embedder(Protocol):

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from tessera import tracing, wire
 from tessera.errors import ProtocolError
-from tessera.frontend.serving.dispatch import SCORES, Answer
-from tessera.models.base import Output, RowKind
+from tessera.frontend.serving.dispatch import Answer
+from tessera.models.base import SCORES, Model, RowKind, stage_outputs
 from tessera.tasks import Deadline
 
 Ask = Callable[[wire.Request], Awaitable[wire.Reply]]
@@ -16,9 +16,9 @@ Ask = Callable[[wire.Request], Awaitable[wire.Reply]]
 class LocalEmbedder:
     """An ``Embedder`` that asks one worker and sends nothing elsewhere."""
 
-    def __init__(self, ask: Ask, output: Output) -> None:
+    def __init__(self, ask: Ask, model: Model) -> None:
         self._ask = ask
-        self._output = output
+        self._outputs = {RowKind.OUTPUT: model.output, **stage_outputs(model)}
 
     async def embed(
         self,
@@ -47,6 +47,6 @@ class LocalEmbedder:
             raise reply.error()
         if not isinstance(reply, wire.EmbedReply):
             raise ProtocolError(f"the worker answered with {type(reply).__name__}")
-        answer = Answer.empty(items, SCORES if queries else self._output)
+        answer = Answer.empty(items, SCORES if queries else self._outputs[rows])
         answer.put(range(len(items)), reply)
         return answer

@@ -435,7 +435,9 @@ def _unit(rows: npt.NDArray[np.float32], output: Output) -> npt.NDArray[np.float
     """Vectors as they came from workers, scaled to unit length where they are not yet."""
     if output.unit_length:
         return rows
-    unit: npt.NDArray[np.float32] = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), _EPSILON)
+    # In float64: the squares of what is beyond 1.8e19 overflow float32.
+    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows, dtype=np.float64))
+    unit: npt.NDArray[np.float32] = (rows / np.maximum(norms, _EPSILON)[:, None]).astype(np.float32)
     return unit
 
 

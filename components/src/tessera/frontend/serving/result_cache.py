@@ -16,9 +16,9 @@ from tessera import tracing, wire
 from tessera.cache import BoundedLru, SharedCache, SingleFlight
 from tessera.errors import DeadlineExceeded, RequestError, TesseraError, Unavailable
 from tessera.frontend.metrics import ModelMetrics
-from tessera.frontend.serving.dispatch import SCORES, Answer, Embedder
+from tessera.frontend.serving.dispatch import Answer, Embedder
 from tessera.logs import note
-from tessera.models.base import Output, RowKind
+from tessera.models.base import SCORES, Output, RowKind
 from tessera.tasks import Deadline, run_all
 
 
@@ -207,8 +207,8 @@ class ResultCache:
         except TesseraError as error:
             if ours or error.param is None:
                 return error
-            # What another request calls its input means nothing here.
-            return type(error)(error.message, param=item.param, retry_after=error.retry_after)
+            # The flight was another request's, whose name for the input says nothing here.
+            return error.named(item.param)
         self._metrics.result_cache["miss" if ours else "joined"].inc()
         return computed
 
@@ -226,9 +226,8 @@ class ResultCache:
     async def _keep(self, key: bytes, batch: _Batch, position: int) -> _Computed:
         computed = await batch.portion(position)
         entry = computed.entry
-        if np.isfinite(entry.rows).all():
-            # A copy: the rows would keep their whole batch alive.
-            self._entries.put(key, _Entry(entry.rows.copy(), entry.norms.copy()))
+        # A copy: the rows would keep their whole batch alive.
+        self._entries.put(key, _Entry(entry.rows.copy(), entry.norms.copy()))
         return computed
 
 
