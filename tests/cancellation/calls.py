@@ -9,8 +9,12 @@ import itertools
 import json
 import socket
 import struct
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import grpc
@@ -65,6 +69,43 @@ def same_image() -> dict[str, Any]:
 
 def infer() -> dict[str, Any]:
     return {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [2, 1], "data": [words(), words()]}]}
+
+
+def pairs() -> dict[str, Any]:
+    return {"query": words(), "documents": [words(), words()]}
+
+
+@contextmanager
+def pictures() -> Iterator[str]:
+    """A host of pictures on this machine, each new and slow in coming; its address."""
+
+    class Pictures(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            data = picture()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            with suppress(ConnectionError):
+                for half in (data[: len(data) // 2], data[len(data) // 2 :]):
+                    self.wfile.write(half)
+                    time.sleep(0.005)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Pictures) as host:
+        host.daemon_threads = True
+        thread = threading.Thread(target=host.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{host.server_port}"
+        host.shutdown()
+
+
+def remote(host: str) -> dict[str, Any]:
+    parts = [{"type": "image_url", "image_url": {"url": f"{host}/{next(_numbers)}"}} for _ in range(2)]
+    return {"input": [[parts[0]], [parts[1], {"type": "text", "text": words()}]]}
 
 
 @dataclass(slots=True)

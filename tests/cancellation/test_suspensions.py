@@ -5,57 +5,125 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.cancellation.calls import Post, image, infer, same_image, text, texts
-from tests.cancellation.deployment import InProcess, in_process
+from tessera.rpc.peers import _Line
+from tessera.tools.random_checkpoint.checkpoint import Spec, write_checkpoint
+from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
+from tessera.tools.random_checkpoint.llama_rerank import TINY as RERANK_TINY
+from tests.cancellation.calls import (
+    Infer,
+    Post,
+    image,
+    infer,
+    pairs,
+    pictures,
+    remote,
+    same_image,
+    text,
+    texts,
+)
+from tests.cancellation.deployment import in_process
 from tests.cancellation.holdings import Holdings
 from tests.cancellation.steps import TaskSteps
-from tests.cancellation.suspensions import Call, end_everywhere
+from tests.cancellation.suspensions import Call, LeftBehind, end_everywhere
 from tests.e2e.service import MODEL
 from tests.rpc.conftest import store
 
 __all__ = ["store"]
 
+Calls = Mapping[str, Callable[[], Call]]
 
-def calls(at: InProcess) -> dict[str, Callable[[], Call]]:
-    return {
-        "text": lambda: Post(at, "/v1/embeddings", text),
-        "texts": lambda: Post(at, "/v1/embeddings", texts, chunked=True),
-        "image": lambda: Post(at, "/v1/embeddings", image),
-        "same image": lambda: Post(at, "/v1/embeddings", same_image),
-        "KServe": lambda: Post(at, f"/v2/models/{MODEL}/infer", infer),
-    }
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest keeps what is logged, and with a traceback everything in its frames."""
+    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
+
+
+async def end_all(calls: Calls) -> TaskSteps:
+    """Each call's tasks ended everywhere; raises ``LeftBehind``."""
+    for make in calls.values():
+        await make().ask()
+    holdings, steps = Holdings(), TaskSteps()
+    asyncio.get_running_loop().set_task_factory(steps)
+    try:
+        for name, make in calls.items():
+            began = time.monotonic()
+            ended = await end_everywhere(steps, holdings, name, make)
+            print(f"{name}: ended {ended} times in {time.monotonic() - began:.1f} s")
+    finally:
+        asyncio.get_running_loop().set_task_factory(None)
+    print(f"{holdings.compared} counts compared; suspensions by module: {dict(steps.visited)}")
+    return steps
 
 
 @pytest.mark.parametrize(
     ("roles", "transport"),
-    [(("agg",), "auto"), (("encode", "embed"), "shm"), (("encode", "embed"), "inline")],
+    [
+        (("agg",), "auto"),
+        (("encode", "embed"), "shm"),
+        (("encode", "embed"), "inline"),
+        (("encode", "embed"), "nixl"),
+    ],
+    ids=["agg", "shm", "inline", "nixl"],
 )
 async def test_nothing_is_left_behind(
-    checkpoint: Path,
-    store: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    roles: tuple[str, ...],
-    transport: str,
+    checkpoint: Path, store: Path, tmp_path: Path, roles: tuple[str, ...], transport: str
 ) -> None:
-    steps = TaskSteps()
-    # pytest keeps what is logged, and with a traceback everything in its frames.
-    monkeypatch.setattr(logging.root.manager, "disable", logging.CRITICAL)
-    async with in_process(checkpoint, tmp_path, roles=roles, transport=transport) as at:
-        making = calls(at)
-        for make in making.values():
-            await make().ask()
-        holdings = Holdings()
-        asyncio.get_running_loop().set_task_factory(steps)
-        for name, make in making.items():
-            began = time.monotonic()
-            ended = await end_everywhere(steps, holdings, name, make)
-            print(f"{name}: ended at {ended} suspensions in {time.monotonic() - began:.1f} s")
-        asyncio.get_running_loop().set_task_factory(None)
-        print(f"{holdings.compared} counts compared")
-    print(dict(steps.visited))
+    with pictures() as host:
+        async with in_process(checkpoint, tmp_path, roles=roles, transport=transport) as at:
+            calls: dict[str, Callable[[], Call]] = {
+                "image": lambda: Post(at, "/v1/embeddings", image),
+                "one image twice": lambda: Post(at, "/v1/embeddings", same_image),
+            }
+            if roles == ("agg",):
+                calls |= {
+                    "text": lambda: Post(at, "/v1/embeddings", text),
+                    "texts in chunks": lambda: Post(at, "/v1/embeddings", texts, chunked=True),
+                    "images of a host": lambda: Post(at, "/v1/embeddings", lambda: remote(host)),
+                    "KServe": lambda: Post(at, f"/v2/models/{MODEL}/infer", infer),
+                    "gRPC": lambda: Infer(at),
+                    "stream by gRPC": lambda: Infer(at, calls=3, stream=True),
+                }
+            steps = await end_all(calls)
+    reached = {"tessera.rpc", "tessera.frontend.serving", "tessera.cache", "tessera.worker"}
+    assert reached <= steps.visited.keys()
+
+
+@pytest.mark.parametrize(
+    ("spec", "path", "body"),
+    [(RERANK_TINY, "/v1/rerank", pairs), (COLEMBED_TINY, "/pooling", text)],
+    ids=["rerank", "token vectors"],
+)
+async def test_other_outputs_leave_nothing_behind(
+    store: Path, tmp_path: Path, spec: Spec, path: str, body: Callable[[], dict[str, Any]]
+) -> None:
+    write_checkpoint(tmp_path / "model", spec, seed=0)
+    async with in_process(tmp_path / "model", tmp_path) as at:
+        await end_all({path: lambda: Post(at, path, body)})
+
+
+async def test_a_count_that_a_task_gives_back_itself_is_found(
+    checkpoint: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that is cancelled before its first step runs none of its own ``finally``."""
+    travel, ended = _Line._travel, _Line._ended
+
+    async def travel_and_end(self: _Line, *arguments: Any) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await travel(self, *arguments)
+        finally:
+            ended(self, arguments[0], task)
+
+    monkeypatch.setattr(_Line, "_travel", travel_and_end)
+    monkeypatch.setattr(_Line, "_ended", lambda *_: None)
+    async with in_process(checkpoint, tmp_path) as at:
+        with pytest.raises(LeftBehind, match="_starting"):
+            await end_all({"text": lambda: Post(at, "/v1/embeddings", text)})

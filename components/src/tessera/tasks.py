@@ -6,11 +6,12 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from tessera.errors import DeadlineExceeded
+from tessera.errors import DeadlineExceeded, TesseraError
 
 T = TypeVar("T")
 
@@ -81,6 +82,22 @@ class Departure:
             raise
         finally:
             self._task = None
+
+
+@contextmanager
+def own_cancellation() -> Iterator[None]:
+    """Let a cancellation of the running task through; one of what it awaits becomes a ``TesseraError``.
+
+    Who awaits a task that another one has cancelled gets the same error as one that is cancelled itself,
+    and a server answers nothing to a call that it takes for cancelled.
+    """
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise TesseraError("a part of the work was cancelled") from error
 
 
 async def run_all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:

@@ -35,6 +35,7 @@ from tessera.frontend.http.errors import (
 )
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.logs import RequestLine, note, serving
+from tessera.tasks import own_cancellation
 
 
 class Waiting(NamedTuple):
@@ -238,7 +239,8 @@ class RequestMiddleware:
                 state["failure"] = refusal
                 await self._send_failure(refusal, scope, line, sending)
             else:
-                await self._app(scope, receive, sending)
+                with own_cancellation():
+                    await self._app(scope, receive, sending)
         except Exception as error:
             unexpected = error
             if status:

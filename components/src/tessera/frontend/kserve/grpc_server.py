@@ -47,7 +47,7 @@ from tessera.frontend.kserve.shared_memory.system import SystemMemory
 from tessera.frontend.kserve.tensors import Tensor, of_raw, of_values
 from tessera.frontend.service import Service
 from tessera.logs import RequestLine, note, serving
-from tessera.tasks import Deadline
+from tessera.tasks import Deadline, own_cancellation
 
 log = logging.getLogger(__name__)
 
@@ -402,8 +402,9 @@ class GrpcServer:
             with self._serving(name, context) as state:
                 try:
                     self._open(name, state)
-                    raw = await self._message(messages)
-                    return serialized(await answer(raw, context, state))
+                    with own_cancellation():
+                        raw = await self._message(messages)
+                        return serialized(await answer(raw, context, state))
                 except Exception as error:
                     failure = self._failed(error, state)
             await _abort(context, failure)
@@ -432,26 +433,36 @@ class GrpcServer:
                 failure = self._failed(_Refused(), state)
             await _abort(context, failure)
         under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_STREAM_CALLS)
+        # All that have begun: one may wait for its place in the queue.
+        begun: set[asyncio.Task[bytes]] = set()
 
         async def take() -> None:
             async for raw in messages:
-                await under_way.put(asyncio.create_task(self._streamed(raw, context)))
-            await under_way.put(None)
+                task = asyncio.create_task(self._streamed(raw, context))
+                begun.add(task)
+                task.add_done_callback(begun.discard)
+                await under_way.put(task)
+
+        def taken(_: asyncio.Task[None]) -> None:
+            # Where the queue is full nobody waits for more.
+            if not under_way.full():
+                under_way.put_nowait(None)
 
         taking = asyncio.create_task(take())
-        task: asyncio.Task[bytes] | None = None
+        taking.add_done_callback(taken)
         try:
-            while (task := await under_way.get()) is not None:
-                yield await task
+            while not (taking.done() and under_way.empty()):
+                if (task := await under_way.get()) is not None:
+                    with own_cancellation():
+                        answer = await task
+                    yield answer
+            with own_cancellation():
+                await taking
         finally:
             taking.cancel()
-            left = [] if task is None else [task]
-            while not under_way.empty():
-                if (one := under_way.get_nowait()) is not None:
-                    left.append(one)
-            for one in left:
+            for one in begun:
                 one.cancel()
-            await asyncio.gather(taking, *left, return_exceptions=True)
+            await asyncio.gather(taking, *begun, return_exceptions=True)
 
     async def _streamed(self, raw: bytes, context: Context) -> bytes:
         answer = pb.ModelStreamInferResponse()
@@ -461,7 +472,8 @@ class GrpcServer:
                 self._open(_STREAM, state)
                 message = parsed(pb.ModelInferRequest, raw)
                 identity = message.id
-                answer.infer_response.CopyFrom(await self._inferred(message, len(raw), context, state))
+                with own_cancellation():
+                    answer.infer_response.CopyFrom(await self._inferred(message, len(raw), context, state))
                 if message.parameters["triton_enable_empty_final_response"].bool_param:
                     answer.infer_response.parameters["triton_final_response"].bool_param = True
             except Exception as error:

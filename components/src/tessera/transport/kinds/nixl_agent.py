@@ -123,7 +123,7 @@ class NixlAgent:
     def remove_peer(self, peer: bytes) -> None:
         """Forget a peer once none of its reads is under way."""
         self._leaving.add(peer)
-        self.reap()
+        self._reap_and_again()
 
     def notifications(self) -> list[bytes]:
         """Messages that peers sent since the last call."""
@@ -178,14 +178,13 @@ class NixlAgent:
             if state == nixl.NIXL_IN_PROG:
                 state = await self._outcome(transfer, timeout)
         except asyncio.CancelledError:
-            transfer.given_up = True
+            self._give_up(transfer)
             raise
         except Exception as error:
             self._finish(transfer)
             raise TransportUnavailable(f"a NIXL read failed: {error}") from error
         if state == nixl.NIXL_IN_PROG:
-            # UCX cannot call a read back: the memory stays lent until the read is over.
-            transfer.given_up = True
+            self._give_up(transfer)
             raise TransportUnavailable(f"a NIXL read took longer than {timeout:.3g} s")
         self._finish(transfer)
         if state != nixl.NIXL_SUCCESS:
@@ -204,10 +203,26 @@ class NixlAgent:
                 except Exception as error:
                     _log.debug("NIXL cannot forget a peer: %s", error)
 
+    def _give_up(self, transfer: _Transfer) -> None:
+        # UCX cannot call a read back: the memory stays lent until the read is over.
+        transfer.given_up = True
+        self._reap_and_again()
+
+    def _reap_and_again(self) -> None:
+        """Reap now, and on a timer for as long as anything is still to be reaped."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self.reap()
+        if self.quarantined or self._leaving:
+            self._timer = asyncio.get_running_loop().call_later(_REAP_SECONDS, self._reap_and_again)
+
     def close(self) -> None:
         """Deregister everything and end the agent; reads that are under way end with it."""
         if self._agent is None:
             return
+        if self._timer is not None:
+            self._timer.cancel()
         # Reads end first: none may be under way from a peer that is forgotten, or in memory that is given up.
         for transfer in list(self._running):
             self._finish(transfer)
