@@ -138,7 +138,7 @@ def test_too_many_inputs(service: Service) -> None:
 def test_too_many_images(service: Service) -> None:
     one = image(url((8, 8)))
     found = error(post(service, [one * 5]), 400)
-    assert "at most 4 images" in found["message"] and found["param"] == "input[0]"
+    assert "hold 4 images" in found["message"] and found["param"] == "input[0]"
     # The one that is too many is named.
     assert error(post(service, [one * 3, "a text", one * 2]), 400)["param"] == "input[2]"
 

@@ -61,7 +61,7 @@ def frontend_process(
     with log.open("wb") as errors:
         process = subprocess.Popen(command, env=settings, stderr=errors)
     try:
-        with httpx.Client(base_url=url, timeout=30, verify=False) as client:  # noqa: S501
+        with httpx.Client(base_url=url, timeout=30, verify=False) as client:
             deadline = time.monotonic() + 60
             while not _answers(client):
                 assert process.poll() is None, log.read_text()

@@ -122,6 +122,13 @@ async def test_rows_arrive_by_shared_memory_and_are_given_back(cluster: Cluster)
     assert set(cluster.inbox.routes().values()) == {"shm"}
 
 
+async def test_readers_with_nothing_in_flight_do_not_all_ask_the_same_worker(cluster: Cluster) -> None:
+    both = {await cluster.add(), await cluster.add()}
+    for seed in range(1, 33):
+        assert await cluster.rows(seed) == float(seed)
+    assert set(cluster.calls) == both
+
+
 async def test_rows_carry_their_engines_rounding(cluster: Cluster) -> None:
     async def full(_: wire.EncodeRequest) -> wire.Reply | None:
         raise Unavailable("closing")

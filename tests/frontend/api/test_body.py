@@ -1,4 +1,4 @@
-"""Bodies of JSON: lists and objects are counted before they are parsed, strings that are no text are named."""
+"""Bodies of JSON: their lists are counted before they are parsed, strings that are no text are named."""
 
 from __future__ import annotations
 
@@ -64,7 +64,10 @@ def test_texts_of_brackets_and_the_largest_batches_are_read() -> None:
     assert len(parse_embeddings(read_json(json.dumps(tokens).encode())).inputs) == 8192
     system = {"role": "system", "content": [{"type": "text", "text": "Find it."}]}
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
-    asked, last = {"role": "user", "content": parts}, {"role": "assistant", "content": [parts[0] | {"text": ""}]}
+    asked, last = (
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": [parts[0] | {"text": ""}]},
+    )
     conversations = {"messages": [[system, asked, last]] * 8192}
     assert len(parse_embeddings(read_json(json.dumps(conversations).encode())).inputs) == 8192
 

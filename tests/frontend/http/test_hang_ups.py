@@ -78,7 +78,9 @@ def test_a_client_that_leaves_while_its_request_is_under_way(
 
 
 @pytest.mark.parametrize("resets", [True, False], ids=["reset", "close"])
-@pytest.mark.parametrize("sent", [GET, GET * 5, GET + DAMAGED, DAMAGED], ids=["one", "five", "two", "damaged"])
+@pytest.mark.parametrize(
+    "sent", [GET, GET * 5, GET + DAMAGED, DAMAGED], ids=["one", "five", "two", "damaged"]
+)
 def test_a_client_that_does_not_wait_for_its_answer(plain: Alone, sent: bytes, resets: bool) -> None:
     for number in range(50):
         hang_up(plain, sent, resets=resets, after=0.0005 * (number % 8))
@@ -88,7 +90,9 @@ def test_a_client_that_does_not_wait_for_its_answer(plain: Alone, sent: bytes, r
 @needs_openssl
 @pytest.mark.parametrize("resets", [True, False], ids=["reset", "close"])
 @pytest.mark.parametrize(
-    "sent", [HALF_A_HELLO, b"\x16", b"", GET, bytes(20_000)], ids=["half", "a byte", "nothing", "HTTP", "zeros"]
+    "sent",
+    [HALF_A_HELLO, b"\x16", b"", GET, bytes(20_000)],
+    ids=["half", "a byte", "nothing", "HTTP", "zeros"],
 )
 def test_a_client_that_leaves_within_its_handshake(secured: Alone, sent: bytes, resets: bool) -> None:
     for number in range(300 if sent == HALF_A_HELLO else 60):

@@ -214,13 +214,16 @@ def test_an_encrypted_key_is_none_for_grpc(checkpoint: Path, tmp_path: Path) -> 
     authority = Authority(tmp_path)
     cert, key = authority.sign("service")
     (port,) = free_ports(1)
-    flags = ("--grpc-port", str(port), "--tls-cert", str(cert), "--tls-key", str(authority.encrypt(key, "open")))
+    flags = (
+        "--grpc-port",
+        str(port),
+        "--tls-cert",
+        str(cert),
+        "--tls-key",
+        str(authority.encrypt(key, "open")),
+    )
     with (
         pytest.raises(AssertionError, match="gRPC reads no encrypted key, and --tls-key is one"),
-        frontend_process(
-            checkpoint, tmp_path, *flags, environment={"TESSERA_TLS_KEY_PASSWORD": "open"}
-        ),
+        frontend_process(checkpoint, tmp_path, *flags, environment={"TESSERA_TLS_KEY_PASSWORD": "open"}),
     ):
         pass
-
-

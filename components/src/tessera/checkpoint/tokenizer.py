@@ -176,7 +176,9 @@ def check_largest(path: Path, ids: Mapping[str, int], vocab_size: int) -> None:
     """Raise ``CheckpointError``, naming the token, for an id that no row of the embeddings is for."""
     name = max(ids, key=ids.__getitem__, default=None)
     if name is not None and ids[name] >= vocab_size:
-        raise CheckpointError(f"{path}: the token {name!r} has id {ids[name]}, but vocab_size is {vocab_size}")
+        raise CheckpointError(
+            f"{path}: the token {name!r} has id {ids[name]}, but vocab_size is {vocab_size}"
+        )
 
 
 def as_ids(values: Sequence[int]) -> Int32Array:

@@ -34,7 +34,9 @@ def read_json(raw: bytes, content_type: str = "", *, brackets: int = BRACKETS) -
     client that wants the other inputs' vectors.
     """
     if len(raw) > brackets and more_outside_strings(raw, b"[{", brackets):
-        raise InvalidInput(f"the body has more than {brackets} lists and objects; send fewer inputs at a time")
+        raise InvalidInput(
+            f"the body has more than {brackets} lists and objects; send fewer inputs at a time"
+        )
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:

@@ -197,7 +197,11 @@ def _options(
     dtype, dtype_path = one_of(body, _DTYPE)
     dimensions, dimensions_path = one_of(body, _DIMENSIONS)
     encoding = body.get("encoding_format")
-    model, role, modality = optional_string(body, "model"), _role(body), _modality(body.get("modality"), limits.inputs)
+    model, role, modality = (
+        optional_string(body, "model"),
+        _role(body),
+        _modality(body.get("modality"), limits.inputs),
+    )
     if model is not None:
         model, named = split_model(model, models)
         role = role or named

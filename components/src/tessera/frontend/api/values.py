@@ -28,10 +28,8 @@ class NoText:
     at: int
 
     def __str__(self) -> str:
-        return (
-            f"a string that is no text: at character {self.at} is half of a surrogate pair, or a byte that is "
-            "not UTF-8"
-        )
+        fault = "half of a surrogate pair, or a byte that is not UTF-8"
+        return f"a string that is no text: at character {self.at} is {fault}"
 
 
 def summarize(value: Json) -> str:

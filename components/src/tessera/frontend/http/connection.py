@@ -107,7 +107,8 @@ class LingeringTransport(asyncio.Transport):
         self._loop = loop
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
-        self._transport.write(data)
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def is_closing(self) -> bool:
         return self._transport.is_closing()

@@ -4,8 +4,8 @@ A call passes what an HTTP request passes: key, rate, id, trace, counters and lo
 method. The frontends of a group listen on the port each for itself (SO_REUSEPORT): gRPC takes no sockets from
 elsewhere. The system gives a connection to one of them, and all calls of a connection are that one's.
 
-A key is looked at before any message is read. gRPC reads the message of a unary handler before it calls it, so
-that all methods are handlers of streams here; on the wire there is no difference.
+A key is looked at before any message is read. gRPC reads the message of a unary handler before it calls it:
+all methods are handlers of streams here, which makes no difference on the wire.
 """
 
 from __future__ import annotations

@@ -195,5 +195,4 @@ def _bytes(said: str, value: Any) -> bytes:
         return value
     if not isinstance(value, str):
         raise InvalidInput(f"{said}: the elements are not all texts", param=said)
-    # What JSON cannot say otherwise; a model that reads text refuses it.
-    return value.encode("utf-8", "surrogatepass")
+    return value.encode()
