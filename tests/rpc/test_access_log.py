@@ -169,3 +169,23 @@ async def test_an_id_that_never_rests_is_written_now_and_then(
     made.end(second, message, echoed(message))
     made.flush()
     assert [line["calls"] for line in lines] == [1, 1]
+
+
+async def test_a_line_that_cannot_be_written_holds_up_no_other(deployment: Deployment, lines: Lines) -> None:
+    class Odd(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            log.removeHandler(self)
+            raise RuntimeError("odd")
+
+    async def handler(message: wire.Request) -> wire.Reply:
+        return INFO if isinstance(message, wire.Describe) else echoed(message)
+
+    log = logging.getLogger("tessera")
+    access_log = AccessLog("somewhere", handler, linger=0.01)
+    log.addHandler(Odd())
+    failed: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["exception"]))
+    await access_log.answer(named("one"))
+    await until(lambda: failed)
+    await access_log.answer(named("two"))
+    await until(lambda: [line for line in lines if line.get("request_id") == "two"])

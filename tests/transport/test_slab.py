@@ -114,6 +114,24 @@ async def test_the_timer_runs_only_while_something_is_leased(slab: Slab) -> None
     assert slab._timer is None
 
 
+async def test_the_timer_goes_on_after_an_error(slab: Slab) -> None:
+    sweep, failed = slab.sweep, []
+
+    def odd() -> None:
+        slab.sweep = sweep  # type: ignore[method-assign]
+        raise RuntimeError("odd")
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["exception"]))
+    slot = await slab.acquire(10, timeout=1)
+    slab.sweep = odd  # type: ignore[method-assign]
+    slot.start_lease()
+    slab.memory.ack[slot.block] = slot.lease
+    async with asyncio.timeout(20):
+        while slab._timer is not None:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert len(failed) == 1 and slab._leased == {}
+
+
 async def test_a_waiter_hurries_the_sweep() -> None:
     slab = Slab(GEOMETRY, lease_seconds=60)
     slot = await slab.acquire(40, timeout=1)

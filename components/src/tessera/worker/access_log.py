@@ -130,6 +130,8 @@ class AccessLog:
             self._write(part)
 
     def _write_due(self) -> None:
+        # First: should a line fail, the next request that ends sees to those that are left.
+        self._timer = None
         now = time.monotonic()
         for part in list(self._waiting):
             if (left := part.ended + self._linger - now) > 0:
@@ -138,7 +140,6 @@ class AccessLog:
                 self._timer = asyncio.get_running_loop().call_later(pause, self._write_due)
                 return
             self._write(part)
-        self._timer = None
 
     def _write(self, part: Part, unexpected: Exception | None = None) -> None:
         self._waiting.pop(part, None)

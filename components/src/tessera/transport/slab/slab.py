@@ -290,5 +290,7 @@ class Slab:
 
     def _tick(self) -> None:
         self._timer = None
-        self.sweep()
-        self._arm(_SWEEP_WAITING if self._space.waiting else _SWEEP_IDLE)
+        try:
+            self.sweep()
+        finally:
+            self._arm(_SWEEP_WAITING if self._space.waiting else _SWEEP_IDLE)
