@@ -28,6 +28,18 @@ def test_an_error_survives_the_wire(kind: type[TesseraError]) -> None:
     assert str(received) == "what went wrong"
 
 
+def test_an_error_is_named_anew_in_its_message_too() -> None:
+    unnamed = errors.EngineFailed("no numbers", retry_after=2.0)
+    first = unnamed.named("input[1]")
+    assert (first.message, first.param, first.retry_after) == ("input[1]: no numbers", "input[1]", 2.0)
+    again = first.named("documents[0]")
+    assert type(again) is errors.EngineFailed
+    assert (again.message, again.param) == ("documents[0]: no numbers", "documents[0]")
+    # A message that does not begin with the name stays as it is.
+    other = errors.InvalidInput("found input[1]", param="input[1]").named("input[2]")
+    assert (other.message, other.param) == ("found input[1]", "input[2]")
+
+
 def test_a_code_from_a_newer_peer_is_still_an_error() -> None:
     error = from_code("from_the_future", "hm", param="input[0]")
     assert type(error) is TesseraError

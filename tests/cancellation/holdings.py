@@ -13,12 +13,12 @@ from typing import Any, Final
 from tessera.cache import BoundedLru
 from tessera.frontend.http.middleware import AnswerCounts
 from tessera.frontend.kserve.statistics import Statistics
-from tessera.logs import Line
+from tessera.logs import Line, RequestLine
 from tessera.worker.access_log import AccessLog
 
 # Bounded by themselves: what a cache or a ring of past calls holds is given back by nobody.
 # Names of a metric's labels are kept for good; lines wait to be written together.
-_SKIPPED: Final = (BoundedLru, Line, AnswerCounts, Statistics, AccessLog)
+_SKIPPED: Final = (BoundedLru, Line, RequestLine, AnswerCounts, Statistics, AccessLog)
 # When an instance answered last, which is forgotten with one that is set aside; the number of the next call.
 _GOING_ON: Final = ("_last_answer", "_numbers")
 _COUNTED: Final = (int, list, dict, set, frozenset, deque, OrderedDict, bytes)

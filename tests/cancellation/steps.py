@@ -120,8 +120,21 @@ class TaskSteps:
     def _reach(self, task: asyncio.Task[Any], place: Place, step: int) -> None:
         if place == self._place and step == self._step:
             self._place = None
-            self.visited[place.module] += 1
+            self.visited[_innermost(task) or place.module] += 1
             self._act(task)
+
+
+def _innermost(task: asyncio.Task[Any]) -> str | None:
+    """The module of the package in which a task is suspended; None before its first step."""
+    stepped = task.get_coro()
+    awaited: Any = stepped._work if isinstance(stepped, Stepped) else None
+    found = None
+    while awaited is not None:
+        code = getattr(awaited, "cr_code", None)
+        if code is not None and code.co_filename.startswith(_OURS) and awaited.cr_frame.f_lasti >= 0:
+            found = _module(code.co_filename)
+        awaited = getattr(awaited, "cr_await", None)
+    return found
 
 
 def _module(file: str) -> str:

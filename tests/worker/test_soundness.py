@@ -25,8 +25,10 @@ from tessera.worker.embed import EmbedService
 from tessera.worker.image_rows import CacheFill
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.soundness import faulty_rows
-from tests.worker.conftest import SummingText, worker_info
-from tests.worker.test_embed import Variant, text
+from tests.worker.conftest import TILE_ROWS, SummingText, picture, worker_info
+from tests.worker.test_embed import MakeEmbedder, Variant, make, text, with_images
+
+__all__ = ["make"]
 
 VECTOR = Output(kind=OutputKind.VECTOR, width=4)
 BAD = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
@@ -220,3 +222,38 @@ async def test_rows_that_cannot_be_copied_are_said_not_to_be_kept(caplog: pytest
     assert not cache.holds(b"key") and complaints == []
     (record,) = caplog.records
     assert "could not be copied" in record.getMessage()
+
+
+async def test_an_image_that_is_no_numbers_fails_the_inputs_that_have_it(
+    make: MakeEmbedder, model: Model
+) -> None:
+    embedder = make()
+    good, bad = picture(1), picture(2)
+    embedder.rows.values = {bad.digest: float("nan")}
+    items = [
+        with_images(model, good, param="input[0]"),
+        with_images(model, bad, param="input[1]"),
+        text(9, param="input[2]"),
+        with_images(model, good, bad, param="input[3]"),
+    ]
+    for _ in range(2):
+        reply = await embedder(*items)
+        assert {index: failure.param for index, failure in reply.failures.items()} == {
+            1: "input[1]",
+            3: "input[3]",
+        }
+        assert embedder.vectors(reply)[:, 0].tolist() == [embedder.vectors(reply)[0, 0], 9]
+    assert embedder.cache.stats().entries == 1
+    # The placeholders alone, for whoever asks for the rows themselves.
+    placeholders = [
+        wire.Item(
+            tokens=np.frombuffer(item.tokens, "<i4")[
+                model.vision_index(np.frombuffer(item.tokens, "<i4"))
+            ].tobytes(),
+            images=item.images,
+            param=item.param,
+        )
+        for item in items[:2]
+    ]
+    reply = await embedder(*placeholders, rows="vision")
+    assert list(reply.failures) == [1] and reply.counts == (TILE_ROWS, 0)

@@ -28,6 +28,10 @@ Range = tuple[int, int, int]
 """Address, bytes, device index."""
 
 
+# Between two looks at reads that were given up.
+_REAP_SECONDS: Final = 0.05
+
+
 @functools.cache
 def _bindings() -> ModuleType:
     # NIXL reports every agent it makes, on standard output and through a handler of its own. Its
@@ -86,6 +90,7 @@ class NixlAgent:
         self._registered: list[Any] = []
         self._running: list[_Transfer] = []
         self._leaving: set[bytes] = set()
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def registrations(self) -> int:
