@@ -107,7 +107,7 @@ async def _worker(checkpoint: Path, engine: Path, namespace: str, role: str) -> 
 
     builder = Builder(settings=settings, runtime=runtime, metrics=metrics, name=name, died=died, stop=stop)
     service = await builder.build()
-    server = Server(runtime, address, AccessLog(address, service.handle).answer)
+    server = Server(runtime, address, AccessLog(address, service.handle, linger=0.0).answer)
     await server.start()
     try:
         yield

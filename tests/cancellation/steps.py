@@ -33,12 +33,12 @@ class Stepped(Coroutine[Any, Any, Any]):
     """
 
     def __init__(self, work: Coroutine[Any, Any, Any], suspended: Callable[[int], None]) -> None:
-        self._work = work
+        self.work = work
         self._suspended = suspended
         self._steps = 0
 
     def send(self, value: Any) -> Any:
-        result = self._work.send(value)
+        result = self.work.send(value)
         self._report()
         return result
 
@@ -50,12 +50,12 @@ class Stepped(Coroutine[Any, Any, Any]):
         /,
     ) -> Any:
         # The three arguments are deprecated where the error itself is given.
-        result = self._work.throw(kind if isinstance(kind, BaseException) else kind(value))
+        result = self.work.throw(kind if isinstance(kind, BaseException) else kind(value))
         self._report()
         return result
 
     def close(self) -> None:
-        self._work.close()
+        self.work.close()
 
     def __await__(self) -> Generator[Any, Any, Any]:
         raise TypeError("only a task runs it")
@@ -120,21 +120,21 @@ class TaskSteps:
     def _reach(self, task: asyncio.Task[Any], place: Place, step: int) -> None:
         if place == self._place and step == self._step:
             self._place = None
-            self.visited[_innermost(task) or place.module] += 1
+            self.visited.update(_suspended_in(task) or {place.module})
             self._act(task)
 
 
-def _innermost(task: asyncio.Task[Any]) -> str | None:
-    """The module of the package in which a task is suspended; None before its first step."""
+def _suspended_in(task: asyncio.Task[Any]) -> set[str]:
+    """The modules of the package in whose coroutines a task is suspended; none before its first step."""
     stepped = task.get_coro()
-    awaited: Any = stepped._work if isinstance(stepped, Stepped) else None
-    found = None
+    awaited: Any = stepped.work if isinstance(stepped, Stepped) else None
+    modules: set[str] = set()
     while awaited is not None:
         code = getattr(awaited, "cr_code", None)
         if code is not None and code.co_filename.startswith(_OURS) and awaited.cr_frame.f_lasti >= 0:
-            found = _module(code.co_filename)
+            modules.add(_module(code.co_filename))
         awaited = getattr(awaited, "cr_await", None)
-    return found
+    return modules
 
 
 def _module(file: str) -> str:

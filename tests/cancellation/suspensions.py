@@ -35,12 +35,12 @@ class LeftBehind(AssertionError):
 
 async def end_everywhere(steps: TaskSteps, holdings: Holdings, name: str, make: Callable[[], Call]) -> int:
     """End the tasks of the call one by one at each suspension, and hang up there; how many times."""
-    before = holdings.objects()
+    before = await holdings.objects()
     for _ in range(_FIRST_CALLS):
         await make().ask()
         await _quiet(steps)
     await holdings.learn()
-    first = holdings.objects()
+    first = await holdings.objects()
     ended = 0
     visited: set[tuple[Place, int]] = set()
     while new := await _suspensions(steps, make, visited):
@@ -50,7 +50,7 @@ async def end_everywhere(steps: TaskSteps, holdings: Holdings, name: str, make: 
                 where = f"{name}: {'hung up' if act is None else 'cancelled'} at {step} of {place}"
                 await _end_once(steps, holdings, where, make, place, step, act)
                 ended += 1
-    last = holdings.objects()
+    last = await holdings.objects()
     # What grows with calls that went well is in a cache.
     leaked = {
         kind: f"{first[kind]}, then {last[kind]}"
@@ -74,7 +74,7 @@ async def _suspensions(
         (place, step)
         for place, last in steps.seen.items()
         if place.number < _MOST_ALIKE
-        for step in range(last)
+        for step in range(last + 1)
         if (place, step) not in visited
     ]
     visited.update(new)
