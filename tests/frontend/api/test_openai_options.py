@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.body import read_json
 from tessera.frontend.api.openai import EMBEDDINGS_SCHEMA, FIELDS, INERT, parse_embeddings
 from tessera.frontend.api.tokenize import parse_tokenize
+from tessera.frontend.api.values import read_json
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, RequestLimits
 from tessera.models.base import Truncate
 

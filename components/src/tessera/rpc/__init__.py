@@ -1,9 +1,8 @@
 """The one place that knows Dynamo: serving an endpoint, calling an instance, watching discovery."""
 
-from tessera.rpc.balance import least_loaded
 from tessera.rpc.discovery import FORGOTTEN, until_back
 from tessera.rpc.model_server import ModelServer
-from tessera.rpc.peers import DRAIN_PATIENCE_SECONDS, Check, Client, Peers, RetryBudget
+from tessera.rpc.peers import DRAIN_PATIENCE_SECONDS, Check, Client, Peers, RetryBudget, least_loaded
 from tessera.rpc.runtime import RpcSettings, Runtime, set_environment_defaults
 from tessera.rpc.server import Server, internal_error
 

@@ -10,7 +10,7 @@ import math
 import random
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
@@ -412,6 +412,15 @@ class RetryBudget:
     def take(self, count: int = 1) -> bool:
         """Spend retries; false, and nothing spent, when there are not so many."""
         return self._bucket.take_if_there(count)
+
+
+def least_loaded(instances: Collection[int], loads: Mapping[int, int]) -> int:
+    """Return the instance with the smallest load, at random where several have it.
+
+    ``instances`` must not be empty; one that ``loads`` lacks has nothing in flight. In a fixed order every
+    caller that has little in flight would choose the first.
+    """
+    return min(instances, key=lambda instance: (loads.get(instance, 0), random.random()))
 
 
 class Peers:

@@ -27,9 +27,8 @@ from tessera.errors import (
     UnsupportedMedia,
     UnsupportedRoute,
 )
-from tessera.frontend.api.body import BRACKETS, BRACKETS_AN_INPUT, read_json
 from tessera.frontend.api.formats import ResponseBody, frame_bytes, row_bytes
-from tessera.frontend.api.values import Json
+from tessera.frontend.api.values import BRACKETS, BRACKETS_AN_INPUT, Json, read_json
 from tessera.frontend.http.admission import RateLimiter, Ticket
 from tessera.frontend.http.auth import Authenticator, client_of
 from tessera.frontend.metrics import FrontendMetrics

@@ -17,9 +17,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput, UnsupportedOperation
-from tessera.frontend.api.body import read_json
 from tessera.frontend.api.endpoint import header, key_name, read_body, until_disconnect
-from tessera.frontend.api.values import Json, JsonObject, expected, json_object, reject_unknown
+from tessera.frontend.api.values import Json, JsonObject, expected, json_object, read_json, reject_unknown
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted
 from tessera.frontend.kserve.inference import Inference

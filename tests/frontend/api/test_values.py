@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api import body as module
-from tessera.frontend.api.body import BRACKETS, more_outside_strings, read_json
+from tessera.frontend.api import values as module
 from tessera.frontend.api.openai import parse_embeddings
-from tessera.frontend.api.values import NoText
+from tessera.frontend.api.values import BRACKETS, NoText, more_outside_strings, read_json
 
 
 def outside(raw: bytes, marks: bytes) -> int:
