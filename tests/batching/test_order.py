@@ -192,7 +192,7 @@ async def test_what_keeps_to_the_capacity_is_not_refused_however_full_batches_ar
     assert batcher.capacity == 150
     futures = [await busy(batcher, engine)]
     futures += [batcher.submit(number, 1) for number in range(1, 150)]
-    with pytest.raises(Overloaded, match=r"\(149 of 149\)"):
+    with pytest.raises(Overloaded, match=r"\(149 of 149 waiting\)"):
         batcher.submit(150, 1)
     futures.pop().cancel()
     futures.append(batcher.submit(151, 1))

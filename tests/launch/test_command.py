@@ -22,8 +22,14 @@ def test_it_needs_nothing_but_the_standard_library(module: str) -> None:
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     first, *others = said.split()
     assert first == "tessera"
-    # What it reads of the machine, and chooses from it, is for workers as well.
-    ours = ("tessera.launch", "tessera.machine", "tessera.defaults", "tessera.model_names")
+    # What it reads of the machine, and chooses from it, is for workers as well, and lines are for people.
+    ours = (
+        "tessera.launch",
+        "tessera.machine",
+        "tessera.defaults",
+        "tessera.model_names",
+        "tessera.terminal",
+    )
     assert all(name.startswith(ours) for name in others), others
 
 
