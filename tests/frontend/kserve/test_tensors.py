@@ -50,8 +50,19 @@ def test_bfloat16_is_as_nvidias_client_reads_it() -> None:
 
 
 def test_float16_is_rounded_to_nearest() -> None:
-    values = np.array([0.1, 1e6], np.float32)
-    assert floats("pooled", values, "FP16").values.tolist() == [np.float16(0.1), np.inf]
+    values = np.array([0.1, -65519.0], np.float32)
+    assert floats("pooled", values, "FP16").values.tolist() == [np.float16(0.1), -65504.0]
+
+
+@pytest.mark.parametrize(("datatype", "least"), [("FP16", 65520.0), ("BF16", 3.3962e38)])
+def test_a_value_beyond_the_datatype_is_refused(datatype: str, least: float) -> None:
+    for value in (least, -least):
+        values = np.array([[0.1], [value]], np.float32)
+        with pytest.raises(InvalidInput, match=datatype) as caught:
+            floats("pooled", values, datatype)
+        assert caught.value.param == "pooled"
+        assert floats("pooled", values, "FP32").values is not None
+        floats("pooled", values * np.float32(0.999), datatype)
 
 
 @pytest.mark.parametrize(

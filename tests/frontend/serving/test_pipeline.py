@@ -17,10 +17,10 @@ from tessera.frontend.api.openai import parse_embeddings
 from tessera.frontend.media import MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.request import ImageSource, Input, ScoreRequest
-from tessera.frontend.serving.dispatch import SCORES, Answer
+from tessera.frontend.serving.dispatch import Answer
 from tessera.frontend.serving.pipeline import Pipeline, Result, Scores
 from tessera.frontend.settings import Limits
-from tessera.models.base import Content, ImagePlan, Model, Output, OutputKind, Prompt, Role, Truncate
+from tessera.models.base import SCORES, Content, ImagePlan, Model, Output, OutputKind, Prompt, Role, Truncate
 from tessera.tasks import Deadline
 from tests.families import pairs as families
 from tests.families.dual_encoder import DualEncoder

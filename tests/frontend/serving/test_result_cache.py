@@ -11,9 +11,9 @@ import pytest
 from tessera import wire
 from tessera.errors import DeadlineExceeded, EngineFailed, InvalidInput, TesseraError, Unavailable
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.serving.dispatch import SCORES, Answer
+from tessera.frontend.serving.dispatch import Answer
 from tessera.frontend.serving.result_cache import ResultCache
-from tessera.models.base import Output, OutputKind
+from tessera.models.base import SCORES, Output, OutputKind
 from tessera.tasks import Deadline
 
 OUTPUT = Output(kind=OutputKind.VECTOR, width=8)
@@ -203,6 +203,18 @@ async def test_errors_are_nobody_elses_and_are_not_kept() -> None:
     cached.behind.gate.set()
     answers = await asyncio.gather(*asking)
     assert [answer.errors[0].param for answer in answers] == ["input[0]", "texts[4]"]
+    # What the service failed at is told to all who wait for it, each by its own name for the input.
+    cached.behind.error, calls = EngineFailed("bad"), len(cached.behind.calls)
+    answers = await asyncio.gather(
+        cached.ask(item(1, param="input[0]"), item(1, param="input[1]")),
+        cached.ask(item(1, param="texts[4]")),
+    )
+    assert [error.param for answer in answers for error in answer.errors.values()] == [
+        "input[0]",
+        "input[1]",
+        "texts[4]",
+    ]
+    assert len(cached.behind.calls) == calls + 1
     cached.behind.error = Unavailable("gone")
     assert (await cached.ask(item(1))).errors[0].code == "unavailable"
     cached.behind.error = None

@@ -123,6 +123,8 @@ class EmbedService:
         self.in_flight = 0
         # Looked up once: they are used for every request.
         self.loop = asyncio.get_running_loop()
+        self._outputs = {RowKind.OUTPUT: model.output, **stage_outputs(model)}
+        self._output = model.output
         self._width = model.output.width
         self._vocab_size = model.vocab_size
         self._answered = metrics.items.labels("embed", "ok")
@@ -132,7 +134,6 @@ class EmbedService:
         self._max_sim = MaxSim() if model.output.kind is OutputKind.TOKENS else None
 
         self._gives_states = engine.gives_states
-        self._outputs = {RowKind.OUTPUT: model.output, **stage_outputs(model)}
 
         def launch(inputs: Sequence[PackedInput]) -> Launched[list[Rows]]:
             if any(entry.states for entry in inputs):
@@ -352,7 +353,7 @@ class EmbedService:
 
         An input whose rows are faulty has failed, however it was computed: here is the one look at them.
         """
-        output = output or self._model.output
+        output = output or self._output
         rows: list[npt.NDArray[np.float32]] = []
         norms: list[npt.NDArray[np.float32]] = []
         counts = [0] * len(settled)
@@ -456,8 +457,8 @@ class EmbedService:
         rows, norms = outcome.value
         if query is not None:
             assert self._max_sim is not None
-            if faulty_rows(rows, norms, self._model.output) is not None:
-                raise EngineFailed(fault(self._model.output))
+            if faulty_rows(rows, norms, self._output) is not None:
+                raise EngineFailed(fault(self._output))
             score = await self._max_sim.score(query, rows)
             rows, norms = np.full((1, 1), score, np.float32), np.ones(1, np.float32)
         return _Embedded(rows, norms, cached, timings)
