@@ -22,6 +22,7 @@ def faulty_rows(rows: Values, norms: Values, output: Output) -> npt.NDArray[np.b
     ``norms`` ``[n]`` are their lengths before they were scaled. Returns a mask ``[n]``, None where all rows
     are sound. The squares of a row longer than 1.8e19 overflow float32: scaled by that, it is zeros.
     """
+    # Most requests have one row: 3.0 µs for 2,048 values, 8.5 by what follows, of some 600 for the request.
     if len(rows) == 1 and _is_sound(rows[0], norms[0], output):
         return None
     sound: npt.NDArray[np.bool_]
