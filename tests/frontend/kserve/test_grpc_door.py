@@ -48,6 +48,7 @@ def running(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     (folder / "keys").write_text("sk-kserve-0123456789 mine\n")
     (port,) = free_ports(1)
     flags = ("--grpc-port", str(port), "--api-keys-file", str(folder / "keys"))
+    flags += ("--request-timeout-seconds", "10")
     with frontend_process(checkpoint, folder, *flags) as alone:
         yield Running(alone, port)
 
@@ -111,6 +112,15 @@ async def test_calls_with_a_key_are_answered_as_ever(running: Running) -> None:
         nothing = channel.stream_unary(f"{SERVICE}ModelInfer")(metadata=KEY)
         await nothing.done_writing()
         assert (await outcome(nothing))[0] is grpc.StatusCode.CANCELLED
+
+
+async def test_a_message_that_does_not_come_is_not_waited_for_without_end(running: Running) -> None:
+    async with running.channel() as channel:
+        call = channel.stream_stream(f"{SERVICE}ModelInfer")(metadata=KEY)
+        assert await outcome(call) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "the message did not arrive within 10 s",
+        )
 
 
 async def test_calls_that_end_within_their_message_leave_no_error(running: Running) -> None:
