@@ -39,6 +39,7 @@ MARKERS = {
     "several": ("all", "serves several models, with workers for each"),
     "large": ("all", "sends hundreds of megabytes through a service of its own"),
     "soak": ("all", "keeps the service under load for minutes"),
+    "leaves": ("all", "ends calls to a service in this process at each of their suspensions"),
     "kills": ("all", "kills a process that writes, again and again"),
     "gpu": ("all", "needs a CUDA device"),
 }
@@ -59,6 +60,7 @@ FIRST = (
     "corpus-ray",
     "e2e/faults/test_planes.py",
     "shared-service",
+    "cancellation/test_suspensions.py",
     "e2e/test_launch.py",
     "e2e/faults/test_hosts.py",
     "clients",

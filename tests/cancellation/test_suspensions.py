@@ -63,15 +63,15 @@ async def end_all(calls: Calls) -> TaskSteps:
     return steps
 
 
+@pytest.mark.leaves
 @pytest.mark.parametrize(
     ("roles", "transport"),
     [
         (("agg",), "auto"),
         (("encode", "embed"), "shm"),
-        (("encode", "embed"), "inline"),
         (("encode", "embed"), "nixl"),
     ],
-    ids=["agg", "shm", "inline", "nixl"],
+    ids=["agg", "shm", "nixl"],
 )
 async def test_nothing_is_left_behind(
     checkpoint: Path, store: Path, tmp_path: Path, roles: tuple[str, ...], transport: str
@@ -92,14 +92,16 @@ async def test_nothing_is_left_behind(
                     "stream by gRPC": lambda: Infer(at, calls=3, stream=True),
                 }
             steps = await end_all(calls)
-    reached = {"tessera.rpc", "tessera.frontend.serving", "tessera.worker"}
-    if roles != ("agg",):
+    reached = {"tessera.rpc", "tessera.frontend.serving", "tessera.worker", "tessera.cache"}
+    if roles == ("agg",):
+        reached |= {"tessera.frontend.media", "tessera.frontend.kserve", "tessera.frontend.http"}
+    elif transport == "nixl":
+        # The others wait for nothing.
         reached.add("tessera.transport")
-    else:
-        reached.add("tessera.frontend.media")
     assert reached <= steps.visited.keys()
 
 
+@pytest.mark.leaves
 @pytest.mark.parametrize(
     ("spec", "path", "body"),
     [(RERANK_TINY, "/v1/rerank", pairs), (COLEMBED_TINY, "/pooling", text)],
