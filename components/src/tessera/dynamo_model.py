@@ -96,7 +96,8 @@ class DynamoModel:
         try:
             deadline = Deadline.after(self._limits.timeout_seconds)
             request = self._read(body)
-            result = await self._pipeline.run(request, request_id=request_id, deadline=deadline)
+            work = await self._pipeline.prepare(request, deadline=deadline)
+            result = await self._pipeline.embed(work, request_id=request_id, deadline=deadline)
             return self._write(request, result)
         finally:
             self._in_flight -= 1

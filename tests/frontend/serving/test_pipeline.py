@@ -18,7 +18,7 @@ from tessera.frontend.media import MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.request import ImageSource, Input, ScoreRequest
 from tessera.frontend.serving.dispatch import Answer
-from tessera.frontend.serving.pipeline import Pipeline, Result, Scores
+from tessera.frontend.serving.pipeline import Cost, Pipeline, Result, Scores
 from tessera.frontend.settings import Limits
 from tessera.models.base import SCORES, Content, ImagePlan, Model, Output, OutputKind, Prompt, Role, Truncate
 from tessera.tasks import Deadline
@@ -87,15 +87,14 @@ class Served:
         self.charged: list[tuple[int, int, int]] = []
 
     async def run(self, **body: object) -> Result:
-        return await self.pipeline.run(
-            parse_embeddings(body),
-            request_id="r",
-            deadline=Deadline.after(30),
-            charge=lambda tokens, units, bounds: self.charged.append((tokens, units, int(bounds[-1]))),
-        )
+        deadline = Deadline.after(30)
+        work = await self.pipeline.prepare(parse_embeddings(body), deadline=deadline)
+        if work.good:
+            self.pay(work.cost)
+        return await self.pipeline.embed(work, request_id="r", deadline=deadline)
 
     async def score(self, queries: Sequence[str], documents: Sequence[str], **changes: Any) -> Scores:
-        return await self.pipeline.score(
+        return await self.score_request(
             ScoreRequest(
                 queries=tuple(Input(parts=(text,), role=Role.QUERY, param="query") for text in queries),
                 documents=tuple(
@@ -103,14 +102,17 @@ class Served:
                     for index, text in enumerate(documents)
                 ),
                 **changes,
-            ),
-            request_id="r",
-            deadline=Deadline.after(30),
-            charge=self.charge_scores,
+            )
         )
 
-    def charge_scores(self, tokens: int, units: int, bounds: np.ndarray) -> None:
-        self.charged.append((tokens, units, int(bounds[-1])))
+    async def score_request(self, request: ScoreRequest) -> Scores:
+        deadline = Deadline.after(30)
+        work = await self.pipeline.prepare_scores(request, deadline=deadline)
+        self.pay(work.cost)
+        return await self.pipeline.score(work, request_id="r", deadline=deadline)
+
+    def pay(self, cost: Cost) -> None:
+        self.charged.append((cost.tokens, cost.units, cost.rows))
 
 
 def photo(photos: dict[str, bytes], name: str = "flower") -> dict[str, object]:
@@ -366,7 +368,7 @@ async def test_a_pairs_error_names_the_document_or_the_query() -> None:
     )
     assert served.embedder.items[0].tokens == ids("abc\0abcd") and len(scores.values) == 1
     with pytest.raises(UnsupportedMedia) as caught:
-        await served.pipeline.score(
+        await served.score_request(
             ScoreRequest(
                 queries=(side("a", param="query"),),
                 documents=(
@@ -377,9 +379,7 @@ async def test_a_pairs_error_names_the_document_or_the_query() -> None:
                     ),
                     side("", param="documents[2]"),
                 ),
-            ),
-            request_id="r",
-            deadline=Deadline.after(30),
+            )
         )
     assert caught.value.param == "documents[1]"
 
@@ -398,14 +398,11 @@ async def test_images_of_both_sides_are_loaded_and_counted_once(photos: dict[str
         return await load(source, **options)
 
     served.media.load = counted  # type: ignore[method-assign]
-    scores = await served.pipeline.score(
+    scores = await served.score_request(
         ScoreRequest(
             queries=(side("a", sources[0], param="query"),),
             documents=(side(sources[1], "b", param="d[0]"), side("c", param="d[1]"), side("d", param="d[2]")),
-        ),
-        request_id="r",
-        deadline=Deadline.after(30),
-        charge=served.charge_scores,
+        )
     )
     assert sorted(loads) == ["china", "flower"]
     assert [[image.param for image in item.images] for item in served.embedder.items] == [

@@ -107,9 +107,10 @@ class Engine:
         while left:
             request = self._request([items[index] for index in left])
             try:
-                result = await self._pipeline.run(
-                    request, request_id=f"{next(self._numbers)}", deadline=Deadline.after(_SECONDS)
-                )
+                deadline = Deadline.after(_SECONDS)
+                work = await self._pipeline.prepare(request, deadline=deadline)
+                request_id = f"{next(self._numbers)}"
+                result = await self._pipeline.embed(work, request_id=request_id, deadline=deadline)
             except Overloaded:
                 pause = await _paused(pause)
                 continue

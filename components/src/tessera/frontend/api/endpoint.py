@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -40,7 +39,7 @@ from tessera.frontend.request import (
     split_model,
 )
 from tessera.frontend.serving.models import Models
-from tessera.frontend.serving.pipeline import Result, Scores
+from tessera.frontend.serving.pipeline import Cost, Result, Scores
 from tessera.frontend.serving.served import Served, ServedModel
 from tessera.frontend.settings import Limits
 from tessera.logs import RequestLine, note
@@ -249,31 +248,33 @@ class Endpoint:
         raw = await self._body(http)
         async with self._fairness.turn():
             with tracing.span("parse"):
-                body = self._parsed(http, raw)
-                served = self.choose(http, asked_model(body), kinds)
-                translated = translate(body, served.served)
+                parsed = self._parsed(http, raw)
+                served = self.choose(http, asked_model(parsed), kinds)
+                translated = translate(parsed, served.served)
         request = translated.request
         self.check_model(request, served)
         # As far as it is known before images are fetched and texts are tokenised.
         self._check_size(served, translated, len(request.inputs) * served.served.output.rows(1))
         request_id = identify(http, request)
         note(inputs=len(request.inputs), images=sum(len(entry.images) for entry in request.inputs))
-        work = served.pipeline.run(
-            request,
-            request_id=request_id,
-            deadline=deadline,
-            client=client(http),
-            charge=partial(self._charge, http, served, translated),
-        )
-        result = await until_disconnect(http, work)
+
+        async def answer() -> Result:
+            work = await served.pipeline.prepare(request, deadline=deadline, client=client(http))
+            if work.good:
+                self._pay(http, work.cost, self._size(served, translated, work.cost))
+            return await served.pipeline.embed(
+                work, request_id=request_id, deadline=deadline, client=client(http)
+            )
+
+        result = await until_disconnect(http, answer())
         note(
             tokens=result.usage.total_tokens,
             cached_tokens=result.usage.cached_tokens,
             failed_inputs=len(result.errors) or None,
             **result.timings.spent(),
         )
-        answer = await self._written(served, translated, result)
-        return _response(http, answer, request_id, result.timings)
+        body = await self._written(served, translated, result)
+        return _response(http, body, request_id, result.timings)
 
     async def _written(self, served: ServedModel, translated: Translated, result: Result) -> ResponseBody:
         tokens = served.served.output.kind is OutputKind.TOKENS
@@ -302,30 +303,26 @@ class Endpoint:
         raw = await self._body(http)
         async with self._fairness.turn():
             with tracing.span("parse"):
-                body = self._parsed(http, raw)
-                asked = asked_model(body) if name is None else name
+                parsed = self._parsed(http, raw)
+                asked = asked_model(parsed) if name is None else name
                 served = self.choose(http, asked, kinds, first=OutputKind.SCORE)
-                translated = translate(body, served.served)
+                translated = translate(parsed, served.served)
         request = translated.request
         self.check_model(request, served)
         request_id = identify(http, request)
         documents = len(request.documents)
         images = sum(len(entry.images) for entry in (*request.queries, *request.documents))
         note(inputs=len(request.queries) + documents, pairs=documents, images=images)
-        work = served.pipeline.score(
-            request,
-            request_id=request_id,
-            deadline=deadline,
-            client=client(http),
-            charge=partial(
-                self._charge_scores,
-                http,
-                served,
-                request,
-                _SCORE_BYTES * documents + translated.copies * len(raw),
-            ),
-        )
-        scores = await until_disconnect(http, work)
+        written = _SCORE_BYTES * documents + translated.copies * len(raw)
+
+        async def answer() -> Scores:
+            work = await served.pipeline.prepare_scores(request, deadline=deadline, client=client(http))
+            self._pay(http, work.cost, self._score_size(served, request, written, work.cost))
+            return await served.pipeline.score(
+                work, request_id=request_id, deadline=deadline, client=client(http)
+            )
+
+        scores = await until_disconnect(http, answer())
         note(
             tokens=scores.usage.total_tokens,
             cached_tokens=scores.usage.cached_tokens,
@@ -333,8 +330,8 @@ class Endpoint:
         )
         async with self._fairness.turn():
             with served.metrics.format_seconds.time(), tracing.span("format"):
-                answer = translated.write(scores)
-        return _response(http, answer, request_id, scores.timings)
+                body = translated.write(scores)
+        return _response(http, body, request_id, scores.timings)
 
     def choose(
         self,
@@ -470,35 +467,18 @@ class Endpoint:
                 param=param,
             )
 
-    def _charge(
-        self,
-        http: Request,
-        served: ServedModel,
-        translated: Translated,
-        tokens: int,
-        units: int,
-        bounds: npt.NDArray[np.int64],
-    ) -> None:
-        rows = int(bounds[-1])
-        if rows != len(translated.request.inputs):
-            note(output_rows=rows)
-        self._take(http, tokens, units, self._check_size(served, translated, rows, bounds))
+    def _size(self, served: ServedModel, translated: Translated, cost: Cost) -> int:
+        """As ``_check_size``, of what was prepared."""
+        if cost.rows != len(translated.request.inputs):
+            note(output_rows=cost.rows)
+        return self._check_size(served, translated, cost.rows, cost.bounds)
 
-    def _charge_scores(
-        self,
-        http: Request,
-        served: ServedModel,
-        request: ScoreRequest,
-        written: int,
-        tokens: int,
-        units: int,
-        bounds: npt.NDArray[np.int64],
-    ) -> None:
-        """``written`` is what the answer takes at most, in bytes."""
-        width, rows, param = served.served.output.width, int(bounds[-1]), None
+    def _score_size(self, served: ServedModel, request: ScoreRequest, written: int, cost: Cost) -> int:
+        """The bytes of rows or of ``written``, whichever are more; raises ``ResponseTooLarge``."""
+        width, rows, param = served.served.output.width, cost.rows, None
         note(output_rows=rows)
         if 4 * width * rows > self._limits.max_response_bytes:
-            first = int((4 * width * bounds[1:] > self._limits.max_response_bytes).argmax())
+            first = int((4 * width * cost.bounds[1:] > self._limits.max_response_bytes).argmax())
             param = (*request.queries, *request.documents)[first].param
         nbytes = max(4 * width * rows, written)
         self._check_bytes(
@@ -507,13 +487,17 @@ class Endpoint:
             "send fewer documents",
             param,
         )
-        self._take(http, tokens, units, nbytes)
+        return nbytes
 
-    def _take(self, http: Request, tokens: int, units: int, nbytes: int) -> None:
-        note(tokens=tokens, units=units)
+    def _pay(self, http: Request, cost: Cost, nbytes: int) -> None:
+        """Charge the request for what it costs and for ``nbytes`` of its answer.
+
+        Raises ``Overloaded`` where its model has no room for it, ``RateLimited`` where its key has none left.
+        """
+        note(tokens=cost.tokens, units=cost.units)
         ticket: Ticket = http.scope["state"]["ticket"]
-        ticket.charge(tokens, units, nbytes)
-        self._limiter.charge(key_name(http), tokens)
+        ticket.charge(cost.tokens, cost.units, nbytes)
+        self._limiter.charge(key_name(http), cost.tokens)
 
     async def _body(self, http: Request) -> bytes:
         state = http.scope["state"]

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from functools import partial
 from typing import Any, Final
-
-import numpy as np
-import numpy.typing as npt
 
 from tessera import __version__
 from tessera.errors import Overloaded, RateLimited, ResponseTooLarge, TesseraError
@@ -32,6 +28,7 @@ from tessera.frontend.kserve.statistics import STEPS, Spent, Statistics
 from tessera.frontend.kserve.tensors import BYTES
 from tessera.frontend.service import Service
 from tessera.frontend.serving.pipeline import Result
+from tessera.frontend.serving.pipeline import Work as Prepared
 from tessera.logs import note
 from tessera.tasks import Deadline
 
@@ -170,7 +167,6 @@ class Inference:
         assert request is not None
         width = served.pipeline.output_of(request).width
         note(inputs=len(request.inputs), images=sum(len(entry.images) for entry in request.inputs))
-        charged = False
 
         def take() -> Ticket:
             ticket = self._service.admission.enter(client_of(key), call.nbytes)
@@ -181,27 +177,28 @@ class Inference:
                 raise
             return ticket
 
-        def charge(ticket: Ticket, tokens: int, units: int, bounds: npt.NDArray[np.int64]) -> None:
-            nonlocal charged
-            note(tokens=tokens, units=units)
-            nbytes = max(work.nbytes, 4 * width * int(bounds[-1]))
-            self._check_size(nbytes)
-            ticket.charge(tokens, units, nbytes)
-            if not charged:
-                self._service.limiter.charge(key, tokens)
-                charged = True
-
+        prepared: Prepared | None = None
+        charged = False
         while True:
             asked = time.perf_counter()
             ticket = await self._line.wait(served.room, take, nbytes=call.nbytes, deadline=deadline)
             spent.queue += time.perf_counter() - asked
             try:
-                result = await served.pipeline.run(
-                    request,
-                    request_id=request_id,
-                    deadline=deadline,
-                    client=client_of(key),
-                    charge=partial(charge, ticket),
+                if prepared is None:
+                    prepared = await served.pipeline.prepare(
+                        request, deadline=deadline, client=client_of(key)
+                    )
+                if prepared.good:
+                    cost = prepared.cost
+                    note(tokens=cost.tokens, units=cost.units)
+                    nbytes = max(work.nbytes, 4 * width * cost.rows)
+                    self._check_size(nbytes)
+                    ticket.charge(cost.tokens, cost.units, nbytes)
+                    if not charged:
+                        self._service.limiter.charge(key, cost.tokens)
+                        charged = True
+                result = await served.pipeline.embed(
+                    prepared, request_id=request_id, deadline=deadline, client=client_of(key)
                 )
             except RateLimited:
                 raise

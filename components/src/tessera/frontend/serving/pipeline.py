@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Final, TypeVar
@@ -79,6 +80,52 @@ class Scores:
     usage: Usage
     image_pixels: int
     timings: wire.Timings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a request takes of workers: ``tokens``, ``units`` of the vision stage, and output rows.
+
+    ``bounds``, int64 ``[inputs + 1]``, says which of the rows are an input's.
+    """
+
+    tokens: int
+    units: int
+    bounds: npt.NDArray[np.int64]
+
+    @property
+    def rows(self) -> int:
+        return int(self.bounds[-1])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A request for vectors whose images are read and whose prompts are built.
+
+    ``good`` has the prompt and the images of each input that can be embedded, ``errors`` the error of each
+    other, by index; ``lengths`` are as in ``Result``.
+    """
+
+    request: EmbeddingsRequest
+    output: Output
+    good: dict[int, tuple[Prompt, Visions]]
+    errors: dict[int, TesseraError]
+    lengths: Sequence[int]
+    cost: Cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreWork:
+    """A request for scores whose images are read and whose prompts are built.
+
+    The rows of its cost are those that workers send: none of a reranker's queries, and none of a token-vector
+    model's documents.
+    """
+
+    request: ScoreRequest
+    prompts: Sequence[Prompt]
+    images: Sequence[Visions]
+    cost: Cost
 
 
 def check_width(own: int, dimensions: int | None, dtype: EmbedDtype, param: str = "dimensions") -> int:
@@ -181,19 +228,11 @@ class Pipeline:
         self._metrics.media_seconds.observe(time.perf_counter() - started)
         return visions
 
-    async def run(
-        self,
-        request: EmbeddingsRequest,
-        *,
-        request_id: str,
-        deadline: Deadline,
-        client: str = "",
-        charge: Callable[[int, int, npt.NDArray[np.int64]], None] = lambda tokens, units, bounds: None,
-    ) -> Result:
-        """Raises the first input's error, unless the request asked for partial results.
+    async def prepare(self, request: EmbeddingsRequest, *, deadline: Deadline, client: str = "") -> Work:
+        """Read the images and build the prompts; nothing is sent to a worker.
 
-        ``charge`` is told the tokens, the vision stage's units and the bounds of the output rows before
-        anything is sent to a worker, and may raise. ``client`` names the API key, empty where there are none.
+        ``client`` names the API key, empty where there are none. Raises the first input's error, unless the
+        request allows partial results.
         """
         prompts, visions = await self.prompts(request, deadline=deadline, client=client)
         good: dict[int, tuple[Prompt, Visions]] = {}
@@ -206,20 +245,21 @@ class Pipeline:
                 good[index] = prompt, images
         output = self.output_of(request)
         lengths = [0 if isinstance(prompt, TesseraError) else len(prompt.tokens) for prompt in prompts]
-        bounds = row_bounds(output, lengths)
-        count, rows = int(bounds[-1]), None
+        cost = Cost(
+            tokens=sum(lengths),
+            units=sum(vision.plan.units for _, images in good.values() for vision in images),
+            bounds=row_bounds(output, lengths),
+        )
+        return Work(request=request, output=output, good=good, errors=errors, lengths=lengths, cost=cost)
+
+    async def embed(self, work: Work, *, request_id: str, deadline: Deadline, client: str = "") -> Result:
+        """The rows of what was prepared; raises as ``prepare``, and what workers raise."""
+        request, output, good, cost = work.request, work.output, work.good, work.cost
+        errors, count, rows = dict(work.errors), cost.rows, None
         cached, timings = 0, wire.Timings()
         if good:
-            tokens = sum(len(prompt.tokens) for prompt, _ in good.values())
-            units = sum(vision.plan.units for _, visions in good.values() for vision in visions)
-            charge(tokens, units, bounds)
             items = [_item(request.inputs[index], *made) for index, made in good.items()]
-            attributes = {
-                "tessera.items": len(items),
-                "tessera.tokens": tokens,
-                "tessera.output_rows": count,
-            }
-            with self._metrics.dispatch_seconds.time(), tracing.span("dispatch", attributes):
+            with self._dispatching({"tessera.items": len(items)}, cost):
                 answer = await self._embedder.embed(
                     items,
                     request_id=request_id,
@@ -240,7 +280,7 @@ class Pipeline:
             elif output.kind is OutputKind.VECTOR:
                 rows = _unit(rows, output)
             if len(rows) != count:
-                rows = _spread(rows, indices_within(bounds, order), count)
+                rows = _spread(rows, indices_within(cost.bounds, order), count)
             cached, timings = sum(answer.cached_tokens), answer.timings
         done = [made for index, made in good.items() if index not in errors]
         usage = Usage(
@@ -254,46 +294,44 @@ class Pipeline:
         return Result(
             request_id=request_id,
             rows=np.zeros((count, output.width), np.float32) if rows is None else rows,
-            bounds=bounds,
-            lengths=lengths,
+            bounds=cost.bounds,
+            lengths=work.lengths,
             errors=errors,
             usage=usage,
             image_pixels=sum(vision.pixels for _, images in done for vision in images),
             timings=timings,
         )
 
-    async def score(
-        self,
-        request: ScoreRequest,
-        *,
-        request_id: str,
-        deadline: Deadline,
-        client: str = "",
-        charge: Callable[[int, int, npt.NDArray[np.int64]], None] = lambda tokens, units, bounds: None,
-    ) -> Scores:
-        """The score of each document, all or none: raises the first input's error.
-
-        ``charge`` and ``client`` as in ``run``; the tokens are those of all pairs, or of queries and
-        documents where each is embedded on its own. The bounds are of queries and then documents, and of the
-        rows that workers send: none of a reranker's queries, and none of a token-vector model's documents.
-        """
-        kind, queries = self._model.output.kind, len(request.queries)
+    async def prepare_scores(
+        self, request: ScoreRequest, *, deadline: Deadline, client: str = ""
+    ) -> ScoreWork:
+        """As ``prepare``, all documents or none: raises the first input's error."""
         inputs = (*request.queries, *request.documents)
         self._check_images(inputs)
         visions = await self._media(inputs, deadline, allow_partial=False, client=client)
         with self._metrics.prompt_seconds.time(), tracing.span("prompt", {"tessera.inputs": len(visions)}):
             made = await (
                 self._prompter.pairs(request, visions)
-                if kind is OutputKind.SCORE
+                if self._model.output.kind is OutputKind.SCORE
                 else self._prompter.sides(request, visions)
             )
         prompts, images = _raise_first(made), _raise_first(visions)
-        tokens = sum(len(prompt.tokens) for prompt in prompts)
-        # An image counts once, in however many pairs it is.
-        units = sum(vision.plan.units for found in images for vision in found)
-        bounds = self._score_bounds(prompts, queries)
-        rows = int(bounds[-1])
-        charge(tokens, units, bounds)
+        cost = Cost(
+            # Of all pairs, or of queries and documents where each is embedded on its own.
+            tokens=sum(len(prompt.tokens) for prompt in prompts),
+            # An image counts once, in however many pairs it is.
+            units=sum(vision.plan.units for found in images for vision in found),
+            bounds=self._score_bounds(prompts, len(request.queries)),
+        )
+        return ScoreWork(request=request, prompts=prompts, images=images, cost=cost)
+
+    async def score(
+        self, work: ScoreWork, *, request_id: str, deadline: Deadline, client: str = ""
+    ) -> Scores:
+        """The score of each document that was prepared; raises the first input's error."""
+        request, prompts, images = work.request, work.prompts, work.images
+        kind, queries = self._model.output.kind, len(request.queries)
+        inputs = (*request.queries, *request.documents)
 
         async def embed(items: Sequence[wire.Item], compared: Sequence[bytes] = ()) -> Answer:
             answer = await self._embedder.embed(
@@ -308,13 +346,8 @@ class Pipeline:
                 raise answer.errors[min(answer.errors)]
             return answer
 
-        attributes = {
-            "tessera.pairs": len(request.documents),
-            "tessera.items": len(prompts),
-            "tessera.tokens": tokens,
-            "tessera.output_rows": rows,
-        }
-        with self._metrics.dispatch_seconds.time(), tracing.span("dispatch", attributes):
+        attributes = {"tessera.pairs": len(request.documents), "tessera.items": len(prompts)}
+        with self._dispatching(attributes, work.cost):
             if kind is OutputKind.SCORE:
                 values, answers = await _logits(embed, request, prompts, images)
             elif kind is OutputKind.VECTOR:
@@ -326,7 +359,7 @@ class Pipeline:
             image_tokens=sum(prompt.image_tokens for prompt in prompts),
             cached_tokens=sum(sum(answer.cached_tokens) for answer in answers),
         )
-        self._count(inputs, usage, rows)
+        self._count(inputs, usage, work.cost.rows)
         self._metrics.pairs.inc(len(request.documents))
         return Scores(
             request_id=request_id,
@@ -336,6 +369,12 @@ class Pipeline:
             image_pixels=sum(vision.pixels for found in images for vision in found),
             timings=functools.reduce(wire.Timings.merge, [answer.timings for answer in answers]),
         )
+
+    @contextmanager
+    def _dispatching(self, attributes: dict[str, int], cost: Cost) -> Iterator[None]:
+        attributes |= {"tessera.tokens": cost.tokens, "tessera.output_rows": cost.rows}
+        with self._metrics.dispatch_seconds.time(), tracing.span("dispatch", attributes):
+            yield
 
     def _score_bounds(self, prompts: Sequence[Prompt], queries: int) -> npt.NDArray[np.int64]:
         """Which rows that workers send are those of each query and each document."""
