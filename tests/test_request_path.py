@@ -1,4 +1,4 @@
-"""How many files of the package one request passes, and that ``docs/architecture.md`` names them."""
+"""How much of the package one request passes, and that ``docs/architecture.md`` names the files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import re
 from pathlib import Path
 
 import pytest
-from benchmarks.request_path.record import PACKAGE, Paths, Stop, record
+from benchmarks.request_path.record import Paths, RequestPath, record
+from benchmarks.shape import PACKAGE
 
 pytestmark = [pytest.mark.service, pytest.mark.measures]
 
 ARCHITECTURE = Path(__file__).parent.parent / "docs" / "architecture.md"
 MOST_FOR_A_TEXT = 45
 MOST_FOR_AN_IMAGE = 70
+# Of the functions that run.
+MOST_LINES_FOR_A_TEXT = 3525
+MOST_LINES_FOR_AN_IMAGE = 5491
 
 
 @pytest.fixture(scope="module")
@@ -27,21 +31,38 @@ def documented(title: str) -> set[str]:
     return {name for name in re.findall(r"`([\w/]+)`", section) if (PACKAGE / f"{name}.py").exists()}
 
 
-def files(stops: tuple[Stop, ...]) -> set[str]:
-    return {stop.file.removesuffix(".py") for stop in stops}
+def files(path: RequestPath) -> set[str]:
+    return {stop.file.removesuffix(".py") for stop in path.stops}
 
 
 def test_a_text_passes_few_files(paths: Paths) -> None:
-    assert 20 < len(paths.text) <= MOST_FOR_A_TEXT, paths.text
+    assert 20 < len(paths.text.stops) <= MOST_FOR_A_TEXT, paths.text.stops
 
 
 def test_an_image_passes_few_files(paths: Paths) -> None:
-    assert len(paths.text) < len(paths.image) <= MOST_FOR_AN_IMAGE, paths.image
+    assert len(paths.text.stops) < len(paths.image.stops) <= MOST_FOR_AN_IMAGE, paths.image.stops
+
+
+def test_a_text_runs_few_lines(paths: Paths) -> None:
+    assert 0 < paths.text.lines_of_functions <= MOST_LINES_FOR_A_TEXT, paths.text.functions
+
+
+def test_an_image_runs_few_lines(paths: Paths) -> None:
+    assert paths.text.lines_of_functions < paths.image.lines_of_functions <= MOST_LINES_FOR_AN_IMAGE, (
+        paths.image.functions
+    )
+
+
+def test_the_functions_that_run_are_in_the_files_and_none_twice(paths: Paths) -> None:
+    for path in (paths.text, paths.image):
+        assert {part.file.removesuffix(".py") for part in path.functions} <= files(path)
+        lines = [(part.file, line) for part in path.functions for line in range(part.first, part.last + 1)]
+        assert len(lines) == len(set(lines)) == path.lines_of_functions < path.lines_of_files
 
 
 def test_every_process_has_a_part(paths: Paths) -> None:
-    assert {stop.role for stop in paths.text} == {"frontend", "embed worker"}
-    assert {stop.role for stop in paths.image} == {
+    assert {stop.role for stop in paths.text.stops} == {"frontend", "embed worker"}
+    assert {stop.role for stop in paths.image.stops} == {
         "frontend",
         "embed worker",
         "encode worker",

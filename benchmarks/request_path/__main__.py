@@ -1,8 +1,9 @@
 """``python -m benchmarks.request_path``: the files of the package that a text and an image pass, in order.
 
 A file counts when one of its functions is called, in any process, for one warm request to an encode and an
-embed worker on CPU (``--mode agg``: to one aggregated worker). Found by ``sys.setprofile``: methods that
-dataclasses generate belong to no file, and what C or Rust code does without Python is not seen.
+embed worker on CPU (``--mode agg``: to one aggregated worker). So do the lines of these functions, each once.
+Found by ``sys.setprofile``: methods that dataclasses generate belong to no file, and what C or Rust code does
+without Python is not seen.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 
-from benchmarks.request_path.record import PACKAGE, Stop, record
+from benchmarks.request_path.record import Stop, record
+from benchmarks.shape import PACKAGE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -23,15 +25,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--markdown", action="store_true", help="as docs/architecture.md has it")
     options = parser.parse_args(argv)
     paths = record(options.model_path, mode=options.mode)
-    beyond = tuple(stop for stop in paths.image if stop.file not in {stop.file for stop in paths.text})
+    text, image = paths.text.stops, paths.image.stops
+    beyond = tuple(stop for stop in image if stop.file not in {stop.file for stop in text})
     if options.markdown:
-        print(f"A text passes {len(paths.text)} files:\n\n{markdown(paths.text)}\n")
-        print(f"An image passes {len(paths.image)}; beyond those of a text:\n\n{markdown(beyond)}")
+        print(f"A text passes {len(text)} files:\n\n{markdown(text)}\n")
+        print(f"An image passes {len(image)}; beyond those of a text:\n\n{markdown(beyond)}")
         return 0
-    for name, stops in (("a text", paths.text), ("an image", paths.image)):
-        lines = sum(len((PACKAGE / stop.file).read_text().splitlines()) for stop in stops)
-        print(f"{name}: {len(stops)} files, {lines} lines")
-        for number, stop in enumerate(stops, 1):
+    for name, path in (("a text", paths.text), ("an image", paths.image)):
+        files = f"{len(path.stops)} files, {path.lines_of_files} lines"
+        print(f"{name}: {files}; {len(path.functions)} functions, {path.lines_of_functions} lines")
+        for number, stop in enumerate(path.stops, 1):
             print(f"  {number:3} {stop.role:14} {stop.file}")
     return 0
 

@@ -10,7 +10,7 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection
@@ -20,11 +20,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-import tessera
 from benchmarks.request_path.sitecustomize import ROLES, VARIABLE, WORD, lines_of
 from benchmarks.service import Deployment, service
+from benchmarks.shape import PACKAGE, Part, outermost, shape
 
-PACKAGE = Path(tessera.__file__).parent
 _REPEATS = 12
 # What a request leaves to be done behind its answer: cache inserts, leases given back, log lines.
 _SETTLE_SECONDS = 0.1
@@ -40,12 +39,29 @@ class Stop:
     file: str
 
 
+@dataclass(frozen=True, slots=True)
+class RequestPath:
+    """The files in the order of the first call into each, and the functions that run, by file and line.
+
+    A function counts once, in whichever process it runs, and within the one around it if that runs too.
+    """
+
+    stops: tuple[Stop, ...]
+    functions: tuple[Part, ...]
+
+    @property
+    def lines_of_files(self) -> int:
+        return sum(len((PACKAGE / stop.file).read_text().splitlines()) for stop in self.stops)
+
+    @property
+    def lines_of_functions(self) -> int:
+        return sum(function.lines for function in self.functions)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paths:
-    """In the order of the first call into each file."""
-
-    text: tuple[Stop, ...]
-    image: tuple[Stop, ...]
+    text: RequestPath
+    image: RequestPath
 
 
 def record(checkpoint: Path, *, mode: str = "e_p") -> Paths:
@@ -115,8 +131,8 @@ class _Notes:
         self._memory.close()
 
 
-def _path(notes: _Notes, send: Callable[[int], None]) -> tuple[Stop, ...]:
-    """The files of the functions that every request calls.
+def _path(notes: _Notes, send: Callable[[int], None]) -> RequestPath:
+    """The functions that every request calls, and their files.
 
     What runs by the clock is called between requests as often as beside them, and is left out.
     """
@@ -138,14 +154,23 @@ def _path(notes: _Notes, send: Callable[[int], None]) -> tuple[Stop, ...]:
         by_clock = idle.called.get(function, (0, 0))[0] / idle.seconds * seconds
         return sum(calls.called[function][0] for calls in found) - by_clock > _REPEATS / 2
 
-    always = filter(belongs, set.intersection(*(set(calls.called) for calls in found)))
+    always = [*filter(belongs, set.intersection(*(set(calls.called) for calls in found)))]
     first: dict[str, Stop] = {}
     for function in sorted(
         always, key=lambda function: statistics.median(c.called[function][1] for c in found)
     ):
         role, file, _ = function
         first.setdefault(file, Stop(role, file))
-    return tuple(first.values())
+    return RequestPath(tuple(first.values()), _source(always))
+
+
+def _source(called: Iterable[Function]) -> tuple[Part, ...]:
+    """Where the functions are written. Comprehensions, which are called too, lie in the function around."""
+    begins: dict[tuple[str, int], Part] = {}
+    # Of several that begin in one line, the call may be of any: the longest has the others in it.
+    for part in sorted(shape(PACKAGE).functions, key=lambda part: part.lines):
+        begins[part.file, part.first] = part
+    return outermost(begins[file, line] for _, file, line in called if (file, line) in begins)
 
 
 def _text(connection: HTTPConnection, number: int) -> None:
