@@ -16,6 +16,7 @@ from tessera.rpc.peers import _Line
 from tessera.tools.random_checkpoint.checkpoint import Spec, write_checkpoint
 from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
 from tessera.tools.random_checkpoint.llama_rerank import TINY as RERANK_TINY
+from tests.cancellation import suspensions
 from tests.cancellation.calls import (
     Infer,
     Post,
@@ -132,6 +133,7 @@ async def test_a_count_that_a_task_gives_back_itself_is_found(
 
     monkeypatch.setattr(_Line, "_travel", travel_and_end)
     monkeypatch.setattr(_Line, "_ended", lambda *_: None)
+    monkeypatch.setattr(suspensions, "_SETTLE_SECONDS", 1.0)
     async with in_process(checkpoint, tmp_path) as at:
         with pytest.raises(LeftBehind, match="_starting"):
             await end_all({"text": lambda: Post(at, "/v1/embeddings", text)})

@@ -152,7 +152,8 @@ async def _hang_up(target: Target, route: Route) -> str:
     _, writer = await asyncio.open_connection(host, port, ssl=tls)
     with suppress(ConnectionError, ssl.SSLError):
         writer.write(sent)
-        await asyncio.sleep(random.random() * _LONGEST_SECONDS)
+        # Many in the very moment: the work of the request has just been begun.
+        await asyncio.sleep(random.random() * _LONGEST_SECONDS if random.random() < 0.6 else 0)
         if tls is None and random.random() < 0.2:
             writer.write_eof()
             await asyncio.sleep(random.random() * _LONGEST_SECONDS)
@@ -179,7 +180,7 @@ async def _cancel(channel: grpc.aio.Channel, model: str) -> str:
         call = channel.stream_stream(_GRPC + "ModelStreamInfer")(iter([raw] * 3))
     else:
         call = channel.unary_unary(_GRPC + "ModelInfer")(raw)
-    await asyncio.sleep(random.random() * _LONGEST_SECONDS)
+    await asyncio.sleep(random.random() * _LONGEST_SECONDS if random.random() < 0.6 else 0)
     call.cancel()
     with suppress(asyncio.CancelledError, grpc.aio.AioRpcError):
         await call.code()
