@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
@@ -14,10 +15,10 @@ from tests.rpc.conftest import until
 
 _SETTLE_SECONDS: Final = 10.0
 _ANSWER_SECONDS: Final = 10.0
+_LINGER_SECONDS: Final = 20.0
 # Of tasks that run the same function in one call, the last ones are as the first ones are.
 _MOST_ALIKE: Final = 2
 _FIRST_CALLS: Final = 3
-# The last objects of a kind may be kept until the next ones come.
 _SPARE_OBJECTS: Final = 6
 
 
@@ -50,15 +51,7 @@ async def end_everywhere(steps: TaskSteps, holdings: Holdings, name: str, make: 
                 where = f"{name}: {'hung up' if act is None else 'cancelled'} at {step} of {place}"
                 await _end_once(steps, holdings, where, make, place, step, act)
                 ended += 1
-    last = await holdings.objects()
-    # What grows with calls that went well is in a cache.
-    leaked = {
-        kind: f"{first[kind]}, then {last[kind]}"
-        for kind in last
-        if last[kind] - first[kind] > _SPARE_OBJECTS and first[kind] - before[kind] < _FIRST_CALLS
-    }
-    if leaked:
-        raise LeftBehind(f"{name}: after {ended} calls that were ended there are more objects: {leaked}")
+    await _objects_end(holdings, before, first, f"{name}: ended {ended} times")
     return ended
 
 
@@ -107,6 +100,28 @@ async def _end_once(
     except (AssertionError, TimeoutError, grpc.aio.AioRpcError) as error:
         raise LeftBehind(f"{where}: the next call is not answered: {error!r}") from error
     await _quiet(steps)
+
+
+async def _objects_end(holdings: Holdings, before: Counter[str], first: Counter[str], where: str) -> None:
+    """Wait until there are about as many objects as before the calls that were ended.
+
+    A connection that was refused lingers for some seconds, and the last objects of a kind may be kept until
+    the next ones come. What grew with calls that went well, from ``before`` to ``first``, is in a cache.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _LINGER_SECONDS
+    while True:
+        now = await holdings.objects()
+        more = {
+            kind: f"{first[kind]}, then {now[kind]}"
+            for kind in now
+            if now[kind] - first[kind] > _SPARE_OBJECTS and first[kind] - before[kind] < _FIRST_CALLS
+        }
+        if not more:
+            return
+        if loop.time() > deadline:
+            raise LeftBehind(f"{where}: there are more objects: {more}")
+        await asyncio.sleep(0.2)
 
 
 async def _quiet(steps: TaskSteps) -> None:
