@@ -361,6 +361,8 @@ _MOST_WAITING: Final = 10_000
 _LINGER_SECONDS: Final = 0.02
 # How long the end of a process waits for a reader that does not read.
 _PATIENCE_SECONDS: Final = 5.0
+# An error waits so long for lines that are being written; once, where the stream takes nothing.
+_ERROR_SECONDS: Final = 0.25
 # What can stand in a message's arguments and does not change later.
 _FIXED: Final = frozenset((str, int, float, bool, type(None)))
 
@@ -370,7 +372,7 @@ class LineHandler(logging.Handler):
 
     At first within the call that logs. After ``write_behind`` that call only keeps the record, as it is then,
     and a thread formats and writes what has come within 20 ms; from ``ERROR`` up a record is still written,
-    with those before it, before the call returns, unless the thread is writing just then. The writer shares
+    with those before it, before the call returns, unless the stream takes nothing. The writer shares
     its stream with other processes, so no write is larger than a pipe takes whole.
 
     When the stream takes nothing, 10,000 records wait; later ones are left out, and a line says how many
@@ -389,6 +391,8 @@ class LineHandler(logging.Handler):
         self._writing = threading.RLock()
         self._behind = False
         self._called = False
+        # The thread has been writing for longer than an error waits.
+        self._stuck = False
         self._call = threading.Event()
 
     def write_behind(self) -> None:
@@ -411,7 +415,7 @@ class LineHandler(logging.Handler):
             self.handleError(record)
         if not self._behind:
             self.flush()
-        elif record.levelno >= logging.ERROR and self._flush(0):
+        elif record.levelno >= logging.ERROR and self._flush(0.0 if self._stuck else _ERROR_SECONDS):
             pass
         elif not self._called:
             self._called = True
@@ -440,6 +444,7 @@ class LineHandler(logging.Handler):
     def _flush(self, timeout: float) -> bool:
         """Write all that waits, unless another thread is writing for longer than that."""
         if not self._writing.acquire(timeout=timeout):
+            self._stuck = True
             return False
         try:
             self._write()
@@ -465,6 +470,7 @@ class LineHandler(logging.Handler):
             size += nbytes
         if lines:
             self._put(lines)
+        self._stuck = False
 
     def _put(self, lines: Sequence[str]) -> None:
         try:
