@@ -19,7 +19,8 @@ _LINGER_SECONDS: Final = 20.0
 # Of tasks that run the same function in one call, the last ones are as the first ones are.
 _MOST_ALIKE: Final = 2
 _FIRST_CALLS: Final = 3
-_SPARE_OBJECTS: Final = 6
+# Eight requests whose images were being fetched stay: that many, however many are ended.
+_SPARE_OBJECTS: Final = 20
 
 
 class Call(Protocol):
