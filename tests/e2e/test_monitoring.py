@@ -32,6 +32,7 @@ RARE = {
     "tessera_input_errors_total",
     "tessera_kserve_calls_total",
     "tessera_kserve_nanoseconds_total",
+    "tessera_loop_failures_total",
     "tessera_refused_total",
     "tessera_result_cache_total",
 }
