@@ -22,8 +22,8 @@ from tessera import __version__
 from tessera.errors import DeadlineExceeded, Overloaded, TesseraError, Unavailable
 from tessera.frontend.group import Seat
 from tessera.frontend.http.admission import Admission, Room
+from tessera.loop_metrics import count_loop_failures
 from tessera.rpc import Peers
-from tessera.tasks import KEEPER
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 # What the frontend itself does to a request, from one short text to two thousand inputs.
@@ -140,13 +140,7 @@ class FrontendMetrics:
             ["outcome", "model"],
             registry=registry,
         )
-        loop_failures = Counter(
-            "tessera_loop_failures",
-            "Rounds of a background loop that failed and were tried again",
-            ["loop"],
-            registry=registry,
-        )
-        KEEPER.on_failure = lambda name: loop_failures.labels(name).inc()
+        count_loop_failures(registry)
         self.disconnects = Counter("tessera_disconnects", "Clients that went away", registry=registry)
         self.retries_denied = Counter(
             "tessera_retries_denied",

@@ -19,7 +19,7 @@ from tessera import __version__, wire
 from tessera.batching import BatchStats
 from tessera.cache import CacheStats
 from tessera.errors import DeadlineExceeded, EngineFailed, Overloaded, Unavailable
-from tessera.tasks import KEEPER
+from tessera.loop_metrics import count_loop_failures
 from tessera.transport.slab.slab import SlabStats
 
 # From a copy within one GPU to a queue at its deadline.
@@ -95,13 +95,7 @@ class WorkerMetrics:
                 ("tessera_tiles_in_flight", "The same as tessera_units_in_flight, whose old name it is"),
             ),
         }
-        loop_failures = Counter(
-            "tessera_loop_failures",
-            "Rounds of a background loop that failed and were tried again",
-            ["loop"],
-            registry=registry,
-        )
-        KEEPER.on_failure = lambda name: loop_failures.labels(name).inc()
+        count_loop_failures(registry)
         for outcome in ("ok", Unavailable.code):
             self.encode_calls.labels(outcome)
 
