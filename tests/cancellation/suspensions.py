@@ -19,8 +19,8 @@ _LINGER_SECONDS: Final = 20.0
 # Of tasks that run the same function in one call, the last ones are as the first ones are.
 _MOST_ALIKE: Final = 2
 _FIRST_CALLS: Final = 3
-# Eight requests whose images were being fetched stay: that many, however many are ended.
-_SPARE_OBJECTS: Final = 20
+# The last of a kind may be kept until the next one comes.
+_SPARE_OBJECTS: Final = 3
 
 
 class Call(Protocol):
