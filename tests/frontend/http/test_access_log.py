@@ -8,8 +8,9 @@ import logging
 import pytest
 from starlette.types import Message, Scope
 
+from tessera.frontend.admission.rate import RateLimiter
+from tessera.frontend.admission.room import Admission, Capacity
 from tessera.frontend.http.access_log import RefusalLines
-from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
 from tessera.frontend.http.auth import Authenticator, read_keys
 from tessera.frontend.http.connection import Answer
 from tessera.frontend.http.errors import openai_error

@@ -15,9 +15,10 @@ from fastapi import APIRouter
 from tessera import wire
 from tessera.cache import SharedCache, file_bytes
 from tessera.errors import ConfigError, TesseraError
+from tessera.frontend.admission.rate import RateLimiter
+from tessera.frontend.admission.room import Admission, Capacity
 from tessera.frontend.api.endpoint import Endpoint
 from tessera.frontend.group import LENT_BYTES, MOST_KEYS, PULSE_SECONDS, FrontendGroup, Seat
-from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
 from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.errors import ErrorShape, openai_error
 from tessera.frontend.media import MediaLoader

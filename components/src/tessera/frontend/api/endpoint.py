@@ -26,9 +26,10 @@ from tessera.errors import (
     UnsupportedMedia,
     UnsupportedRoute,
 )
+from tessera.frontend.admission.rate import RateLimiter
+from tessera.frontend.admission.room import Ticket
 from tessera.frontend.api.formats import ResponseBody, frame_bytes, row_bytes
 from tessera.frontend.api.values import BRACKETS, BRACKETS_AN_INPUT, Json, read_json
-from tessera.frontend.http.admission import RateLimiter, Ticket
 from tessera.frontend.http.auth import Authenticator, client_of
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.request import (

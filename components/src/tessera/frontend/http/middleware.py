@@ -22,8 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tessera import tracing
 from tessera.errors import RateLimited, TesseraError
+from tessera.frontend.admission.rate import RateLimiter
+from tessera.frontend.admission.room import Admission
 from tessera.frontend.http.access_log import OTHER, AccessLog
-from tessera.frontend.http.admission import Admission, RateLimiter
 from tessera.frontend.http.auth import Authenticator, client_of
 from tessera.frontend.http.connection import Answer
 from tessera.frontend.http.errors import (

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from tessera import __version__
 from tessera.errors import Overloaded, RateLimited, ResponseTooLarge, TesseraError
-from tessera.frontend.http.admission import Ticket
+from tessera.frontend.admission.room import Ticket
 from tessera.frontend.http.auth import client_of
 from tessera.frontend.kserve.call import Answer, Call
 from tessera.frontend.kserve.line import Line
