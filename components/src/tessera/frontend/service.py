@@ -24,12 +24,12 @@ from tessera.frontend.http.errors import ErrorShape, openai_error
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics, ModelMetrics
 from tessera.frontend.model_settings import ModelSettings, read_models
-from tessera.frontend.serving.dispatch import Dispatcher, Embedder, RowLender
+from tessera.frontend.serving.dispatch import Dispatcher, Embedder, Router
+from tessera.frontend.serving.images import KnownMedia
 from tessera.frontend.serving.models import Models
 from tessera.frontend.serving.pipeline import Pipeline
-from tessera.frontend.serving.prompts import KnownMedia
 from tessera.frontend.serving.result_cache import Entries, KeyPrefix, ResultCache, SharedEntries
-from tessera.frontend.serving.router import Router
+from tessera.frontend.serving.row_lender import RowLender
 from tessera.frontend.serving.served import Served, ServedModel, Workers
 from tessera.frontend.settings import FrontendSettings
 from tessera.frontend.widths import Widths

@@ -127,7 +127,7 @@ def parse_cohere(value: Json, limits: RequestLimits) -> CohereRequest:
 
 
 def write_cohere(parsed: CohereRequest, result: Result) -> ResponseBody:
-    vectors, request = result.rows, parsed.request
+    vectors, request = result.rows.values, parsed.request
     width = check_width(vectors.shape[1], request.dimensions, request.dtype)
     rows = finish(vectors, width=width, normalize=True)
     usage = result.usage

@@ -39,6 +39,7 @@ from tessera.frontend.request import (
     ScoreRequest,
     split_model,
 )
+from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.models import Models
 from tessera.frontend.serving.pipeline import Cost, Result, Scores
 from tessera.frontend.serving.served import Served, ServedModel
@@ -260,12 +261,13 @@ class Endpoint:
         note(inputs=len(request.inputs), images=sum(len(entry.images) for entry in request.inputs))
 
         async def answer() -> Result:
-            work = await served.pipeline.prepare(request, deadline=deadline, client=client(http))
+            call = Call(
+                request_id=request_id, deadline=deadline, client=client(http), priority=request.priority
+            )
+            work = await served.pipeline.prepare(request, call)
             if work.good:
                 self._pay(http, work.cost, self._size(served, translated, work.cost))
-            return await served.pipeline.embed(
-                work, request_id=request_id, deadline=deadline, client=client(http)
-            )
+            return await served.pipeline.embed(work, call)
 
         result = await until_disconnect(http, answer())
         note(
@@ -280,7 +282,7 @@ class Endpoint:
     async def _written(self, served: ServedModel, translated: Translated, result: Result) -> ResponseBody:
         tokens = served.served.output.kind is OutputKind.TOKENS
         seconds = served.metrics.format_seconds
-        if result.rows.nbytes < (_LARGE_BYTES if tokens else _LARGE_VECTORS_BYTES):
+        if result.rows.values.nbytes < (_LARGE_BYTES if tokens else _LARGE_VECTORS_BYTES):
             async with self._fairness.turn():
                 with seconds.time(), tracing.span("format"):
                     return translated.write(result)
@@ -317,11 +319,12 @@ class Endpoint:
         written = _SCORE_BYTES * documents + translated.copies * len(raw)
 
         async def answer() -> Scores:
-            work = await served.pipeline.prepare_scores(request, deadline=deadline, client=client(http))
-            self._pay(http, work.cost, self._score_size(served, request, written, work.cost))
-            return await served.pipeline.score(
-                work, request_id=request_id, deadline=deadline, client=client(http)
+            call = Call(
+                request_id=request_id, deadline=deadline, client=client(http), priority=request.priority
             )
+            work = await served.pipeline.prepare_scores(request, call)
+            self._pay(http, work.cost, self._score_size(served, request, written, work.cost))
+            return await served.pipeline.score(work, call)
 
         scores = await until_disconnect(http, answer())
         note(

@@ -681,10 +681,10 @@ def usage_object(usage: Usage) -> dict[str, Any]:
 
 def _write(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
     return embeddings_body(
-        result.rows,
+        result.rows.values,
         request,
         output=served.output,
-        bounds=result.bounds,
+        bounds=result.rows.bounds,
         model=served.model,
         identifier=f"embd-{result.request_id}",
         created=int(time.time()),

@@ -176,15 +176,15 @@ def write_tokens(texts: Sequence[Sequence[Piece]], *, special: bool) -> list[lis
 
 
 def write_tei(request: EmbeddingsRequest, result: Result) -> ResponseBody:
-    vectors = result.rows
+    vectors = result.rows.values
     width = check_width(vectors.shape[1], request.dimensions, request.dtype)
     rows = finish(vectors, width=width, normalize=request.normalize)
     return ResponseBody.of_json(rows, {"x-compute-tokens": str(result.usage.text_tokens)})
 
 
 def write_all(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
-    values = finished(result.rows, request, served.output)
-    rows = [json_matrix(matrix) for matrix in matrices(values, result.bounds)]
+    values = finished(result.rows.values, request, served.output)
+    rows = [json_matrix(matrix) for matrix in matrices(values, result.rows.bounds)]
     return ResponseBody.of_json(rows, {"x-compute-tokens": str(result.usage.text_tokens)})
 
 

@@ -26,6 +26,7 @@ from tessera.frontend.api.schema import (
 from tessera.frontend.api.values import Json, json_object, optional_boolean, request_body, string
 from tessera.frontend.request import EmbeddingsRequest, RequestLimits
 from tessera.frontend.service import ClientApi, Service
+from tessera.frontend.serving.dispatch import Call
 
 SCHEMA: Final[Schema] = {
     **EMBEDDINGS_SCHEMA,
@@ -75,16 +76,15 @@ async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
     # vLLM's ``return_token_strs``.
     spelled = optional_boolean(body, "return_token_strs", default=False)
     request = parse_tokenize(body, served.limits, served.names)
-    identify(http, request)
+    request_id = identify(http, request)
     endpoint.check_model(request, model)
-    prompts, _ = await until_disconnect(
-        http, pipeline.prompts(request, deadline=deadline, client=client(http))
-    )
-    tokens = [prompt.tokens.tolist() for prompt in prompts if not isinstance(prompt, Exception)]
+    call = Call(request_id=request_id, deadline=deadline, client=client(http))
+    work = await until_disconnect(http, pipeline.prepare(request, call))
+    tokens = [prompt.tokens.tolist() for prompt, _ in work.good.values()]
     rows: list[dict[str, Any]] = [{"count": len(ids), "tokens": ids} for ids in tokens]
     if spelled:
         for row in rows:
-            row["token_strs"] = [pipeline.token_text(token) for token in row["tokens"]]
+            row["token_strs"] = [model.model.token_text(token) for token in row["tokens"]]
     head = {"max_model_len": pipeline.max_tokens}
     if len(rows) == 1:
         return JSONResponse(head | rows[0])

@@ -107,7 +107,7 @@ def parse_voyage(value: Json, limits: RequestLimits) -> EmbeddingsRequest:
 
 
 def write_voyage(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBody:
-    vectors, usage = result.rows, result.usage
+    vectors, usage = result.rows.values, result.usage
     width = check_width(vectors.shape[1], request.dimensions, request.dtype)
     values = convert(finish(vectors, width=width, normalize=True), request.dtype)
     rows: list[Any] = (

@@ -27,6 +27,7 @@ from tessera.frontend.kserve.shared_memory.regions import Regions
 from tessera.frontend.kserve.statistics import STEPS, Spent, Statistics
 from tessera.frontend.kserve.tensors import BYTES
 from tessera.frontend.service import Service
+from tessera.frontend.serving import dispatch
 from tessera.frontend.serving.pipeline import Result
 from tessera.frontend.serving.pipeline import Work as Prepared
 from tessera.logs import note
@@ -177,6 +178,9 @@ class Inference:
                 raise
             return ticket
 
+        of_request = dispatch.Call(
+            request_id=request_id, deadline=deadline, client=client_of(key), priority=request.priority
+        )
         prepared: Prepared | None = None
         charged = False
         while True:
@@ -185,9 +189,7 @@ class Inference:
             spent.queue += time.perf_counter() - asked
             try:
                 if prepared is None:
-                    prepared = await served.pipeline.prepare(
-                        request, deadline=deadline, client=client_of(key)
-                    )
+                    prepared = await served.pipeline.prepare(request, of_request)
                 if prepared.good:
                     cost = prepared.cost
                     note(tokens=cost.tokens, units=cost.units)
@@ -197,9 +199,7 @@ class Inference:
                     if not charged:
                         self._service.limiter.charge(key, cost.tokens)
                         charged = True
-                result = await served.pipeline.embed(
-                    prepared, request_id=request_id, deadline=deadline, client=client_of(key)
-                )
+                result = await served.pipeline.embed(prepared, of_request)
             except RateLimited:
                 raise
             except Overloaded:
