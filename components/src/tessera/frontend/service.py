@@ -73,7 +73,8 @@ class Service:
     media: MediaLoader
     endpoint: Endpoint
     keys: Authenticator
-    limiter: RateLimiter
+    limiter: RateLimiter | None
+    """None where no key has a rate."""
     admission: Admission
     metrics: FrontendMetrics
     group: FrontendGroup
@@ -96,12 +97,15 @@ class Service:
         keys = Authenticator(settings.access.keys)
         if len(keys.names) > MOST_KEYS:
             raise ConfigError(f"{len(keys.names)} API keys are more than {MOST_KEYS}")
-        limiter = RateLimiter(
-            keys.names,
-            requests_per_minute=settings.access.requests_per_minute,
-            tokens_per_minute=settings.access.tokens_per_minute,
-            group=group,
-        )
+        access = settings.access
+        limiter: RateLimiter | None = None
+        if access.requests_per_minute or access.tokens_per_minute:
+            limiter = RateLimiter(
+                keys.names,
+                requests_per_minute=access.requests_per_minute,
+                tokens_per_minute=access.tokens_per_minute,
+                group=group,
+            )
         admission = Admission(
             max_requests=settings.limits.max_in_flight,
             max_response_bytes=settings.limits.max_response_bytes,
@@ -136,7 +140,7 @@ class Service:
             runtime=runtime,
             models=models,
             media=media,
-            endpoint=Endpoint(models, settings.limits, limiter, metrics),
+            endpoint=Endpoint(models, settings.limits),
             keys=keys,
             limiter=limiter,
             admission=admission,

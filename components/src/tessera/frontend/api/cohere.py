@@ -229,7 +229,7 @@ def _routes(service: Service) -> APIRouter:
 
     @router.post("/v2/embed", openapi_extra=described, summary="Embed texts, images or mixed inputs")
     async def embed(request: Request) -> Response:
-        return await service.endpoint.embed(request, _translate)
+        return await service.endpoint.answer(request, _translate)
 
     return router
 

@@ -703,7 +703,6 @@ def _translate(body: Json, served: Served) -> Translated:
     return Translated(
         request=request,
         write=partial(_write, request, served),
-        forms=((request.dtype, request.encoding_format),),
     )
 
 
@@ -723,7 +722,7 @@ def _routes(service: Service) -> APIRouter:
         }
 
     async def create_embeddings(request: Request) -> Response:
-        return await endpoint.embed(request, _translate, kinds=VECTORS | TOKEN_VECTORS)
+        return await endpoint.answer(request, _translate, kinds=VECTORS | TOKEN_VECTORS)
 
     async def list_models() -> Response:
         return JSONResponse({"object": "list", "data": [card(*each) for each in models.by_name.items()]})

@@ -163,7 +163,6 @@ def _translate(body: Json, served: Served) -> Translated:
     return Translated(
         request=request,
         write=partial(write_pooling, request, served),
-        forms=((request.dtype, request.encoding_format),),
     )
 
 
@@ -198,7 +197,7 @@ def _routes(service: Service) -> APIRouter:
 
     @router.post("/pooling", openapi_extra=described, summary="What comes out of the model")
     async def pooling(request: Request) -> Response:
-        return await service.endpoint.embed(request, _translate, kinds=ALL_KINDS)
+        return await service.endpoint.answer(request, _translate, kinds=ALL_KINDS)
 
     return router
 
