@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from benchmarks import usage
-from tessera.frontend.serving.router import Router
+from tessera.frontend.serving.dispatch import Router
 from tessera.tools.table import number, table
 
 HEADER = (

@@ -14,8 +14,8 @@ from blake3 import blake3
 from tessera import wire
 from tessera.errors import TransportUnavailable
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.serving.dispatch import Answer, Dispatcher, RowLender
-from tessera.frontend.serving.router import Router
+from tessera.frontend.serving.dispatch import Answer, Call, Dispatcher, Router
+from tessera.frontend.serving.row_lender import RowLender
 from tessera.models.base import Output, OutputKind
 from tessera.rpc import Client, Peers
 from tessera.tasks import Deadline
@@ -85,7 +85,7 @@ class Reading:
         await until(lambda: len(self.peers.ready) == 1)
 
     async def embed(self, *items: wire.Item, timeout: float = 20.0) -> Answer:
-        return await self.dispatcher.embed(items, request_id="r", deadline=Deadline.after(timeout))
+        return await self.dispatcher.embed(items, Call(request_id="r", deadline=Deadline.after(timeout)))
 
 
 @pytest.fixture
@@ -99,7 +99,7 @@ async def here(deployment: Deployment) -> AsyncIterator[Reading]:
 
 async def test_by_memory_on_one_host(here: Reading) -> None:
     got = await here.embed(item(1.5), item(2.5))
-    assert got.rows[:, 0].tolist() == [1.5, 2.5]
+    assert got.rows.values[:, 0].tolist() == [1.5, 2.5]
     assert here.kinds == ["shm", "shm"]
     assert 'tessera_transfers_total{outcome="ok",route="shm"} 2.0' in here.metrics.render()
 
@@ -108,20 +108,20 @@ async def test_in_the_message_to_another_host(deployment: Deployment) -> None:
     there = Reading(deployment, "another")
     await there.start()
     got = await there.embed(item(1.5))
-    assert (got.rows[0, 0], there.kinds) == (1.5, ["inline"])
+    assert (got.rows.values[0, 0], there.kinds) == (1.5, ["inline"])
     await there.peers.close()
 
 
 async def test_in_the_message_when_too_much_is_lent(here: Reading) -> None:
     got = await here.embed(item(1, rows=40), item(2, rows=40))
-    assert got.rows[:, 0].tolist() == [1, 2]
+    assert got.rows.values[:, 0].tolist() == [1, 2]
     assert here.kinds == ["shm", "inline"]
 
 
 async def test_in_the_message_after_memory_could_not_be_read(here: Reading) -> None:
     here.refuse = {"shm"}
     got = await here.embed(item(7))
-    assert (got.errors, got.rows[0, 0]) == ({}, 7)
+    assert (got.errors, got.rows.values[0, 0]) == ({}, 7)
     await here.embed(item(8))
     assert here.kinds == ["shm", "inline", "inline"]
 

@@ -16,6 +16,7 @@ from tessera import wire
 from tessera.cache import EmbeddingCache
 from tessera.engine.batch import TextBatch, TextOutput
 from tessera.engine.settings import EngineSettings
+from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.local import LocalEmbedder
 from tessera.launched import Launched
 from tessera.models import Model
@@ -164,14 +165,10 @@ async def test_an_embedder_of_one_worker_gives_a_stages_rows(service: EmbedServi
     embedder = LocalEmbedder(service.handle, service.model)
     answer = await embedder.embed(
         named((1, 2), (13, 5), (4,)),
-        request_id="r",
-        priority=0,
-        client="",
-        deadline=Deadline.after(20),
-        rows=RowKind.STATES,
+        Call(request_id="r", deadline=Deadline.after(20), rows=RowKind.STATES),
     )
-    assert answer.rows.shape == (5, stage_outputs(model)[RowKind.STATES].width)
-    assert list(answer.errors) == [1] and answer.bounds.tolist() == [0, 2, 4, 5]
+    assert answer.rows.values.shape == (5, stage_outputs(model)[RowKind.STATES].width)
+    assert list(answer.errors) == [1] and answer.rows.bounds.tolist() == [0, 2, 4, 5]
 
 
 @pytest.mark.parametrize("service", [VECTOR], indirect=True)

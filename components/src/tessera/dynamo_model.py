@@ -23,6 +23,7 @@ from tessera.frontend.http.errors import render
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.request import ROLE_SUFFIXES, EmbeddingsRequest, EmbedDtype, ImageSource
+from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.local import Ask, LocalEmbedder
 from tessera.frontend.serving.pipeline import Pipeline, Result, check_width
 from tessera.frontend.settings import Limits
@@ -96,8 +97,8 @@ class DynamoModel:
         try:
             deadline = Deadline.after(self._limits.timeout_seconds)
             request = self._read(body)
-            work = await self._pipeline.prepare(request, deadline=deadline)
-            result = await self._pipeline.embed(work, request_id=request_id, deadline=deadline)
+            call = Call(request_id=request_id, deadline=deadline, priority=request.priority)
+            result = await self._pipeline.embed(await self._pipeline.prepare(request, call), call)
             return self._write(request, result)
         finally:
             self._in_flight -= 1
@@ -117,8 +118,9 @@ class DynamoModel:
 
     def _write(self, request: EmbeddingsRequest, result: Result) -> dict[str, Any]:
         # Always base64 of little-endian float32: the frontend makes numbers of it for clients that want them.
-        width = check_width(result.rows.shape[1], request.dimensions, request.dtype)
-        rows = finish(result.rows, width=width, normalize=request.normalize)
+        vectors = result.rows.values
+        width = check_width(vectors.shape[1], request.dimensions, request.dtype)
+        rows = finish(vectors, width=width, normalize=request.normalize)
         total = result.usage.total_tokens
         return {
             "object": "list",

@@ -38,6 +38,34 @@ class Rows:
         """Bytes of values, norms and indices."""
         return self.values.nbytes + self.norms.nbytes + (0 if self.indices is None else self.indices.nbytes)
 
+    def places(self, inputs: Sequence[int]) -> npt.NDArray[np.int64]:
+        """Return the indices of these inputs' rows, one input after the other."""
+        at = np.fromiter(inputs, np.int64, len(inputs))
+        first = self.bounds[at]
+        counts = self.bounds[at + 1] - first
+        ends = np.cumsum(counts)
+        if not len(ends):
+            return ends
+        return np.repeat(first - (ends - counts), counts) + np.arange(ends[-1])
+
+    def put(
+        self, inputs: Sequence[int], values: npt.NDArray[np.float32], norms: npt.NDArray[np.float32]
+    ) -> None:
+        """Write the rows of these inputs, which come one input after the other."""
+        places = self.places(inputs)
+        self.values[places], self.norms[places] = values, norms
+
+    def spread(self, inputs: Sequence[int], bounds: npt.NDArray[np.int64]) -> Rows:
+        """Return these inputs' rows at their places among the inputs of ``bounds``, with zeros elsewhere."""
+        count = int(bounds[-1])
+        rows = Rows(np.zeros((count, self.width), np.float32), bounds, np.zeros(count, np.float32))
+        rows.put(inputs, self.values, self.norms)
+        return rows
+
+    def of(self, index: int) -> Rows:
+        """Return one input's rows; they are views of these."""
+        return self._between(*self.bounds[index : index + 2].tolist())
+
     def split(self) -> list[Rows]:
         """Return each input's rows on their own; they are views of these."""
         return [self._between(first, last) for first, last in pairwise(self.bounds.tolist())]

@@ -24,6 +24,7 @@ from tessera.frontend.request import EmbedDtype, EncodingFormat, RequestLimits
 from tessera.frontend.serving.pipeline import Result, Usage
 from tessera.frontend.serving.served import Served
 from tessera.models.base import Output, OutputKind
+from tessera.rows import Rows
 
 WIDTH = 24
 COUNTS = (3, 1, 5)
@@ -48,8 +49,7 @@ MATRICES = np.split(ROWS, BOUNDS[1:-1])
 def result(rows: npt.NDArray[np.float32] = ROWS, bounds: Any = BOUNDS, errors: Any = None) -> Result:
     return Result(
         request_id="1",
-        rows=rows,
-        bounds=np.asarray(bounds, np.int64),
+        outputs={"output": Rows(rows, np.asarray(bounds, np.int64), np.ones(len(rows), np.float32))},
         lengths=np.diff(bounds).tolist(),
         errors=errors or {},
         usage=Usage(text_tokens=len(rows)),

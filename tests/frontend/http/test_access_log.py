@@ -8,8 +8,9 @@ import logging
 import pytest
 from starlette.types import Message, Scope
 
+from tessera.frontend.admission.rate import RateLimiter
+from tessera.frontend.admission.room import Admission, Capacity
 from tessera.frontend.http.access_log import RefusalLines
-from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
 from tessera.frontend.http.auth import Authenticator, read_keys
 from tessera.frontend.http.connection import Answer
 from tessera.frontend.http.errors import openai_error
@@ -125,7 +126,7 @@ async def test_a_flood_is_refused_at_once_and_alike(caplog: pytest.LogCaptureFix
         return Answer(start["status"], start["headers"], body["body"])
 
     # A clock of its own: the second in which this happens must not end.
-    gate._log._refusals = RefusalLines(clock := Clock())
+    gate._log.refusals = RefusalLines(clock := Clock())
     assert gate.refuse_at_once(scope()) is None, "the first ones get a line"
     asked = [await ask() for _ in range(10)]
     assert len(written(caplog)) == 10

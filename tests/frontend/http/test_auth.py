@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tessera.errors import ConfigError
+from tessera.frontend.exchange import Exchange
 from tessera.frontend.http.auth import Authenticator, read_keys
 
 ONE, TWO = "sk-one-0123456789", "sk-two-0123456789"
@@ -20,8 +21,8 @@ def test_keys_from_a_file_and_the_environment(tmp_path: Path) -> None:
     assert ONE not in repr(keys)
     authenticator = Authenticator(keys)
     for header in (f"Bearer {TWO}", f"bearer {TWO}", f"BEARER  {TWO} "):
-        assert authenticator.name_of([(b"authorization", header.encode())]) == "key-2"
-    assert authenticator.name_of([(b"x-api-key", ONE.encode())]) == "team-a"
+        assert authenticator.name_of({b"authorization": header.encode()}) == "key-2"
+    assert authenticator.name_of({b"x-api-key": ONE.encode()}) == "team-a"
 
 
 @pytest.mark.parametrize(
@@ -40,11 +41,12 @@ def test_keys_from_a_file_and_the_environment(tmp_path: Path) -> None:
     ],
 )
 def test_what_opens_nothing(headers: list[tuple[bytes, bytes]]) -> None:
-    assert Authenticator(read_keys(None, ONE)).name_of(headers) is None
+    exchange = Exchange.open({"path": "/", "method": "POST", "headers": headers})
+    assert Authenticator(read_keys(None, ONE)).name_of(exchange.headers) is None
 
 
 def test_without_keys_everybody_is_anonymous() -> None:
-    assert Authenticator(()).name_of([]) == "anonymous"
+    assert Authenticator(()).name_of({}) == "anonymous"
 
 
 @pytest.mark.parametrize(

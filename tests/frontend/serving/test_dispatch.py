@@ -13,8 +13,7 @@ from blake3 import blake3
 from tessera import wire
 from tessera.errors import DeadlineExceeded, EngineDead, InvalidInput, Overloaded, ProtocolError, Unavailable
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.serving.dispatch import Answer, Dispatcher
-from tessera.frontend.serving.router import Router
+from tessera.frontend.serving.dispatch import Answer, Call, Dispatcher, Router
 from tessera.models.base import Output, OutputKind
 from tessera.rpc import Client, Peers, RetryBudget
 from tessera.tasks import Deadline
@@ -89,9 +88,8 @@ class Frontend:
         self, *items: wire.Item, timeout: float = 20.0, queries: tuple[bytes, ...] = ()
     ) -> Answer:
         try:
-            return await self.dispatcher.embed(
-                items, request_id="r", deadline=Deadline.after(timeout), queries=queries
-            )
+            call = Call(request_id="r", deadline=Deadline.after(timeout), queries=queries)
+            return await self.dispatcher.embed(items, call)
         finally:
             # Whatever happened, nothing stays counted.
             assert not self.router._tokens
@@ -118,7 +116,7 @@ async def test_answers_are_in_the_order_of_the_items(frontend: Frontend) -> None
     await frontend.start()
     items = [image(number) if number % 3 else text(number) for number in range(60)]
     got = await frontend.embed(*items)
-    assert got.rows[:, 0].tolist() == list(range(60))
+    assert got.rows.values[:, 0].tolist() == list(range(60))
     assert got.cached_tokens == list(range(60))
     assert got.errors == {}
 
@@ -150,12 +148,12 @@ async def test_each_item_gets_as_many_rows_as_it_has_tokens(frontend: Frontend) 
     await frontend.start(output=output)
     got = await frontend.embed(*(text(number, size=1 + number % 5) for number in range(40)))
     assert list(got.errors) == [4]
-    assert got.bounds.tolist() == np.cumsum([0] + [1 + number % 5 for number in range(40)]).tolist()
+    assert got.rows.bounds.tolist() == np.cumsum([0] + [1 + number % 5 for number in range(40)]).tolist()
     for number in range(40):
-        of_item = got.rows[got.bounds[number] : got.bounds[number + 1]]
+        of_item = got.rows.values[got.rows.bounds[number] : got.rows.bounds[number + 1]]
         assert (of_item == (0 if number == 4 else number)).all()
-    assert got.rows[got.rows_of([9, 2]), 0].tolist() == [9] * 5 + [2] * 3
-    assert (got.norms == got.rows[:, 0]).all()
+    assert got.rows.values[got.rows.places([9, 2]), 0].tolist() == [9] * 5 + [2] * 3
+    assert (got.rows.norms == got.rows.values[:, 0]).all()
 
 
 async def test_one_large_request_is_spread(frontend: Frontend) -> None:
@@ -171,7 +169,7 @@ async def test_large_images_travel_in_several_calls(frontend: Frontend) -> None:
     instance = await frontend.worker()
     await frontend.start()
     got = await frontend.embed(*(image(number, 20 << 20) for number in range(5)))
-    assert got.rows[:, 0].tolist() == list(range(5))
+    assert got.rows.values[:, 0].tolist() == list(range(5))
     assert sorted(len(request.items) for request in frontend.requests[instance]) == [1, 2, 2]
 
 
@@ -186,7 +184,7 @@ async def test_an_image_of_many_items_travels_once_with_each_call(frontend: Fron
         item = image(number) if number % 2 else text(number)
         items.append(msgspec.structs.replace(item, images=(query, *item.images)))
     got = await frontend.embed(*items)
-    assert got.errors == {} and got.rows[:, 0].tolist() == list(range(30))
+    assert got.errors == {} and got.rows.values[:, 0].tolist() == list(range(30))
     for (request,) in frontend.requests.values():
         sent = [entry for item in request.items for entry in item.images]
         assert [len(entry.data) for entry in sent if entry.digest == query.digest] == [
@@ -238,10 +236,10 @@ async def test_queries_go_to_the_workers_whose_items_name_them(frontend: Fronten
     queries = tuple(np.full((3, WIDTH), number, np.float32).tobytes() for number in range(40))
     each = [msgspec.structs.replace(text(7, size=9), query=number) for number in range(40)]
     got = await frontend.embed(*each, queries=queries)
-    assert got.errors == {} and got.rows.tolist() == [[number] for number in range(40)]
+    assert got.errors == {} and got.rows.values.tolist() == [[number] for number in range(40)]
     one = [msgspec.structs.replace(item, query=0) for item in each]
     got = await frontend.embed(*one, queries=queries[5:6])
-    assert got.errors == {} and got.rows.tolist() == [[5]] * 40
+    assert got.errors == {} and got.rows.values.tolist() == [[5]] * 40
 
 
 async def test_large_outputs_come_in_several_replies(frontend: Frontend) -> None:
@@ -254,7 +252,7 @@ async def test_large_outputs_come_in_several_replies(frontend: Frontend) -> None
     await frontend.start(output=output)
     # Rows of 16 KiB: 20 MiB for each item.
     got = await frontend.embed(*(text(number, size=1280) for number in range(5)))
-    assert got.errors == {} and got.rows[got.bounds[:-1], 0].tolist() == list(range(5))
+    assert got.errors == {} and got.rows.values[got.rows.bounds[:-1], 0].tolist() == list(range(5))
     assert sorted(len(request.items) for request in frontend.requests[instance]) == [1, 2, 2]
 
 
@@ -263,7 +261,7 @@ async def test_a_worker_that_is_gone_costs_one_retry_elsewhere(frontend: Fronten
     await frontend.worker(lambda _: fails(Unavailable("closing")))
     await frontend.start()
     got = await frontend.embed(*(text(number) for number in range(10)))
-    assert got.errors == {} and got.rows[:, 0].tolist() == list(range(10))
+    assert got.errors == {} and got.rows.values[:, 0].tolist() == list(range(10))
     assert frontend.retries() == 5
     assert sum(len(request.items) for request in frontend.requests[good]) == 10
 
@@ -285,7 +283,7 @@ async def test_two_workers_that_go_one_after_another_cost_two_retries(frontend: 
     await until(lambda: len(frontend.peers.ready) == 3)
     for number in range(6):
         got = await frontend.embed(text(number))
-        assert got.errors == {} and got.rows[0, 0] == number
+        assert got.errors == {} and got.rows.values[0, 0] == number
 
 
 async def test_requests_wait_for_a_worker_that_is_started_again(frontend: Frontend) -> None:
@@ -295,7 +293,7 @@ async def test_requests_wait_for_a_worker_that_is_started_again(frontend: Fronte
     assert not waiting.done()
     await frontend.worker()
     got = await waiting
-    assert got.errors == {} and got.rows[0, 0] == 7
+    assert got.errors == {} and got.rows.values[0, 0] == 7
 
 
 async def test_retries_have_a_budget(frontend: Frontend) -> None:
@@ -333,7 +331,7 @@ async def test_an_item_without_an_encode_worker_is_tried_elsewhere_alone(fronten
     await frontend.start()
     got = await frontend.embed(text(0), image(1), text(2))
     assert list(got.errors) == [1] and isinstance(got.errors[1], Unavailable)
-    assert got.rows[[0, 2], 0].tolist() == [0, 2]
+    assert got.rows.values[[0, 2], 0].tolist() == [0, 2]
     assert frontend.retries() == 2
     # The workers themselves are well: text went on.
     assert len(frontend.peers.ready) == 2

@@ -17,7 +17,7 @@ from tessera.frontend.api.openai import parse_embeddings
 from tessera.frontend.media import MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.request import ImageSource, Input, ScoreRequest
-from tessera.frontend.serving.dispatch import Answer
+from tessera.frontend.serving.dispatch import Answer, Call
 from tessera.frontend.serving.pipeline import Cost, Pipeline, Result, Scores
 from tessera.frontend.settings import Limits
 from tessera.models.base import SCORES, Content, ImagePlan, Model, Output, OutputKind, Prompt, Role, Truncate
@@ -66,12 +66,12 @@ class Embedder:
         self.items: list[wire.Item] = []
         self.failing: dict[int, TesseraError] = {}
 
-    async def embed(self, items: Sequence[wire.Item], **_: Any) -> Answer:
+    async def embed(self, items: Sequence[wire.Item], call: Call) -> Answer:
         self.items += items
         answer = Answer.empty(items, self.output)
         for index, item in enumerate(items):
-            answer.rows[answer.rows_of([index])] = item.tokens[0]
-        answer.norms[:] = 2
+            answer.rows.values[answer.rows.places([index])] = item.tokens[0]
+        answer.rows.norms[:] = 2
         answer.errors = dict(self.failing)
         return answer
 
@@ -87,11 +87,11 @@ class Served:
         self.charged: list[tuple[int, int, int]] = []
 
     async def run(self, **body: object) -> Result:
-        deadline = Deadline.after(30)
-        work = await self.pipeline.prepare(parse_embeddings(body), deadline=deadline)
+        call = Call(request_id="r", deadline=Deadline.after(30))
+        work = await self.pipeline.prepare(parse_embeddings(body), call)
         if work.good:
             self.pay(work.cost)
-        return await self.pipeline.embed(work, request_id="r", deadline=deadline)
+        return await self.pipeline.embed(work, call)
 
     async def score(self, queries: Sequence[str], documents: Sequence[str], **changes: Any) -> Scores:
         return await self.score_request(
@@ -106,10 +106,10 @@ class Served:
         )
 
     async def score_request(self, request: ScoreRequest) -> Scores:
-        deadline = Deadline.after(30)
-        work = await self.pipeline.prepare_scores(request, deadline=deadline)
+        call = Call(request_id="r", deadline=Deadline.after(30))
+        work = await self.pipeline.prepare_scores(request, call)
         self.pay(work.cost)
-        return await self.pipeline.score(work, request_id="r", deadline=deadline)
+        return await self.pipeline.score(work, call)
 
     def pay(self, cost: Cost) -> None:
         self.charged.append((cost.tokens, cost.units, cost.rows))
@@ -186,7 +186,7 @@ async def test_a_model_of_text_alone_refuses_images_before_they_are_fetched(phot
     assert served.embedder.items == []
     result = await served.run(input=["a", [unreachable], ["", 1]], partial=True)
     assert sorted(result.errors) == [1, 2]
-    assert (result.rows[0] == ord("a")).all() and not result.rows[1:].any()
+    assert (result.rows.values[0] == ord("a")).all() and not result.rows.values[1:].any()
 
 
 async def test_failed_inputs_have_rows_of_zeros(photos: dict[str, bytes]) -> None:
@@ -194,27 +194,27 @@ async def test_failed_inputs_have_rows_of_zeros(photos: dict[str, bytes]) -> Non
     served.embedder.failing = {0: InvalidInput("no", param="input[1]")}
     result = await served.run(input=[{"image": "data:image/png;base64,AAAA"}, "a", "b"], partial=True)
     assert sorted(result.errors) == [0, 1]
-    assert result.bounds.tolist() == [0, 1, 2, 3]
-    assert (result.rows[2] == ord("b")).all() and not result.rows[0].any()
+    assert result.rows.bounds.tolist() == [0, 1, 2, 3]
+    assert (result.rows.values[2] == ord("b")).all() and not result.rows.values[0].any()
 
 
 async def test_rows_for_each_token_are_charged_and_come_in_order() -> None:
     served = Served(output=Output(kind=OutputKind.TOKENS, width=4))
     result = await served.run(input=["abc", {"image": "data:image/png;base64,AAAA"}, "de"], partial=True)
     assert served.charged == [(5, 0, 5)]
-    assert result.bounds.tolist() == [0, 3, 3, 5]
-    assert result.rows[:, 0].tolist() == [ord("a")] * 3 + [ord("d")] * 2
+    assert result.rows.bounds.tolist() == [0, 3, 3, 5]
+    assert result.rows.values[:, 0].tolist() == [ord("a")] * 3 + [ord("d")] * 2
 
 
 async def test_vectors_have_the_length_that_was_asked_for() -> None:
     unit = await Served().run(input="a")
     pooled = await Served().run(input="a", normalize=False)
-    assert np.array_equal(2 * unit.rows, pooled.rows)
+    assert np.array_equal(2 * unit.rows.values, pooled.rows.values)
     other = Output(kind=OutputKind.VECTOR, width=WIDTH, unit_length=False)
     scaled = await Served(output=other).run(input="a")
-    assert np.linalg.norm(scaled.rows) == pytest.approx(1)
+    assert np.linalg.norm(scaled.rows.values) == pytest.approx(1)
     score = Output(kind=OutputKind.SCORE, width=1, unit_length=False)
-    assert (await Served(output=score).run(input="a")).rows.tolist() == [[ord("a")]]
+    assert (await Served(output=score).run(input="a")).rows.values.tolist() == [[ord("a")]]
 
 
 @pytest.mark.parametrize(
@@ -232,15 +232,15 @@ async def test_widths_that_a_model_offers_are_said(dimensions: frozenset[int], s
             await served.run(input="a", dimensions=wrong)
         assert said in caught.value.message and caught.value.param == "dimensions"
     for right in (*dimensions, WIDTH):
-        assert (await served.run(input="a", dimensions=right)).rows.shape == (1, WIDTH)
+        assert (await served.run(input="a", dimensions=right)).rows.values.shape == (1, WIDTH)
 
 
 class Directions:
     """Vectors that point where the item's tokens say, of length 2."""
 
-    async def embed(self, items: Sequence[wire.Item], **_: Any) -> Answer:
+    async def embed(self, items: Sequence[wire.Item], call: Call) -> Answer:
         answer = Answer.empty(items, Output(kind=OutputKind.VECTOR, width=WIDTH))
-        for row, item in zip(answer.rows, items, strict=True):
+        for row, item in zip(answer.rows.values, items, strict=True):
             np.add.at(row, np.frombuffer(item.tokens, "<i4") % WIDTH, 1)
             row *= 2 / np.linalg.norm(row)
         return answer
@@ -278,7 +278,8 @@ class Rows:
     def __init__(self) -> None:
         self.calls: list[tuple[int, int]] = []
 
-    async def embed(self, items: Sequence[wire.Item], *, queries: Sequence[bytes] = (), **_: Any) -> Answer:
+    async def embed(self, items: Sequence[wire.Item], call: Call) -> Answer:
+        queries = call.queries
         self.calls.append((len(items), len(queries)))
         answer = Answer.empty(items, SCORES if queries else TOKENS)
         for index, item in enumerate(items):
@@ -286,7 +287,7 @@ class Rows:
             if queries:
                 query = np.frombuffer(queries[item.query], "<f4").reshape(-1, TOKENS.width)
                 rows = np.array([[np.einsum("id,jd->ij", query, rows).max(1).sum()]])
-            answer.rows[answer.rows_of([index])] = rows
+            answer.rows.values[answer.rows.places([index])] = rows
         answer.cached_tokens = [1] * len(items)
         return answer
 

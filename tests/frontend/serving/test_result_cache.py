@@ -11,7 +11,7 @@ import pytest
 from tessera import wire
 from tessera.errors import DeadlineExceeded, EngineFailed, InvalidInput, TesseraError, Unavailable
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.frontend.serving.dispatch import Answer
+from tessera.frontend.serving.dispatch import Answer, Call
 from tessera.frontend.serving.result_cache import ResultCache
 from tessera.models.base import SCORES, Output, OutputKind
 from tessera.tasks import Deadline
@@ -31,7 +31,8 @@ class Counting:
         self.error: TesseraError | None = None
         self.odd = b""
 
-    async def embed(self, items: Sequence[wire.Item], *, queries: Sequence[bytes], **_: object) -> Answer:
+    async def embed(self, items: Sequence[wire.Item], call: Call) -> Answer:
+        queries = call.queries
         self.calls.append([item.tokens for item in items])
         if self.odd in self.calls[-1]:
             raise RuntimeError("odd")
@@ -45,8 +46,8 @@ class Counting:
         answer = Answer.empty(items, SCORES if queries else self.output)
         for index, item in enumerate(items):
             compared = queries[item.query][0] if queries else 0
-            answer.rows[answer.rows_of([index])] = item.tokens[0] + compared
-        answer.norms[:] = answer.rows[:, 0] / 2
+            answer.rows.values[answer.rows.places([index])] = item.tokens[0] + compared
+        answer.rows.norms[:] = answer.rows.values[:, 0] / 2
         if self.error is not None:
             kind = type(self.error)
             answer.errors = {index: kind("bad", param=item.param) for index, item in enumerate(items)}
@@ -82,14 +83,8 @@ class Cached:
         )
 
     async def ask(self, *items: wire.Item, seconds: float = 30, queries: Sequence[bytes] = ()) -> Answer:
-        return await self.cache.embed(
-            items,
-            request_id="r",
-            priority=0,
-            client="",
-            deadline=Deadline.after(seconds),
-            queries=queries,
-        )
+        call = Call(request_id="r", deadline=Deadline.after(seconds), queries=queries)
+        return await self.cache.embed(items, call)
 
 
 async def test_one_batch_for_what_is_missing_and_none_for_the_rest() -> None:
@@ -98,10 +93,10 @@ async def test_one_batch_for_what_is_missing_and_none_for_the_rest() -> None:
     assert cached.behind.calls == [[item(1).tokens, item(2).tokens]]
     second = await cached.ask(item(2), item(3), item(1))
     assert cached.behind.calls[1:] == [[item(3).tokens]]
-    assert first.rows[:, 0].tolist() == [1, 2, 1]
-    assert second.rows[:, 0].tolist() == [2, 3, 1]
-    assert first.norms.tolist() == [0.5, 1, 0.5]
-    assert second.norms.tolist() == [1, 1.5, 0.5]
+    assert first.rows.values[:, 0].tolist() == [1, 2, 1]
+    assert second.rows.values[:, 0].tolist() == [2, 3, 1]
+    assert first.rows.norms.tolist() == [0.5, 1, 0.5]
+    assert second.rows.norms.tolist() == [1, 1.5, 0.5]
     assert not first.errors
     assert not second.errors
 
@@ -109,12 +104,12 @@ async def test_one_batch_for_what_is_missing_and_none_for_the_rest() -> None:
 async def test_rows_for_each_token_come_back_whole() -> None:
     cached = Cached(output=Output(kind=OutputKind.TOKENS, width=4))
     first = await cached.ask(item(1, tokens=3), item(2), item(3, tokens=2))
-    assert first.bounds.tolist() == [0, 3, 4, 6]
-    assert first.rows[:, 0].tolist() == [1, 1, 1, 2, 3, 3]
+    assert first.rows.bounds.tolist() == [0, 3, 4, 6]
+    assert first.rows.values[:, 0].tolist() == [1, 1, 1, 2, 3, 3]
     assert cached.cache.nbytes > 6 * (4 + 1) * 4
     second = await cached.ask(item(4, tokens=2), item(3, tokens=2), item(1, tokens=3))
-    assert second.rows[:, -1].tolist() == [4, 4, 3, 3, 1, 1, 1]
-    assert second.norms.tolist() == [2, 2, 1.5, 1.5, 0.5, 0.5, 0.5]
+    assert second.rows.values[:, -1].tolist() == [4, 4, 3, 3, 1, 1, 1]
+    assert second.rows.norms.tolist() == [2, 2, 1.5, 1.5, 0.5, 0.5, 0.5]
     assert [len(call) for call in cached.behind.calls] == [3, 1]
 
 
@@ -123,9 +118,9 @@ async def test_a_score_is_of_one_query() -> None:
     rows = await cached.ask(item(1, tokens=3))
     pairs = [msgspec.structs.replace(item(1, tokens=3), query=query) for query in (0, 1, 0)]
     scores = await cached.ask(*pairs, queries=[b"a", b"b"])
-    assert (rows.rows.shape, scores.rows.tolist()) == ((3, 4), [[98], [99], [98]])
+    assert (rows.rows.values.shape, scores.rows.values.tolist()) == ((3, 4), [[98], [99], [98]])
     again = await cached.ask(*pairs[:2], queries=[b"b", b"c"])
-    assert again.rows.tolist() == [[99], [100]]
+    assert again.rows.values.tolist() == [[99], [100]]
     assert [len(call) for call in cached.behind.calls] == [1, 2, 1]
 
 
@@ -151,7 +146,7 @@ async def test_concurrent_requests_share_one_computation() -> None:
     cached.behind.gate.set()
     answers = await asyncio.gather(*asking)
     assert len(cached.behind.calls) == 1
-    assert all(answer.rows[:, 0].tolist() == [1, 2] for answer in answers)
+    assert all(answer.rows.values[:, 0].tolist() == [1, 2] for answer in answers)
 
 
 async def test_the_first_to_ask_may_leave_and_the_last_cancels_the_work() -> None:
@@ -172,7 +167,7 @@ async def test_the_first_to_ask_may_leave_and_the_last_cancels_the_work() -> Non
     await asyncio.sleep(0.01)
     assert cached.behind.cancelled == 1
     cached.behind.gate.set()
-    assert (await joined).rows[0, 0] == 1
+    assert (await joined).rows.values[0, 0] == 1
 
 
 async def test_no_worker_is_not_the_requests_time_running_out() -> None:

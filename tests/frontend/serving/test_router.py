@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from blake3 import blake3
 
-from tessera.frontend.serving.router import LOAD_FACTOR, Router
+from tessera.frontend.serving.dispatch import LOAD_FACTOR, Router
 
 
 def digests(count: int) -> list[bytes]:

@@ -29,6 +29,7 @@ from tessera.frontend.api.formats import finish
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input
+from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.local import LocalEmbedder
 from tessera.frontend.serving.pipeline import Pipeline
 from tessera.frontend.settings import Limits
@@ -107,25 +108,23 @@ class Engine:
         while left:
             request = self._request([items[index] for index in left])
             try:
-                deadline = Deadline.after(_SECONDS)
-                work = await self._pipeline.prepare(request, deadline=deadline)
-                request_id = f"{next(self._numbers)}"
-                result = await self._pipeline.embed(work, request_id=request_id, deadline=deadline)
+                call = Call(request_id=f"{next(self._numbers)}", deadline=Deadline.after(_SECONDS))
+                result = await self._pipeline.embed(await self._pipeline.prepare(request, call), call)
             except Overloaded:
                 pause = await _paused(pause)
                 continue
             except RequestError as error:
                 reasons |= dict.fromkeys(left, _reason(error))
                 break
-            rows = finish(result.rows, width=self._width, normalize=True)
+            rows = finish(result.rows.values, width=self._width, normalize=True)
             if not result.errors and len(left) == len(items):
                 # As a rule all is well, and to take short texts apart took a fifth of the loop's time.
-                counts = np.diff(result.bounds).tolist()
+                counts = np.diff(result.rows.bounds).tolist()
                 return Columns(rows=rows, counts=counts, tokens=result.lengths, reasons={})
             full: list[int] = []
             for place, index in enumerate(left):
                 wrong = result.errors.get(place)
-                own = slice(*result.bounds[place : place + 2].tolist())
+                own = slice(*result.rows.bounds[place : place + 2].tolist())
                 if isinstance(wrong, Overloaded):
                     full.append(index)
                 elif isinstance(wrong, Unavailable):

@@ -15,20 +15,21 @@ from fastapi import APIRouter
 from tessera import wire
 from tessera.cache import SharedCache, file_bytes
 from tessera.errors import ConfigError, TesseraError
+from tessera.frontend.admission.rate import RateLimiter
+from tessera.frontend.admission.room import Admission, Capacity
 from tessera.frontend.api.endpoint import Endpoint
 from tessera.frontend.group import LENT_BYTES, MOST_KEYS, PULSE_SECONDS, FrontendGroup, Seat
-from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
 from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.errors import ErrorShape, openai_error
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics, ModelMetrics
 from tessera.frontend.model_settings import ModelSettings, read_models
-from tessera.frontend.serving.dispatch import Dispatcher, Embedder, RowLender
+from tessera.frontend.serving.dispatch import Dispatcher, Embedder, Router
+from tessera.frontend.serving.images import KnownMedia
 from tessera.frontend.serving.models import Models
 from tessera.frontend.serving.pipeline import Pipeline
-from tessera.frontend.serving.prompts import KnownMedia
 from tessera.frontend.serving.result_cache import Entries, KeyPrefix, ResultCache, SharedEntries
-from tessera.frontend.serving.router import Router
+from tessera.frontend.serving.row_lender import RowLender
 from tessera.frontend.serving.served import Served, ServedModel, Workers
 from tessera.frontend.settings import FrontendSettings
 from tessera.frontend.widths import Widths
@@ -72,7 +73,8 @@ class Service:
     media: MediaLoader
     endpoint: Endpoint
     keys: Authenticator
-    limiter: RateLimiter
+    limiter: RateLimiter | None
+    """None where no key has a rate."""
     admission: Admission
     metrics: FrontendMetrics
     group: FrontendGroup
@@ -95,12 +97,15 @@ class Service:
         keys = Authenticator(settings.access.keys)
         if len(keys.names) > MOST_KEYS:
             raise ConfigError(f"{len(keys.names)} API keys are more than {MOST_KEYS}")
-        limiter = RateLimiter(
-            keys.names,
-            requests_per_minute=settings.access.requests_per_minute,
-            tokens_per_minute=settings.access.tokens_per_minute,
-            group=group,
-        )
+        access = settings.access
+        limiter: RateLimiter | None = None
+        if access.requests_per_minute or access.tokens_per_minute:
+            limiter = RateLimiter(
+                keys.names,
+                requests_per_minute=access.requests_per_minute,
+                tokens_per_minute=access.tokens_per_minute,
+                group=group,
+            )
         admission = Admission(
             max_requests=settings.limits.max_in_flight,
             max_response_bytes=settings.limits.max_response_bytes,
@@ -135,7 +140,7 @@ class Service:
             runtime=runtime,
             models=models,
             media=media,
-            endpoint=Endpoint(models, settings.limits, limiter, metrics),
+            endpoint=Endpoint(models, settings.limits),
             keys=keys,
             limiter=limiter,
             admission=admission,

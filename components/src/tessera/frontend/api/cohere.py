@@ -127,7 +127,7 @@ def parse_cohere(value: Json, limits: RequestLimits) -> CohereRequest:
 
 
 def write_cohere(parsed: CohereRequest, result: Result) -> ResponseBody:
-    vectors, request = result.rows, parsed.request
+    vectors, request = result.rows.values, parsed.request
     width = check_width(vectors.shape[1], request.dimensions, request.dtype)
     rows = finish(vectors, width=width, normalize=True)
     usage = result.usage
@@ -229,7 +229,7 @@ def _routes(service: Service) -> APIRouter:
 
     @router.post("/v2/embed", openapi_extra=described, summary="Embed texts, images or mixed inputs")
     async def embed(request: Request) -> Response:
-        return await service.endpoint.embed(request, _translate)
+        return await service.endpoint.answer(request, _translate)
 
     return router
 

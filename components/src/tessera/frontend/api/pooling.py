@@ -111,7 +111,7 @@ def _check_task(value: Json, served: Served) -> None:
 
 def write_pooling(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
     """vLLM's answer; in a ``bytes`` body each input's part and its shape stand in the header ``metadata``."""
-    rows = result.rows
+    rows = result.rows.values
     if served.output.kind is OutputKind.SCORE and request.normalize:
         rows = sigmoid(rows).astype(np.float32)
     values = finished(rows, request, served.output)
@@ -133,11 +133,11 @@ def write_pooling(request: EmbeddingsRequest, served: Served, result: Result) ->
                     "index": index,
                     "embed_dtype": request.dtype.value,
                     "endianness": "big" if request.big_endian else "little",
-                    "start": row * int(result.bounds[index]),
-                    "end": row * int(result.bounds[index + 1]),
+                    "start": row * int(result.rows.bounds[index]),
+                    "end": row * int(result.rows.bounds[index + 1]),
                     "shape": list(part.shape if tokens else part.shape[1:]),
                 }
-                for index, part in enumerate(matrices(values, result.bounds))
+                for index, part in enumerate(matrices(values, result.rows.bounds))
             ]
             metadata = {**head, "data": entries, "usage": usage}
             if result.errors:
@@ -150,7 +150,7 @@ def write_pooling(request: EmbeddingsRequest, served: Served, result: Result) ->
         case _ if not tokens:
             entries = [{"data": row} for row in numbers(values, request.dtype)]
         case _:
-            entries = list(matrix_entries(values, result.bounds, request, "data"))
+            entries = list(matrix_entries(values, result.rows.bounds, request, "data"))
     data = [{"index": index, "object": "pooling", **entry} for index, entry in enumerate(entries)]
     for index, error in result.errors.items():
         data[index].pop("shape", None)
@@ -163,7 +163,6 @@ def _translate(body: Json, served: Served) -> Translated:
     return Translated(
         request=request,
         write=partial(write_pooling, request, served),
-        forms=((request.dtype, request.encoding_format),),
     )
 
 
@@ -198,7 +197,7 @@ def _routes(service: Service) -> APIRouter:
 
     @router.post("/pooling", openapi_extra=described, summary="What comes out of the model")
     async def pooling(request: Request) -> Response:
-        return await service.endpoint.embed(request, _translate, kinds=ALL_KINDS)
+        return await service.endpoint.answer(request, _translate, kinds=ALL_KINDS)
 
     return router
 

@@ -243,7 +243,7 @@ class Router:
             shape = len(rows), dimensions or width
             if result is None:
                 return {"pooled": np.zeros(shape, np.float32)}
-            found = finish(result.rows, width=shape[1], normalize=normalize)
+            found = finish(result.rows.values, width=shape[1], normalize=normalize)
             if len(filled) == len(rows):
                 return {"pooled": found}
             pooled = np.zeros(shape, np.float32)
@@ -338,7 +338,7 @@ class States:
             if result is not None:
                 places = np.ones(ids.shape, bool) if mask is None else mask.values != 0
                 # Rows that nothing attends have no place, so that the others follow one another.
-                states[places] = result.rows
+                states[places] = result.rows.values
             return {"last_hidden_state": states}
 
         request = EmbeddingsRequest(inputs=inputs, rows=RowKind.STATES, priority=priority_of(call))
@@ -404,7 +404,7 @@ class Vit:
 
         def write(result: Result | None) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
             assert result is not None
-            return {"image_features": result.rows.reshape(shape)}
+            return {"image_features": result.rows.values.reshape(shape)}
 
         request = EmbeddingsRequest(inputs=inputs, rows=RowKind.VISION, priority=priority_of(call))
         return Work(request=request, rows=rows, write=write, nbytes=4 * math.prod(shape))
@@ -503,7 +503,7 @@ class Texts:
 
         def write(result: Result | None) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
             assert result is not None
-            vectors = finish(result.rows, width=request.dimensions or width, normalize=normalize)
+            vectors = finish(result.rows.values, width=request.dimensions or width, normalize=normalize)
             return {"embeddings": vectors, "token_count": np.asarray(result.lengths, np.int32)}
 
         return Work(request=request, rows=rows, write=write)

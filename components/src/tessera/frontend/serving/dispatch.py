@@ -1,15 +1,15 @@
-"""Sends items to embed workers and gathers their output rows, with retries elsewhere."""
+"""Sends items to embed workers, each to the one it suits, and gathers their rows, with retries elsewhere."""
 
 from __future__ import annotations
 
+import hashlib
 import logging
-import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 import numpy as np
@@ -18,206 +18,202 @@ import numpy.typing as npt
 from tessera import wire
 from tessera.errors import EngineDead, HandOffError, ProtocolError, TesseraError, Unavailable
 from tessera.frontend.metrics import ModelMetrics
-from tessera.frontend.serving.router import Router
+from tessera.frontend.serving.row_lender import RowLender
 from tessera.image_plan import ImagePlan
 from tessera.logs import count as count_on_line
 from tessera.models.base import SCORES, Output, RowKind
-from tessera.rpc import Peers, RetryBudget
+from tessera.rows import Rows
+from tessera.rpc import Peers, RetryBudget, least_loaded
 from tessera.tasks import Deadline, run_all
-from tessera.transport.host import host_id
-from tessera.transport.lending import Lender
 
 log = logging.getLogger(__name__)
 
 # The worker that takes over may go away, too.
-_RETRIES = 2
+_RETRIES: Final = 2
 
-# One call carries at most this much image data and brings at most this many bytes of rows, so that a request
-# with many large images is spread over several calls that workers can begin one by one, and no reply is
-# longer than a message may be.
-_MAX_CALL_BYTES = 48 << 20
+# One message carries at most this much image data and brings at most this many bytes of rows, so that a
+# request with many large images is spread over several messages that workers can begin one by one, and no
+# reply is longer than a message may be.
+_MAX_MESSAGE_BYTES: Final = 48 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """What all work for one request has in common: who asks, until when, and for which rows.
+
+    ``client`` names the API key, empty where there are none; a smaller ``priority`` is more urgent. ``rows``
+    names what the rows are of, see ``RowKind``. With ``queries``, whose rows are as in ``wire.EmbedRequest``,
+    an item becomes one number: how well its rows match those of its query.
+    """
+
+    request_id: str
+    deadline: Deadline
+    client: str = ""
+    priority: int = 0
+    rows: RowKind = RowKind.OUTPUT
+    queries: Sequence[bytes] = ()
+
+    def message(self, items: Sequence[wire.Item], left: float) -> wire.EmbedRequest:
+        """Ask a worker for the items' rows, with ``left`` seconds until the deadline."""
+        return wire.EmbedRequest(
+            request_id=self.request_id,
+            items=tuple(items),
+            timeout_ms=max(1, int(left * 1e3)),
+            priority=self.priority,
+            client=self.client,
+            queries=tuple(self.queries),
+            rows=self.rows.value,
+        )
+
+
+_NO_TIMINGS: Final = wire.Timings()
 
 
 @dataclass(slots=True)
 class Answer:
-    """What came back for each item, in order: its rows of ``rows``, or an error.
+    """What came back for items, in their order: rows as the family gives them, or errors by index.
 
-    ``rows`` is float32 ``[rows, width]`` as the family gives them, ``norms`` float32 ``[rows]`` the lengths
-    that those had which were scaled to unit length, and 1 elsewhere; both are zeros for failed items, and may
-    be a reply's own, which is read-only. ``bounds``, int64 ``[items + 1]``, says which rows are an item's.
+    The rows of a failed item are zeros. The arrays may be a reply's own, which are read-only.
     """
 
-    rows: npt.NDArray[np.float32]
-    norms: npt.NDArray[np.float32]
-    bounds: npt.NDArray[np.int64]
+    rows: Rows
+    cached_tokens: list[int]
     errors: dict[int, TesseraError] = field(default_factory=dict)
-    cached_tokens: list[int] = field(default_factory=list)
-    timings: wire.Timings = field(default_factory=wire.Timings)
+    timings: wire.Timings = _NO_TIMINGS
 
     @classmethod
     def empty(cls, items: Sequence[wire.Item], output: Output) -> Answer:
         bounds = row_bounds(output, [item.token_count for item in items])
         count = int(bounds[-1])
-        return cls(
-            np.zeros((count, output.width), np.float32),
-            np.zeros(count, np.float32),
-            bounds,
-            cached_tokens=[0] * len(items),
-        )
+        rows = Rows(np.zeros((count, output.width), np.float32), bounds, np.zeros(count, np.float32))
+        return cls(rows, [0] * len(items))
 
     def put(self, items: Sequence[int], reply: wire.EmbedReply) -> None:
         """Take in what was answered for these items, whose numbers of rows have been checked."""
-        self.timings = self.timings.merge(reply.timings)
+        values = np.frombuffer(reply.rows, "<f4").reshape(-1, reply.width)
+        norms = np.frombuffer(reply.norms, "<f4")
+        self.timings = reply.timings if self.timings is _NO_TIMINGS else self.timings.merge(reply.timings)
         if len(items) == len(self.cached_tokens) and not reply.failures:
             # All there is, in its order.
-            self.rows = np.frombuffer(reply.rows, "<f4").reshape(-1, self.rows.shape[1])
-            self.norms = np.frombuffer(reply.norms, "<f4")
+            self.rows = Rows(values, self.rows.bounds, norms)
             self.cached_tokens = list(reply.cached_tokens)
             return
         good = [index for position, index in enumerate(items) if position not in reply.failures]
-        places = self.rows_of(good)
-        self.rows[places] = np.frombuffer(reply.rows, "<f4").reshape(-1, self.rows.shape[1])
-        self.norms[places] = np.frombuffer(reply.norms, "<f4")
+        self.rows.put(good, values, norms)
         for position, index in enumerate(items):
             self.cached_tokens[index] = reply.cached_tokens[position]
         for position, failure in reply.failures.items():
             self.errors[items[position]] = failure.error()
 
-    def rows_of(self, items: Sequence[int]) -> npt.NDArray[np.int64]:
-        """The indices of these items' rows, one item after the other."""
-        return indices_within(self.bounds, items)
-
 
 def row_bounds(output: Output, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
-    """Which rows inputs of so many tokens become: int64 ``[inputs + 1]``."""
+    """Return the bounds, int64 ``[inputs + 1]``, of the rows that inputs of so many tokens become."""
     rows = accumulate(map(output.rows, tokens), initial=0)
     return np.fromiter(rows, np.int64, len(tokens) + 1)
 
 
-def indices_within(bounds: npt.NDArray[np.int64], items: Sequence[int]) -> npt.NDArray[np.int64]:
-    """The indices of the rows of these items, whose bounds are among ``bounds``, one item after the other."""
-    at = np.fromiter(items, np.int64, len(items))
-    first = bounds[at]
-    counts = bounds[at + 1] - first
-    ends = np.cumsum(counts)
-    if not len(ends):
-        return ends
-    return np.repeat(first - (ends - counts), counts) + np.arange(ends[-1])
-
-
 class Embedder(Protocol):
-    """Turns items into output rows: the dispatcher, or the result cache in front of it.
+    """Turns items into output rows: the dispatcher, or the result cache in front of it."""
 
-    ``rows`` says of what the rows are, see ``RowKind``. With ``queries``, whose rows are as in
-    ``wire.EmbedRequest``, an item becomes one number: how well its rows match those of its query.
+    async def embed(self, items: Sequence[wire.Item], call: Call) -> Answer: ...
+
+
+# How far a worker may be above the mean load before an image goes to the next in its ranking, and the
+# tokens that are always allowed: with little load the mean says nothing, and leaving a cache costs an
+# encode.
+LOAD_FACTOR = 1.25
+LOAD_SLACK = 16_384
+
+
+class Router:
+    """Picks by what this frontend has in flight, counted in tokens.
+
+    Text goes to the least loaded worker. An image goes to the worker that rendezvous hashing ranks first
+    for it (Thaler and Ravishankar, 1998), so that the workers' caches together hold each image once; when
+    that worker is overloaded the next in the ranking takes it (bounded loads: Mirrokni, Thorup and
+    Zadimoghaddam, 2018). A worker that joins or leaves moves only the images that hash to it.
     """
 
-    async def embed(
-        self,
-        items: Sequence[wire.Item],
-        *,
-        request_id: str,
-        priority: int,
-        client: str,
-        deadline: Deadline,
-        queries: Sequence[bytes] = (),
-        rows: RowKind = RowKind.OUTPUT,
-    ) -> Answer: ...
+    def __init__(self, *, factor: float = LOAD_FACTOR, slack: int = LOAD_SLACK) -> None:
+        self._factor = factor
+        self._slack = slack
+        # A Counter: asking about a worker must not leave an entry for it behind.
+        self._tokens: Counter[int] = Counter()
+
+    def in_flight(self, instance: int) -> int:
+        return self._tokens[instance]
+
+    def pick_text(self, instances: Collection[int]) -> int:
+        """Return the least loaded; ``instances`` must not be empty, here and below."""
+        return least_loaded(instances, self._tokens)
+
+    def pick_image(self, digest: bytes, instances: Collection[int]) -> int:
+        bound = self._factor * sum(self._tokens[instance] for instance in instances) / len(instances)
+        ranking = sorted(instances, key=lambda instance: _weight(digest, instance), reverse=True)
+        for instance in ranking:
+            if self._tokens[instance] <= bound + self._slack:
+                return instance
+        return ranking[0]
+
+    def started(self, instance: int, tokens: int) -> None:
+        self._tokens[instance] += tokens
+
+    def finished(self, instance: int, tokens: int) -> None:
+        self._tokens[instance] -= tokens
+        if self._tokens[instance] <= 0:
+            del self._tokens[instance]
 
 
-# After a worker on this host could not map what was lent to it, rows go into the messages for so long.
-_NOT_LENT_SECONDS = 60.0
-
-
-class RowLender:
-    """Replaces rows in messages by handles to memory of this process, for workers on this host.
-
-    Rows stay in the message for a worker on another host, or when ``capacity`` bytes are lent already.
-    """
-
-    def __init__(self, producer: str, *, capacity: int) -> None:
-        self._lender = Lender(producer, capacity=capacity)
-        self._paused_until = 0.0
-
-    @property
-    def lent(self) -> int:
-        """Bytes that workers may be reading now."""
-        return self._lender.lent
-
-    @contextmanager
-    def lending(
-        self, items: Sequence[wire.Item], reader: wire.WorkerInfo | None
-    ) -> Iterator[tuple[wire.Item, ...]]:
-        """The items as they are to be sent; afterwards nothing is lent any more."""
-        with ExitStack() as loans:
-            if reader is None or reader.host != host_id() or time.monotonic() < self._paused_until:
-                yield tuple(items)
-            else:
-                yield tuple(self._item(item, loans) for item in items)
-
-    def unreadable(self, reader: wire.WorkerInfo | None) -> None:
-        """A worker could not read what was lent to it."""
-        if reader is not None and reader.host == host_id() and time.monotonic() >= self._paused_until:
-            self._paused_until = time.monotonic() + _NOT_LENT_SECONDS
-            log.warning("a worker on this host could not read lent rows; they go into messages for a while")
-
-    def _item(self, item: wire.Item, loans: ExitStack) -> wire.Item:
-        images = tuple(
-            self._lent(image, loans) if isinstance(image, wire.Embeddings) and image.handle.data else image
-            for image in item.images
-        )
-        return msgspec.structs.replace(item, images=images)
-
-    def _lent(self, rows: wire.Embeddings, loans: ExitStack) -> wire.Embeddings:
-        loan = self._lender.lend(rows.handle)
-        if loan is None:
-            return rows
-        loans.callback(loan.close)
-        return msgspec.structs.replace(rows, handle=loan.handle, slab=loan.info)
+def _weight(digest: bytes, instance: int) -> bytes:
+    return hashlib.blake2b(digest, digest_size=8, key=instance.to_bytes(8, "little", signed=False)).digest()
 
 
 # An image, or the number of a query.
 _Part = tuple[bytes, ImagePlan] | int
+_NO_PARTS: Final[Mapping[_Part, int]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+@dataclass(slots=True)
+class _Share:
+    """The items of a request that go to one worker in one message, by index.
+
+    ``parts`` are what travels once for all of them: images and queries. ``lent`` says that some of their
+    rows are not in the message.
+    """
+
     instance: int
-    indices: list[int]
-    tokens: int
+    indices: list[int] = field(default_factory=list)
+    tokens: int = 0
+    nbytes: int = 0
+    parts: set[_Part] = field(default_factory=set)
+    lent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """What the calls of one request share; each writes its items' part of ``answer``.
+    """What the shares of one request have in common; each writes its items' part of ``answer``.
 
-    ``output`` is what an item becomes. ``gone`` are the instances that went away meanwhile.
+    ``output`` is what an item becomes, ``counts`` the number of its rows. ``gone`` are the instances that
+    went away meanwhile.
     """
 
     items: Sequence[wire.Item]
-    queries: Sequence[bytes]
-    rows: RowKind
+    call: Call
     output: Output
-    request_id: str
-    priority: int
-    client: str
-    deadline: Deadline
     answer: Answer
+    counts: Sequence[int]
     gone: set[int] = field(default_factory=set)
 
-    def parts(self, item: wire.Item, sent: Collection[_Part] = ()) -> dict[_Part, int]:
-        """What travels once for all items of a call that have it, images and a query, and its bytes.
-
-        ``sent`` is what the call has already.
-        """
+    def parts(self, item: wire.Item) -> dict[_Part, int]:
+        """Return the images and the query of an item, and their bytes."""
         parts: dict[_Part, int] = {image.same: _nbytes(image) for image in item.images}
-        if self.queries:
-            parts[item.query] = len(self.queries[item.query])
-        return {part: nbytes for part, nbytes in parts.items() if part not in sent}
+        if self.call.queries:
+            parts[item.query] = len(self.call.queries[item.query])
+        return parts
 
 
 class Dispatcher:
-    """Groups a request's items by worker, calls the workers at once, and puts the answers in shared."""
+    """Shares a request's items out among workers, calls them at once, and gathers what they answer."""
 
     def __init__(
         self,
@@ -238,160 +234,141 @@ class Dispatcher:
         self._wait_seconds = wait_seconds
         self._budget = RetryBudget()
 
-    async def embed(
-        self,
-        items: Sequence[wire.Item],
-        *,
-        request_id: str,
-        priority: int = 0,
-        client: str = "",
-        deadline: Deadline,
-        queries: Sequence[bytes] = (),
-        rows: RowKind = RowKind.OUTPUT,
-    ) -> Answer:
-        """Every item is answered with its rows or an error; never raises for one item alone.
+    async def embed(self, items: Sequence[wire.Item], call: Call) -> Answer:
+        """Answer every item with its rows or an error; never raises for one item alone.
 
         Items whose worker went away are sent again, to another worker, as far as the retry budget goes:
         embedding twice does no harm. When the last worker went away, they wait for the next.
         """
-        output = SCORES if queries else self._outputs[rows]
+        output = SCORES if call.queries else self._outputs[call.rows]
         answer = Answer.empty(items, output)
-        request = _Request(items, queries, rows, output, request_id, priority, client, deadline, answer)
-        deaths: Counter[int] = Counter()
-        indices = list(range(len(items)))
+        request = _Request(items, call, output, answer, np.diff(answer.rows.bounds).tolist())
         self._budget.called()
-        calls = await self._plan(request, indices)
-        for retries_left in reversed(range(_RETRIES + 1)):
-            await self._call_all(request, calls)
-            indices = [index for index in indices if _is_retryable(answer.errors.get(index))]
+        await self._send(request, await self._share_out(request, range(len(items))))
+        if answer.errors:
+            await self._send_again(request)
+        return answer
+
+    async def _send_again(self, request: _Request) -> None:
+        answer, deaths = request.answer, Counter[int]()
+        for _ in range(_RETRIES):
+            indices = [index for index, error in sorted(answer.errors.items()) if _is_retryable(error)]
             # One of these items may have broken the engine: each may break a second one, and no third.
             deaths.update(index for index in indices if isinstance(answer.errors[index], EngineDead))
             indices = [index for index in indices if deaths[index] < 2]
-            if not indices or not retries_left:
-                break
+            if not indices:
+                return
             if not self._budget.take():
                 self._metrics.retries_denied.inc()
-                break
+                return
             self._metrics.retries.inc(len(indices))
             count_on_line("retried_inputs", len(indices))
             log.debug("%d items are sent again: %s", len(indices), answer.errors[indices[0]])
             try:
-                calls = await self._plan(request, indices)
+                shares = await self._share_out(request, indices)
             except TesseraError as error:
                 # Those that have their answers keep them.
                 answer.errors.update(dict.fromkeys(indices, error))
-                break
+                return
             for index in indices:
                 del answer.errors[index]
-        return answer
+            await self._send(request, shares)
 
-    async def _plan(self, request: _Request, indices: Sequence[int]) -> list[_Call]:
-        left = request.deadline.left()
+    async def _share_out(self, request: _Request, indices: Sequence[int]) -> list[_Share]:
+        left = request.call.deadline.left()
         if not self._peers.ready:
             await self._peers.wait_back(self._wait_seconds, left)
         ready = self._peers.ready.keys() - request.gone or self._peers.ready.keys()
         if not ready:
             raise Unavailable("no embed worker is available", retry_after=1.0)
-        grouped: defaultdict[int, list[int]] = defaultdict(list)
-        size: defaultdict[int, int] = defaultdict(int)
-        tokens: defaultdict[int, int] = defaultdict(int)
-        sent: defaultdict[int, set[_Part]] = defaultdict(set)
-        calls: list[_Call] = []
+        open_: dict[int, _Share] = {}
+        shares: list[_Share] = []
         for index in indices:
             item = request.items[index]
-            count = item.token_count
+            parts = request.parts(item) if item.images or request.call.queries else _NO_PARTS
             if item.images:
                 # A query's images come first and are the same in all its pairs.
                 instance = self._router.pick_image(item.images[-1].digest, ready)
             else:
                 instance = self._router.pick_text(ready)
             # Counted at once, so that the items of one large request spread over the workers too.
-            self._router.started(instance, count)
-            nbytes = 4 * request.output.width * request.output.rows(count)
-            if item.images or request.queries:
-                nbytes += sum(request.parts(item, sent[instance]).values())
-            if grouped[instance] and size[instance] + nbytes > _MAX_CALL_BYTES:
-                calls.append(_Call(instance, grouped.pop(instance), tokens.pop(instance)))
-                size[instance] = 0
-                sent[instance].clear()
-            grouped[instance].append(index)
-            size[instance] += nbytes
-            if item.images or request.queries:
-                sent[instance].update(request.parts(item))
-            tokens[instance] += count
-        calls += [_Call(instance, group, tokens[instance]) for instance, group in grouped.items()]
-        return calls
+            self._router.started(instance, item.token_count)
+            share = open_.get(instance)
+            nbytes = 4 * request.output.width * request.counts[index]
+            more = sum([size for part, size in parts.items() if share is None or part not in share.parts])
+            if share is None or share.nbytes + nbytes + more > _MAX_MESSAGE_BYTES:
+                share = open_[instance] = _Share(instance)
+                shares.append(share)
+                more = sum(parts.values())
+            share.indices.append(index)
+            share.tokens += item.token_count
+            share.nbytes += nbytes + more
+            share.parts.update(parts)
+        return shares
 
-    async def _call_all(self, request: _Request, calls: Sequence[_Call]) -> None:
+    async def _send(self, request: _Request, shares: Sequence[_Share]) -> None:
         try:
-            await run_all([self._call(call, request) for call in calls])
+            await run_all([self._call(request, share) for share in shares])
         finally:
-            for call in calls:
-                self._router.finished(call.instance, call.tokens)
+            for share in shares:
+                self._router.finished(share.instance, share.tokens)
 
-    async def _call(self, call: _Call, request: _Request) -> None:
-        items = tuple(request.items[index] for index in call.indices)
-        if any(item.images for item in items):
-            items = tuple(_without_repeats(items))
-        if self._lender is None or not any(_has_rows(item) for item in items):
-            await self._send(call, items, request)
-            return
-        with self._lender.lending(items, self._peers.ready.get(call.instance)) as lent:
-            await self._send(call, lent, request)
-        if any(isinstance(request.answer.errors.get(index), HandOffError) for index in call.indices):
-            self._lender.unreadable(self._peers.ready.get(call.instance))
+    async def _call(self, request: _Request, share: _Share) -> None:
+        items: Sequence[wire.Item] = [request.items[index] for index in share.indices]
+        call, answer = request.call, request.answer
+        with ExitStack() as loans:
+            if share.parts:
+                items, call = self._sent_once(items, call, share, loans)
+            try:
+                left = call.deadline.left()
+                message = call.message(items, left)
+                reply = await self._peers.call(share.instance, message, timeout=left)
+                answer.put(share.indices, _checked(reply, share, request))
+            except TesseraError as error:
+                answer.errors.update(dict.fromkeys(share.indices, error))
+                if isinstance(error, Unavailable):
+                    request.gone.add(share.instance)
+                    self._peers.suspect(share.instance)
+        if answer.errors:
+            self._look_at_errors(request, share)
 
-    async def _send(self, call: _Call, items: tuple[wire.Item, ...], request: _Request) -> None:
-        queries: list[bytes] = []
-        if request.queries:
+    def _look_at_errors(self, request: _Request, share: _Share) -> None:
+        errors = [request.answer.errors.get(index) for index in share.indices]
+        if any(map(_is_retryable, errors)):
+            request.gone.add(share.instance)
+        if share.lent and self._lender and any(isinstance(error, HandOffError) for error in errors):
+            self._lender.unreadable(self._peers.ready.get(share.instance))
+
+    def _sent_once(
+        self, items: Sequence[wire.Item], call: Call, share: _Share, loans: ExitStack
+    ) -> tuple[Sequence[wire.Item], Call]:
+        """Return the items with what several have in common in the first of them alone, and their queries."""
+        items = list(_without_repeats(items))
+        if self._lender is not None and any(map(_has_rows, items)):
+            share.lent = True
+            items = self._lender.lend(items, self._peers.ready.get(share.instance), loans)
+        if call.queries:
             numbers = {number: place for place, number in enumerate(sorted({item.query for item in items}))}
-            queries = [request.queries[number] for number in numbers]
-            items = tuple(msgspec.structs.replace(item, query=numbers[item.query]) for item in items)
-        message = wire.EmbedRequest(
-            request_id=request.request_id,
-            items=items,
-            timeout_ms=max(1, int(request.deadline.left() * 1e3)),
-            priority=request.priority,
-            client=request.client,
-            queries=tuple(queries),
-            rows=request.rows.value,
-        )
-        answer = request.answer
-        try:
-            reply = await self._peers.call(call.instance, message, timeout=request.deadline.left())
-            self._check(reply, call, request)
-        except TesseraError as error:
-            if isinstance(error, Unavailable):
-                request.gone.add(call.instance)
-                self._peers.suspect(call.instance)
-            answer.errors.update(dict.fromkeys(call.indices, error))
-            return
-        assert isinstance(reply, wire.EmbedReply)
-        answer.put(call.indices, reply)
-        if any(_is_retryable(answer.errors[call.indices[position]]) for position in reply.failures):
-            request.gone.add(call.instance)
+            call = replace(call, queries=[call.queries[number] for number in numbers])
+            items = [msgspec.structs.replace(item, query=numbers[item.query]) for item in items]
+        return items, call
 
-    def _check(self, reply: wire.Reply, call: _Call, request: _Request) -> None:
-        """Raise ``ProtocolError`` unless there are as many rows for each item as it was to become."""
-        who, output = f"embed worker {call.instance:x}", request.output
-        if not isinstance(reply, wire.EmbedReply):
-            raise ProtocolError(f"{who} answered {type(reply).__name__}")
-        if not all(0 <= position < len(call.indices) for position in reply.failures):
-            raise ProtocolError(f"{who} reports a failure of an item it was not sent")
-        expected = tuple(
-            0 if position in reply.failures else output.rows(request.items[index].token_count)
-            for position, index in enumerate(call.indices)
-        )
-        count = sum(expected)
-        sizes = (len(reply.rows), len(reply.norms), reply.width, len(reply.cached_tokens), reply.counts)
-        if sizes != (
-            4 * count * output.width,
-            4 * count,
-            output.width,
-            len(expected),
-            expected,
-        ):
-            raise ProtocolError(f"{who} sent other rows than [{count}, {output.width}]")
+
+def _checked(reply: wire.Reply, share: _Share, request: _Request) -> wire.EmbedReply:
+    """Raise ``ProtocolError`` unless there are as many rows for each item as it was to become."""
+    worker, width = f"embed worker {share.instance:x}", request.output.width
+    if not isinstance(reply, wire.EmbedReply):
+        raise ProtocolError(f"{worker} answered {type(reply).__name__}")
+    counts = [request.counts[index] for index in share.indices]
+    for position in reply.failures:
+        if not 0 <= position < len(counts):
+            raise ProtocolError(f"{worker} reports a failure of an item it was not sent")
+        counts[position] = 0
+    rows = sum(counts)
+    sizes = (len(reply.rows), len(reply.norms), reply.width, len(reply.cached_tokens), reply.counts)
+    if sizes != (4 * rows * width, 4 * rows, width, len(counts), tuple(counts)):
+        raise ProtocolError(f"{worker} sent other rows than [{rows}, {width}]")
+    return reply
 
 
 def _has_rows(item: wire.Item) -> bool:
@@ -399,7 +376,7 @@ def _has_rows(item: wire.Item) -> bool:
 
 
 def _without_repeats(items: Sequence[wire.Item]) -> Iterator[wire.Item]:
-    """The items, where images have no data that are in one before: a query's are in each of its pairs."""
+    """Give the items, with no data in images that one before has: a query's are in each of its pairs."""
     sent: set[_Part] = set()
     for item in items:
         images = tuple(_emptied(image) if image.same in sent else image for image in item.images)

@@ -1,18 +1,14 @@
-"""The prompts of a request: its images as prompts and workers need them, tokens with their placeholders."""
+"""The prompts of a request: each input's tokens, with placeholders for its images."""
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
-import struct
-import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
+<<<<<<< HEAD
 from math import prod
 from operator import itemgetter
 from typing import Final
@@ -247,7 +243,13 @@ def _refused(entry: Input) -> TesseraError:
     return entry.malformed or InvalidInput(
         f"{param}: this model reads text alone, and here is an image", param=param
     )
+=======
+>>>>>>> exchange
 
+from tessera.errors import TesseraError
+from tessera.frontend.request import EmbeddingsRequest, Image, Input, ScoreRequest
+from tessera.frontend.serving.images import Visions
+from tessera.models.base import Content, Model, PairLimits, PairModel, Prompt, Truncate
 
 # Shorter texts are tokenised on the event loop: handing them to a thread costs more than the work.
 _INLINE_CHARACTERS = 4096
@@ -273,23 +275,22 @@ class Prompter:
     async def build(
         self, request: EmbeddingsRequest, visions: Sequence[Visions | TesseraError]
     ) -> list[Prompt | TesseraError]:
-        """Each input's prompt, or its error: its images' own, or why it cannot be a prompt."""
-
+        """Return each input's prompt, or its error: its images' own, or why it cannot be a prompt."""
         bound, truncate = min(request.max_tokens or self.max_tokens, self.max_tokens), request.truncate
-
-        def build() -> list[Prompt | TesseraError]:
-            return [self._build(*pair, bound, truncate) for pair in zip(request.inputs, visions, strict=True)]
-
-        return await self._run(build, sum(entry.size for entry in request.inputs))
+        pairs = zip(request.inputs, visions, strict=True)
+        return await self._run(
+            lambda: [self._build(*pair, bound, truncate) for pair in pairs],
+            sum([entry.size for entry in request.inputs]),
+        )
 
     async def sides(
         self, request: ScoreRequest, visions: Sequence[Visions | TesseraError]
     ) -> list[Prompt | TesseraError]:
-        """The prompt of each query, then of each document, each on its own; or its error."""
+        """Return the prompt of each query, then of each document, each on its own; or its error."""
         bound = min(request.max_tokens or self.max_tokens, self.max_tokens)
 
         def build() -> list[Prompt | TesseraError]:
-            made: list[Prompt | TesseraError] = []
+            prompts: list[Prompt | TesseraError] = []
             images = iter(visions)
             for side, own in (
                 (request.queries, request.max_query_tokens),
@@ -297,15 +298,15 @@ class Prompter:
             ):
                 cut = own is not None and own < bound
                 limits = (own, Truncate.END) if own is not None and cut else (bound, request.truncate)
-                made += [self._build(entry, next(images), *limits) for entry in side]
-            return made
+                prompts += [self._build(entry, next(images), *limits) for entry in side]
+            return prompts
 
         return await self._run(build, sum(entry.size for entry in (*request.queries, *request.documents)))
 
     async def pairs(
         self, request: ScoreRequest, visions: Sequence[Visions | TesseraError]
     ) -> list[Prompt | TesseraError]:
-        """The prompt of each document with its query, or its error."""
+        """Return the prompt of each document with its query, or its error."""
         model, queries = self._pairs, request.queries
         assert model is not None
         limits = PairLimits(

@@ -5,20 +5,20 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 from blake3 import blake3
 
 from tessera import tracing, wire
 from tessera.cache import BoundedLru, SharedCache, SingleFlight
 from tessera.errors import DeadlineExceeded, RequestError, TesseraError, Unavailable
 from tessera.frontend.metrics import ModelMetrics
-from tessera.frontend.serving.dispatch import Answer, Embedder
+from tessera.frontend.serving.dispatch import Answer, Call, Embedder
 from tessera.logs import note
 from tessera.models.base import SCORES, Output, RowKind
+from tessera.rows import Rows
 from tessera.tasks import Deadline, run_all
 
 
@@ -41,29 +41,17 @@ class KeyPrefix:
         return "\0\0".join([self._fingerprint, *("\0".join(kinds) for kinds in self._last)]).encode()
 
 
-# What an entry takes beside its rows: its key, the objects around the arrays and the table's share.
+# What an input's rows take beside themselves: their key, the objects around the arrays, the table's share.
 _ENTRY_BYTES = 400
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """An input's rows, float32 ``[rows, width]``, and the norms that they had, float32 ``[rows]``."""
-
-    rows: npt.NDArray[np.float32]
-    norms: npt.NDArray[np.float32]
-
-    @property
-    def nbytes(self) -> int:
-        return self.rows.nbytes + self.norms.nbytes + _ENTRY_BYTES
-
-
 class Entries(Protocol):
-    """Where entries are kept, within bytes; those that were used least recently make room."""
+    """Keeps the rows of single inputs within bytes; those that were used least recently make room."""
 
     @property
     def used(self) -> int: ...
-    def get(self, key: bytes) -> _Entry | None: ...
-    def put(self, key: bytes, value: _Entry) -> object: ...
+    def get(self, key: bytes) -> Rows | None: ...
+    def put(self, key: bytes, value: Rows) -> object: ...
 
 
 # How many values each of an entry's rows has.
@@ -80,22 +68,24 @@ class SharedEntries:
     def used(self) -> int:
         return self._cache.used
 
-    def get(self, key: bytes) -> _Entry | None:
-        if (found := self._cache.get(key)) is None:
+    def get(self, key: bytes) -> Rows | None:
+        if (entry := self._cache.get(key)) is None:
             return None
-        (width,) = _WIDTH.unpack_from(found)
-        values = np.frombuffer(found, np.float32, offset=_WIDTH.size)
+        (width,) = _WIDTH.unpack_from(entry)
+        values = np.frombuffer(entry, np.float32, offset=_WIDTH.size)
         count = len(values) // (width + 1)
-        return _Entry(values[count:].reshape(count, width), values[:count])
+        return Rows(values[count:].reshape(count, width), np.array((0, count), np.int64), values[:count])
 
-    def put(self, key: bytes, value: _Entry) -> None:
-        width = _WIDTH.pack(value.rows.shape[1])
-        self._cache.put(key, b"".join((width, value.norms.tobytes(), value.rows.tobytes())))
+    def put(self, key: bytes, value: Rows) -> None:
+        width = _WIDTH.pack(value.width)
+        self._cache.put(key, b"".join((width, value.norms.tobytes(), value.values.tobytes())))
 
 
 @dataclass(frozen=True, slots=True)
 class _Computed:
-    entry: _Entry
+    """What became of one input."""
+
+    rows: Rows
     cached_tokens: int
     timings: wire.Timings
 
@@ -129,7 +119,7 @@ class ResultCache:
         self._key_prefix = key_prefix
         self._flight_seconds = flight_seconds
         self._flights: SingleFlight[_Computed] = SingleFlight()
-        own: BoundedLru[bytes, _Entry] = BoundedLru(capacity, lambda entry: entry.nbytes)
+        own: BoundedLru[bytes, Rows] = BoundedLru(capacity, lambda rows: rows.nbytes + _ENTRY_BYTES)
         self._entries: Entries = own if entries is None else entries
         metrics.watch_result_cache(lambda: self.nbytes)
 
@@ -137,55 +127,41 @@ class ResultCache:
     def nbytes(self) -> int:
         return self._entries.used
 
-    async def embed(
-        self,
-        items: Sequence[wire.Item],
-        *,
-        request_id: str,
-        priority: int,
-        client: str,
-        deadline: Deadline,
-        queries: Sequence[bytes] = (),
-        rows: RowKind = RowKind.OUTPUT,
-    ) -> Answer:
+    async def embed(self, items: Sequence[wire.Item], call: Call) -> Answer:
         """As ``Dispatcher.embed``; what is not cached goes to the workers in one batch.
 
         Rows of a stage are not kept: those of a page take 20 MB.
         """
-        if rows is not RowKind.OUTPUT:
-            return await self._dispatcher.embed(
-                items, request_id=request_id, priority=priority, client=client, deadline=deadline, rows=rows
-            )
-        answer = Answer.empty(items, SCORES if queries else self._output)
+        if call.rows is not RowKind.OUTPUT:
+            return await self._dispatcher.embed(items, call)
+        answer = Answer.empty(items, SCORES if call.queries else self._output)
         prefix = self._key_prefix()
-        compared = [blake3(query).digest() for query in queries]
+        compared = [blake3(query).digest() for query in call.queries]
         keys = [_key(prefix, item, compared[item.query] if compared else b"") for item in items]
         missing: list[int] = []
         for index, key in enumerate(keys):
-            entry = self._entries.get(key)
-            if entry is None:
+            rows = self._entries.get(key)
+            if rows is None:
                 missing.append(index)
             else:
-                _put(answer, index, entry)
+                answer.rows.put([index], rows.values, rows.norms)
                 answer.cached_tokens[index] = _image_tokens(items[index])
         self._metrics.result_cache["hit"].inc(len(items) - len(missing))
         note(result_cache_hits=len(items) - len(missing))
         tracing.annotate({"tessera.result_cache.hits": len(items) - len(missing)})
         if missing:
-            batch = _Batch(self._dispatcher, request_id, priority, client, self._flight_seconds, queries)
-            calls = [self._compute(keys[index], items[index], batch, deadline) for index in missing]
-            for index, outcome in zip(missing, await run_all(calls), strict=True):
+            batch = _Batch(self._dispatcher, call, self._flight_seconds)
+            flights = [self._compute(keys[index], items[index], batch) for index in missing]
+            for index, outcome in zip(missing, await run_all(flights), strict=True):
                 if isinstance(outcome, TesseraError):
                     answer.errors[index] = outcome
                 else:
-                    _put(answer, index, outcome.entry)
+                    answer.rows.put([index], outcome.rows.values, outcome.rows.norms)
                     answer.cached_tokens[index] = outcome.cached_tokens
                     answer.timings = answer.timings.merge(outcome.timings)
         return answer
 
-    async def _compute(
-        self, key: bytes, item: wire.Item, batch: _Batch, deadline: Deadline
-    ) -> _Computed | TesseraError:
+    async def _compute(self, key: bytes, item: wire.Item, batch: _Batch) -> _Computed | TesseraError:
         ours = False
 
         def begin() -> Awaitable[_Computed]:
@@ -194,7 +170,7 @@ class ResultCache:
             return self._keep(key, batch, batch.add(item))
 
         try:
-            async with asyncio.timeout(deadline.left()):
+            async with asyncio.timeout(batch.call.deadline.left()):
                 computed = await self._flights.run(key, begin)
         except TimeoutError:
             if not self._workers():
@@ -203,7 +179,7 @@ class ResultCache:
             return DeadlineExceeded("the request was not answered in time", param=item.param)
         except RequestError as error:
             # Another request's error speaks of that request's inputs, so this one asks for its own.
-            return error if ours else await self._alone(item, batch, deadline)
+            return error if ours else await self._alone(item, batch.call)
         except TesseraError as error:
             if ours or error.param is None:
                 return error
@@ -212,46 +188,28 @@ class ResultCache:
         self._metrics.result_cache["miss" if ours else "joined"].inc()
         return computed
 
-    async def _alone(self, item: wire.Item, batch: _Batch, deadline: Deadline) -> _Computed | TesseraError:
-        answer = await self._dispatcher.embed(
-            [item],
-            request_id=batch.request_id,
-            priority=batch.priority,
-            client=batch.client,
-            deadline=deadline,
-            queries=batch.queries,
-        )
+    async def _alone(self, item: wire.Item, call: Call) -> _Computed | TesseraError:
+        answer = await self._dispatcher.embed([item], call)
         return answer.errors.get(0) or _computed(answer, 0)
 
     async def _keep(self, key: bytes, batch: _Batch, position: int) -> _Computed:
         computed = await batch.portion(position)
-        entry = computed.entry
+        rows = computed.rows
         # A copy: the rows would keep their whole batch alive.
-        self._entries.put(key, _Entry(entry.rows.copy(), entry.norms.copy()))
+        self._entries.put(key, replace(rows, values=rows.values.copy(), norms=rows.norms.copy()))
         return computed
 
 
 class _Batch:
     """The items of one request that are in no flight yet; one call, cancelled with its last waiter."""
 
-    def __init__(
-        self,
-        dispatcher: Embedder,
-        request_id: str,
-        priority: int,
-        client: str,
-        seconds: float,
-        queries: Sequence[bytes],
-    ) -> None:
+    def __init__(self, dispatcher: Embedder, call: Call, seconds: float) -> None:
         self._dispatcher = dispatcher
         self._seconds = seconds
         self._items: list[wire.Item] = []
         self._task: asyncio.Task[Answer] | None = None
         self._waiting = 0
-        self.request_id = request_id
-        self.priority = priority
-        self.client = client
-        self.queries = queries
+        self.call = call
 
     def add(self, item: wire.Item) -> int:
         assert self._task is None, "every item is added before the first portion is awaited"
@@ -273,25 +231,12 @@ class _Batch:
         return _computed(answer, position)
 
     async def _send(self) -> Answer:
-        return await self._dispatcher.embed(
-            self._items,
-            request_id=self.request_id,
-            priority=self.priority,
-            client=self.client,
-            deadline=Deadline.after(self._seconds),
-            queries=self.queries,
-        )
+        call = replace(self.call, deadline=Deadline.after(self._seconds))
+        return await self._dispatcher.embed(self._items, call)
 
 
 def _computed(answer: Answer, position: int) -> _Computed:
-    rows = slice(answer.bounds[position], answer.bounds[position + 1])
-    entry = _Entry(answer.rows[rows], answer.norms[rows])
-    return _Computed(entry, answer.cached_tokens[position], answer.timings)
-
-
-def _put(answer: Answer, position: int, entry: _Entry) -> None:
-    rows = slice(answer.bounds[position], answer.bounds[position + 1])
-    answer.rows[rows], answer.norms[rows] = entry.rows, entry.norms
+    return _Computed(answer.rows.of(position), answer.cached_tokens[position], answer.timings)
 
 
 def _image_tokens(item: wire.Item) -> int:

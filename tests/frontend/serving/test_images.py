@@ -13,7 +13,7 @@ from tessera.errors import MediaFetchError, PayloadTooLarge, RequestCancelled
 from tessera.frontend.media import ImageLimits, MediaLoader, MediaPolicy
 from tessera.frontend.media.fetch import Fetcher
 from tessera.frontend.request import ImageSource, Input
-from tessera.frontend.serving.prompts import ImageReader
+from tessera.frontend.serving.images import ImageReader
 from tessera.models import open_model
 from tessera.models.base import Role
 from tessera.tasks import Deadline
