@@ -222,6 +222,15 @@ class Promise(asyncio.Future[T]):
             self.when_cancelled()
         return cancelled
 
+    def settle(self, outcome: T | TesseraError) -> None:
+        """Set the result, or the error."""
+        # Its maker and it would keep each other until the collector comes.
+        self.when_cancelled = None
+        if isinstance(outcome, TesseraError):
+            self.set_exception(outcome)
+        else:
+            self.set_result(outcome)
+
 
 class Poll:
     """Pauses between two looks at something that is under way.
