@@ -19,7 +19,7 @@ from tessera.logs import Line, RequestLine
 # Names of a metric's labels are kept for good; lines wait to be written together.
 _SKIPPED: Final = (BoundedLru, Line, RequestLine, AnswerCounts, Statistics)
 # When an instance answered last, which is forgotten with one that is set aside; the number of the next call.
-_GOING_ON: Final = ("_last_answer", "_numbers")
+_GOING_ON: Final = ("_numbers",)
 _COUNTED: Final = (int, list, dict, set, frozenset, deque, OrderedDict, bytes)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tessera.rpc.peers import _Line
+from tessera.rpc.client import _Channel
 from tessera.tools.random_checkpoint.checkpoint import Spec, write_checkpoint
 from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
 from tessera.tools.random_checkpoint.llama_rerank import TINY as RERANK_TINY
@@ -121,10 +121,10 @@ async def test_a_count_that_a_task_gives_back_itself_is_found(
     checkpoint: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that is cancelled before its first step runs none of its own ``finally``."""
-    travel, ended = _Line._travel, _Line._ended
+    travel, ended = _Channel._travel, _Channel._ended
 
     @functools.wraps(travel)
-    async def travel_and_end(self: _Line, *arguments: Any) -> None:
+    async def travel_and_end(self: _Channel, *arguments: Any) -> None:
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -132,8 +132,8 @@ async def test_a_count_that_a_task_gives_back_itself_is_found(
         finally:
             ended(self, arguments[0], task)
 
-    monkeypatch.setattr(_Line, "_travel", travel_and_end)
-    monkeypatch.setattr(_Line, "_ended", lambda *_: None)
+    monkeypatch.setattr(_Channel, "_travel", travel_and_end)
+    monkeypatch.setattr(_Channel, "_ended", lambda *_: None)
     monkeypatch.setattr(suspensions, "_SETTLE_SECONDS", 1.0)
     async with in_process(checkpoint, tmp_path) as at:
         with pytest.raises(LeftBehind, match="_starting"):
