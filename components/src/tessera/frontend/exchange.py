@@ -14,7 +14,7 @@ from starlette.types import Scope
 from tessera.errors import RequestCancelled
 from tessera.frontend.admission.rate import RateLimiter
 from tessera.frontend.admission.room import Ticket
-from tessera.frontend.http.auth import Authenticator
+from tessera.frontend.http.auth import ANONYMOUS
 from tessera.frontend.http.errors import ErrorShape, Failure
 from tessera.logs import RequestLine, note
 from tessera.tasks import Deadline, Departure, Left
@@ -46,7 +46,7 @@ class Exchange:
     body_bytes: int | None = None
     rates: RateLimiter | None = None
     departure: Departure = field(default_factory=Departure)
-    key: str = Authenticator.ANONYMOUS
+    key: str = ANONYMOUS
     ticket: Ticket | None = None
     model: str = ""
     failure: Failure | None = None
@@ -83,7 +83,7 @@ class Exchange:
     @property
     def client(self) -> str:
         """The name by which clients share the service; empty where there are no keys."""
-        return "" if self.key == Authenticator.ANONYMOUS else self.key
+        return "" if self.key == ANONYMOUS else self.key
 
     def count(self) -> None:
         """Count the request in its key's rate, once; raises ``RateLimited``."""

@@ -19,7 +19,7 @@ from tessera.frontend.admission.rate import RateLimiter
 from tessera.frontend.admission.room import Admission, Capacity
 from tessera.frontend.api.endpoint import Endpoint
 from tessera.frontend.group import LENT_BYTES, MOST_KEYS, PULSE_SECONDS, FrontendGroup, Seat
-from tessera.frontend.http.auth import Authenticator
+from tessera.frontend.http.auth import ANONYMOUS, Authenticator
 from tessera.frontend.http.errors import ErrorShape, openai_error
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics, ModelMetrics
@@ -72,7 +72,8 @@ class Service:
     models: Models
     media: MediaLoader
     endpoint: Endpoint
-    keys: Authenticator
+    keys: Authenticator | None
+    """None where the service is open to all."""
     limiter: RateLimiter | None
     """None where no key has a rate."""
     admission: Admission
@@ -94,14 +95,14 @@ class Service:
         metrics = FrontendMetrics(settings.seat)
         lender = RowLender(name, capacity=_LENT_BYTES)
         metrics.watch_lent_rows(lambda: lender.lent + group.elsewhere(LENT_BYTES))
-        keys = Authenticator(settings.access.keys)
-        if len(keys.names) > MOST_KEYS:
-            raise ConfigError(f"{len(keys.names)} API keys are more than {MOST_KEYS}")
         access = settings.access
+        names = [key.name for key in access.keys] or [ANONYMOUS]
+        if len(names) > MOST_KEYS:
+            raise ConfigError(f"{len(names)} API keys are more than {MOST_KEYS}")
         limiter: RateLimiter | None = None
         if access.requests_per_minute or access.tokens_per_minute:
             limiter = RateLimiter(
-                keys.names,
+                names,
                 requests_per_minute=access.requests_per_minute,
                 tokens_per_minute=access.tokens_per_minute,
                 group=group,
@@ -118,7 +119,7 @@ class Service:
             # Workers divide what they take among those who ask: the frontends of one host are one.
             caller=f"frontends-{settings.seat.name}" if settings.seat else name,
             group=group,
-            keys=len(keys.names),
+            keys=len(names),
             media=media,
             known=KnownMedia(shared=_shared_names(settings.seat)),
             metrics=metrics,
@@ -141,7 +142,7 @@ class Service:
             models=models,
             media=media,
             endpoint=Endpoint(models, settings.limits),
-            keys=keys,
+            keys=Authenticator(access.keys) if access.keys else None,
             limiter=limiter,
             admission=admission,
             metrics=metrics,

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from itertools import repeat
 from typing import Any, Final
@@ -37,7 +37,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tessera.errors import InvalidInput, TesseraError
+from tessera.errors import InvalidInput
 from tessera.frontend.api.content import (
     InputBuilder,
     check_modality,
@@ -115,7 +115,7 @@ from tessera.frontend.request import (
     split_model,
 )
 from tessera.frontend.service import ClientApi, Service, described
-from tessera.frontend.serving.pipeline import Result, Usage, check_width
+from tessera.frontend.serving.pipeline import Result, Usage
 from tessera.frontend.serving.served import Served, ServedModel
 from tessera.models.base import Output, OutputKind, Role, Truncate
 
@@ -570,57 +570,43 @@ _OPERATION: Final = operation(
 
 def finished(rows: Vectors, request: EmbeddingsRequest, output: Output) -> Values:
     """Output rows as the request wants them: their width, length, element type and order of bytes."""
-    width = check_width(rows.shape[1], request.dimensions, request.dtype)
     normalize = request.normalize and (output.kind is OutputKind.VECTOR or output.unit_length)
-    values = convert(finish(rows, width=width, normalize=normalize), request.dtype, request.dtype_param)
-    if request.big_endian and request.encoding_format is not EncodingFormat.FLOAT:
-        return values.byteswap()
-    return values
+    vectors = finish(rows, width=request.dimensions or rows.shape[1], normalize=normalize)
+    if request.dtype is EmbedDtype.FLOAT32 and not request.big_endian:
+        return vectors
+    values = convert(vectors, request.dtype, request.dtype_param)
+    if request.encoding_format is EncodingFormat.FLOAT:
+        return numbers(values, request.dtype)
+    return values.byteswap() if request.big_endian else values
 
 
-def embeddings_body(
-    rows: Vectors,
-    request: EmbeddingsRequest,
-    *,
-    output: Output,
-    bounds: npt.NDArray[np.int64],
-    model: str,
-    identifier: str,
-    created: int,
-    usage: Usage,
-    failures: Mapping[int, TesseraError] | None = None,
-) -> ResponseBody:
-    """OpenAI's list of embeddings in the encoding the request asks for; ``created`` in Unix seconds.
+def write_embeddings(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
+    """OpenAI's list of embeddings in the encoding the request asks for.
 
-    ``bounds``, int64 ``[inputs + 1]``, says which rows are an input's. Where the output is a vector for each
-    token an embedding is a matrix; in base64 its ``shape`` stands beside it. Rows of failed inputs are
-    ignored: in JSON their ``embedding`` is null and an ``error`` stands beside it; in a ``bytes`` body they
-    are listed under ``errors`` in the metadata, and zeros where the output is one vector.
+    Where the output is a vector for each token an embedding is a matrix; in base64 its ``shape`` stands
+    beside it. Rows of failed inputs are ignored: in JSON their ``embedding`` is null and an ``error`` stands
+    beside it; in a ``bytes`` body they are listed under ``errors`` in the metadata, and zeros where the
+    output is one vector.
     """
-    failures = failures or {}
-    values = finished(rows, request, output)
-    tokens = bounds if output.kind is OutputKind.TOKENS else None
-    head = {"id": identifier, "object": "list", "created": created, "model": model}
+    values = finished(result.rows.values, request, served.output)
+    bounds = result.rows.bounds if served.output.kind is OutputKind.TOKENS else None
+    head = {"id": f"embd-{result.request_id}", "object": "list", "created": int(time.time())}
+    head["model"] = served.model
     if request.encoding_format in (EncodingFormat.BYTES, EncodingFormat.BYTES_ONLY):
-        return _raw_body(values, tokens, request, head, usage, failures)
+        return _raw_body(values, bounds, request, head, result)
     key = "embeddings" if request.multivector else "embedding"
-    data: list[dict[str, Any]]
-    if tokens is not None:
-        data = [
-            {"object": "embedding", "index": index, **entry}
-            for index, entry in enumerate(matrix_entries(values, tokens, request, key))
-        ]
+    entries: Iterable[dict[str, Any]]
+    if bounds is not None:
+        entries = matrix_entries(values, bounds, request, key)
     else:
-        listed: list[Any]
-        if request.encoding_format is EncodingFormat.BASE64:
-            listed = base64_rows(values)
-        else:
-            listed = list(numbers(values, request.dtype))
-        data = [{"object": "embedding", "index": index, key: row} for index, row in enumerate(listed)]
-    for index, error in failures.items():
+        encoded = request.encoding_format is EncodingFormat.BASE64
+        entries = [{key: row} for row in (base64_rows(values) if encoded else values)]
+    data = [{"object": "embedding", "index": index, **entry} for index, entry in enumerate(entries)]
+    for index, error in result.errors.items():
         data[index].pop("shape", None)
         data[index] |= {key: None, "error": error_object(error)}
-    content = json_object_with(head, "data", data, {"usage": usage_object(usage)}, width=values.shape[1])
+    tail = {"usage": usage_object(result.usage)}
+    content = json_object_with(head, "data", data, tail, width=values.shape[1])
     return ResponseBody(content=content, media_type="application/json", headers={})
 
 
@@ -628,11 +614,10 @@ def matrix_entries(
     values: Values, bounds: npt.NDArray[np.int64], request: EmbeddingsRequest, key: str
 ) -> Iterator[dict[str, Any]]:
     """The matrix of each input under ``key``: as JSON, or in base64 with its shape beside it."""
-    if request.encoding_format is EncodingFormat.BASE64:
-        for matrix in matrices(values, bounds):
+    for matrix in matrices(values, bounds):
+        if request.encoding_format is EncodingFormat.BASE64:
             yield {key: base64_text(matrix), "shape": list(matrix.shape)}
-    else:
-        for matrix in matrices(numbers(values, request.dtype), bounds):
+        else:
             yield {key: json_matrix(matrix)}
 
 
@@ -641,8 +626,7 @@ def _raw_body(
     bounds: npt.NDArray[np.int64] | None,
     request: EmbeddingsRequest,
     head: dict[str, Any],
-    usage: Usage,
-    failures: Mapping[int, TesseraError],
+    result: Result,
 ) -> ResponseBody:
     """The rows one after another, and a ``metadata`` header that says how to read them.
 
@@ -650,6 +634,7 @@ def _raw_body(
     grows with the batch runs into the limits of clients and proxies. Of token vectors it also says which
     are an input's.
     """
+    failures = result.errors
     if failures and bounds is None:
         values = values.copy()  # it may be the engine's own, read-only
         values[list(failures)] = 0
@@ -660,7 +645,7 @@ def _raw_body(
         "embed_dtype": request.dtype.value,
         "endianness": "big" if request.big_endian else "little",
         "shape": list(values.shape),
-        "usage": usage_object(usage),
+        "usage": usage_object(result.usage),
     }
     if bounds is not None:
         metadata["bounds"] = bounds.tolist()
@@ -679,20 +664,6 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     return {"prompt_tokens": total, "total_tokens": total, "prompt_tokens_details": details}
 
 
-def _write(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
-    return embeddings_body(
-        result.rows.values,
-        request,
-        output=served.output,
-        bounds=result.rows.bounds,
-        model=served.model,
-        identifier=f"embd-{result.request_id}",
-        created=int(time.time()),
-        usage=result.usage,
-        failures=result.errors,
-    )
-
-
 def _translate(body: Json, served: Served) -> Translated:
     request = parse_embeddings(body, limits=served.limits, models=served.names)
     if request.multivector and served.output.kind is not OutputKind.TOKENS:
@@ -702,7 +673,7 @@ def _translate(body: Json, served: Served) -> Translated:
         )
     return Translated(
         request=request,
-        write=partial(_write, request, served),
+        write=partial(write_embeddings, request, served),
     )
 
 

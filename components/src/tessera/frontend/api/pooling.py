@@ -27,7 +27,7 @@ from starlette.responses import Response
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api.endpoint import ALL_KINDS, Translated
-from tessera.frontend.api.formats import ResponseBody, base64_rows, matrices, numbers, sigmoid
+from tessera.frontend.api.formats import ResponseBody, base64_rows, matrices, sigmoid
 from tessera.frontend.api.openai import (
     EMBEDDINGS_SCHEMA,
     FIELDS,
@@ -148,7 +148,7 @@ def write_pooling(request: EmbeddingsRequest, served: Served, result: Result) ->
         case EncodingFormat.BASE64 if not tokens:
             entries = [{"data": row} for row in base64_rows(values)]
         case _ if not tokens:
-            entries = [{"data": row} for row in numbers(values, request.dtype)]
+            entries = [{"data": row} for row in values]
         case _:
             entries = list(matrix_entries(values, result.rows.bounds, request, "data"))
     data = [{"index": index, "object": "pooling", **entry} for index, entry in enumerate(entries)]

@@ -51,7 +51,7 @@ from tessera.frontend.api.values import (
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.pipeline import Result, Scores, check_width
+from tessera.frontend.serving.pipeline import Result, Scores
 from tessera.frontend.serving.served import Served
 from tessera.models.base import Output, OutputKind, Piece, Role, Truncate
 from tessera.nn.spec import Pooling
@@ -177,7 +177,7 @@ def write_tokens(texts: Sequence[Sequence[Piece]], *, special: bool) -> list[lis
 
 def write_tei(request: EmbeddingsRequest, result: Result) -> ResponseBody:
     vectors = result.rows.values
-    width = check_width(vectors.shape[1], request.dimensions, request.dtype)
+    width = request.dimensions or vectors.shape[1]
     rows = finish(vectors, width=width, normalize=request.normalize)
     return ResponseBody.of_json(rows, {"x-compute-tokens": str(result.usage.text_tokens)})
 

@@ -57,7 +57,7 @@ from tessera.frontend.request import (
     ScoreRequest,
 )
 from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.pipeline import Result, Scores, check_width
+from tessera.frontend.serving.pipeline import Result, Scores
 from tessera.frontend.serving.served import Served
 from tessera.models.base import Role, Truncate
 
@@ -108,7 +108,7 @@ def parse_voyage(value: Json, limits: RequestLimits) -> EmbeddingsRequest:
 
 def write_voyage(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBody:
     vectors, usage = result.rows.values, result.usage
-    width = check_width(vectors.shape[1], request.dimensions, request.dtype)
+    width = request.dimensions or vectors.shape[1]
     values = convert(finish(vectors, width=width, normalize=True), request.dtype)
     rows: list[Any] = (
         base64_rows(values)

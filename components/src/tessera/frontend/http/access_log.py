@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Final
 
 from tessera.frontend.exchange import Exchange
-from tessera.frontend.http.auth import Authenticator
+from tessera.frontend.http.auth import ANONYMOUS
 from tessera.frontend.http.errors import Failure
 from tessera.logs import Line, Value
 
@@ -107,7 +107,7 @@ class AccessLog:
             "path": exchange.path[:_PATH_CHARACTERS] if route == OTHER else None,
             "status": status,
             "duration_ms": round(seconds * 1e3, 1),
-            "key": None if key == Authenticator.ANONYMOUS else key,
+            "key": None if key == ANONYMOUS else key,
             "client": _address(exchange.peer),
             **exchange.line.fields,
         }

@@ -67,17 +67,15 @@ def _parse(entries: Sequence[str], source: str, before: int) -> list[ApiKey]:
     return keys
 
 
-class Authenticator:
-    """Decides who is asking. Without keys everybody is the same anonymous caller."""
+ANONYMOUS: Final = "anonymous"
+"""The name of the caller where a service has no keys; everybody is the same one."""
 
-    ANONYMOUS = "anonymous"
+
+class Authenticator:
+    """Decides who is asking; a service without keys has none."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._keys = tuple(keys)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(key.name for key in self._keys) or (self.ANONYMOUS,)
 
     def name_of(self, headers: Mapping[bytes, bytes]) -> str | None:
         """The name of the key in ``Authorization: Bearer`` or ``X-API-Key``; None when there is no known one.
@@ -85,8 +83,6 @@ class Authenticator:
         ``headers`` has names in lower case. Digests are compared, and always all of them, so that the time
         taken says nothing about a key.
         """
-        if not self._keys:
-            return self.ANONYMOUS
         offered = _digest(_offered(headers))
         known = None
         for key in self._keys:

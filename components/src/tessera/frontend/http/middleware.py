@@ -156,15 +156,15 @@ class RequestMiddleware:
     """Opens the exchange of each request; refuses before the body is read.
 
     ``error_shapes`` are by path, for every route of the application: a request that is refused here is
-    counted under its route. Exceptions that no handler knows become the 500 here. ``limiter`` is None where
-    no key has a rate.
+    counted under its route. Exceptions that no handler knows become the 500 here. ``keys`` is None
+    where the service is open to all, ``limiter`` where no key has a rate.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         *,
-        keys: Authenticator,
+        keys: Authenticator | None,
         limiter: RateLimiter | None,
         admission: Admission,
         metrics: FrontendMetrics,
@@ -201,10 +201,11 @@ class RequestMiddleware:
             return None
         started = time.perf_counter()
         exchange = Exchange.open(scope)
-        name = self._keys.name_of(exchange.headers)
-        if name is None:
-            return None
-        exchange.key = name
+        if self._keys is not None:
+            key = self._keys.name_of(exchange.headers)
+            if key is None:
+                return None
+            exchange.key = key
         overloaded = self._admission.refusal(exchange.client, exchange.body_bytes)
         if overloaded is None:
             return None
@@ -294,11 +295,12 @@ class RequestMiddleware:
         """Whether the request is refused for its key, its rate or for want of room."""
         if exchange.path in self._open_paths and exchange.method != "POST":
             return False
-        name = self._keys.name_of(exchange.headers)
-        if name is None:
-            exchange.failure = self._unknown_key()
-            return True
-        exchange.key = name
+        if self._keys is not None:
+            key = self._keys.name_of(exchange.headers)
+            if key is None:
+                exchange.failure = self._unknown_key()
+                return True
+            exchange.key = key
         if exchange.method == "POST":
             try:
                 exchange.ticket = self._admission.enter(exchange.client, exchange.body_bytes)
@@ -375,8 +377,6 @@ class Application(FastAPI):
         self._direct = direct
         self._around = around
         self._failed = failed
-        self.refuse_at_once: Callable[[Scope], Answer | None] = lambda scope: None
-        """As ``RequestMiddleware`` has it, where that is the outermost layer."""
 
         @self.exception_handler(TesseraError)
         async def tessera_error(request: Request, error: TesseraError) -> Response:
@@ -390,10 +390,15 @@ class Application(FastAPI):
         scope["app"] = self
         await self.middleware_stack(scope, receive, send)
 
+    @property
+    def refuse_at_once(self) -> Callable[[Scope], Answer | None]:
+        """As ``RequestMiddleware`` has it, where that is the outermost layer."""
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
+        stack = self.middleware_stack
+        return stack.refuse_at_once if isinstance(stack, RequestMiddleware) else lambda scope: None
+
     def build_middleware_stack(self) -> ASGIApp:
         inner = AsyncExitStackMiddleware(self.router)
         others = ExceptionMiddleware(inner, handlers=self.exception_handlers)
-        stack = self._around(DirectRoutes(others, self._direct, self._failed))
-        if isinstance(stack, RequestMiddleware):
-            self.refuse_at_once = stack.refuse_at_once
-        return stack
+        return self._around(DirectRoutes(others, self._direct, self._failed))
