@@ -16,8 +16,7 @@ from typing import Final, Generic
 
 from tessera import tracing
 from tessera.batching.engine_thread import Cancelled, Died, EngineThread, Failed, Launch, Ran, Report, Taken
-from tessera.batching.open_batch import Cost, OpenBatch
-from tessera.batching.queue import Entry, FairQueue, Outcome, P, R
+from tessera.batching.queue import Cost, Entry, FairQueue, OpenBatch, Outcome, P, R
 from tessera.budgets import Budget, Clock
 from tessera.errors import EngineDead, Overloaded, TesseraError, Unavailable
 from tessera.logs import current_line

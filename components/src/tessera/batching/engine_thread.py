@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from tessera.batching.open_batch import OpenBatch
 from tessera.batching.pace import Pace
-from tessera.batching.queue import Entry, P, R, requests_of
+from tessera.batching.queue import Entry, OpenBatch, P, R, requests_of
 from tessera.budgets import Clock
 from tessera.errors import EngineDead, EngineFailed, TesseraError
 from tessera.launched import Launched
