@@ -12,6 +12,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from opentelemetry.trace import Span
 
 from tessera.errors import TesseraError
+from tessera.logs import RequestLine
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -35,9 +36,9 @@ class Entry(Generic[P, R]):
     sooner; ``enqueued`` is a reading of ``perf_counter``. On the event loop one of two is called, once:
     ``settle`` with what became of it, or ``on_cancelled`` when it was cancelled and the engine will not touch
     the payload any more: only then may memory that the payload names be used for something else.
-    ``request_id`` is for the log, empty where none is known; ``span`` is the span that the work is for, where
-    there is one that is kept. ``in_queue``: a ``FairQueue`` holds it. ``waiting``: its size counts among what
-    waits. ``cancelled`` is set by the event loop and read by the engine thread.
+    ``line`` is the log line of its request, where there is one, and ``span`` the span that the work is for,
+    where there is one that is kept. ``in_queue``: a ``FairQueue`` holds it. ``waiting``: its size counts
+    among what waits. ``cancelled`` is set by the event loop and read by the engine thread.
     """
 
     payload: P
@@ -47,7 +48,7 @@ class Entry(Generic[P, R]):
     settle: Callable[[Outcome[R] | TesseraError], None]
     enqueued: float
     on_cancelled: Callable[[], None]
-    request_id: str = ""
+    line: RequestLine | None = None
     span: Span | None = None
     in_queue: bool = False
     waiting: bool = True
@@ -56,7 +57,9 @@ class Entry(Generic[P, R]):
 
 def requests_of(entries: Sequence[Entry[P, R]]) -> dict[str, dict[str, str]]:
     """What a log record about them says of their requests (``extra``)."""
-    ids = list(dict.fromkeys(entry.request_id for entry in entries if entry.request_id))
+    ids = list(
+        dict.fromkeys(entry.line.request_id for entry in entries if entry.line and entry.line.request_id)
+    )
     if len(ids) == 1:
         return {"fields": {"request_id": ids[0]}}
     return {"fields": {"request_ids": ",".join(ids[:_MOST_NAMED])}} if ids else {}
