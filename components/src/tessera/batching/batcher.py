@@ -297,8 +297,9 @@ class Batcher(Generic[P, R]):
                     self._release(entry)
                     self._running += entry.size
                 self._fill()
-                waited = ((entry.span, entry.enqueued) for entry in report.entries)
-                tracing.batch_queued(self.name, waited, report.at)
+                if tracing.recording():
+                    waited = ((entry.span, entry.enqueued) for entry in report.entries)
+                    tracing.batch_queued(self.name, waited, report.at)
             case Ran():
                 self._ran(report)
             case Cancelled():
@@ -325,10 +326,12 @@ class Batcher(Generic[P, R]):
         full = 2 * self._cost(len(batch.entries), size, longest) >= self._budget
         self._throughput.add(size if full else 0, batch.started, batch.ended)
         self._events.ran(BatchStats(len(batch.entries), size, run_ms))
-        self._trace(batch)
+        if tracing.recording():
+            self._trace(batch)
 
     def _failed(self, batch: Failed[P, R]) -> None:
-        self._trace(batch, batch.error)
+        if tracing.recording():
+            self._trace(batch, batch.error)
         if batch.final is None:
             return
         for entry in batch.entries:
