@@ -280,7 +280,8 @@ class Batcher(Generic[P, R]):
             self._release(entry)
             self._running += entry.size
         self._open.fill(self._queue)
-        tracing.batch_queued(self.name, ((entry.span, entry.enqueued) for entry in entries), at)
+        if tracing.recording():
+            tracing.batch_queued(self.name, ((entry.span, entry.enqueued) for entry in entries), at)
 
     def _died(self, error: EngineDead) -> None:
         self._events.died(error)
@@ -305,10 +306,12 @@ class Batcher(Generic[P, R]):
         for observe in self._events.sizes:
             observe(size)
         self._events.seconds(run_ms / 1e3)
-        self._trace(batch)
+        if tracing.recording():
+            self._trace(batch)
 
     def _failed(self, batch: Failed[P, R]) -> None:
-        self._trace(batch, batch.error)
+        if tracing.recording():
+            self._trace(batch, batch.error)
         if batch.final is None:
             return
         for entry in batch.entries:
