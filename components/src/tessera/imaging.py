@@ -147,21 +147,25 @@ def image_errors(
         yield
     except (RequestError, MemoryError):
         raise
-    except UnidentifiedImageError as error:
-        raise UnsupportedMedia(
+    except Exception as error:  # Pillow's decoders raise whatever a malformed file leads them to
+        raise _refusal(error, param, formats, min(max_pixels, MAX_PIXELS)) from error
+
+
+def _refusal(error: Exception, param: str, formats: Sequence[str], max_pixels: int) -> RequestError:
+    if isinstance(error, UnidentifiedImageError):
+        return UnsupportedMedia(
             f"{param} is no image of a served format ({', '.join(formats)}), or its header is damaged",
             param=param,
-        ) from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        )
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         # Pillow's own limit is above the one that holds, and its words are all that it gives.
         pixels = re.search(r"\d+", str(error))
-        raise PayloadTooLarge(
+        return PayloadTooLarge(
             f"{param}: the image has {pixels[0] if pixels else 'too many'} pixels, the limit is"
-            f" {min(max_pixels, MAX_PIXELS)} in all",
+            f" {max_pixels} in all",
             param=param,
-        ) from error
-    except Exception as error:  # Pillow's decoders raise whatever a malformed file leads them to
-        raise InvalidInput(f"{param} is a damaged image: {error}", param=param) from error
+        )
+    return InvalidInput(f"{param} is a damaged image: {error}", param=param)
 
 
 class _MeteredFile(BytesIO):
@@ -290,7 +294,7 @@ class Picture:
             # Before loading: what a file says about itself behind its pixels does not count.
             turn, size = orientation(image), image.size
             image.load()
-            upright = _upright(image, turn)
+            upright = image if turn == 1 else _upright(image, turn)
             if image.size != size or upright.size != self.size:
                 raise InvalidInput(
                     f"{self.param} is a damaged image: its size is ambiguous", param=self.param
@@ -335,10 +339,7 @@ _UPRIGHT = {
 
 
 def _upright(image: Image.Image, turn: int) -> Image.Image:
-    transpose = _UPRIGHT.get(turn)
-    if transpose is None:
-        return image
-    upright = image.transpose(transpose)
+    upright = image.transpose(_UPRIGHT[turn])
     upright.info = dict(image.info)
     return upright
 

@@ -258,7 +258,8 @@ class MediaLoader:
         ``budget`` is what the images of the request share; without one, this image is the only one.
         Raises ``RequestError`` subclasses naming ``source.param``, or ``DeadlineExceeded``.
         """
-        tensor = _claims_tensor(source)
+        # In a data URL nothing but the client's own word names what it holds.
+        tensor = source.embeddings if source.url[:5].lower() == "data:" else _claims_tensor(source)
         data = await self.read(source, deadline=deadline, budget=budget or self.budget())
 
         def examine() -> LoadedImage | LoadedEmbeddings:
