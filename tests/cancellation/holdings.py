@@ -68,6 +68,10 @@ class Holdings:
         gc.collect()
         return Counter(type(held).__qualname__ for held in _living())
 
+    def accept(self, changed: Mapping[str, tuple[int, int]]) -> None:
+        """Compare with these counts as they are now."""
+        self._first |= {key: held for key, (_, held) in changed.items()}
+
     @property
     def compared(self) -> int:
         """Counts that are compared."""

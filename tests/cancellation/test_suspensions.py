@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -137,3 +138,21 @@ async def test_a_count_that_a_task_gives_back_itself_is_found(
     async with in_process(checkpoint, tmp_path) as at:
         with pytest.raises(LeftBehind, match="_starting"):
             await end_all({"text": lambda: Post(at, "/v1/embeddings", text)})
+
+
+async def test_a_socket_that_every_departure_leaves_is_found(
+    checkpoint: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[socket.socket] = []
+
+    class Leaving(Post):
+        def hang_up(self, _: object = None) -> None:
+            left.append(socket.socket())
+            super().hang_up()
+
+    monkeypatch.setattr(suspensions, "_SETTLE_SECONDS", 1.0)
+    async with in_process(checkpoint, tmp_path) as at:
+        with pytest.raises(LeftBehind, match=r"4 times: .*socket"):
+            await end_all({"text": lambda: Leaving(at, "/v1/embeddings", text)})
+    for one in left:
+        one.close()

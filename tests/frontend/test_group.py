@@ -11,8 +11,9 @@ from contextlib import contextmanager
 import pytest
 
 from tessera.errors import Overloaded, RateLimited
+from tessera.frontend.admission.rate import RateLimiter
+from tessera.frontend.admission.room import Admission, Capacity
 from tessera.frontend.group import TOKEN_RATE, FrontendGroup, Seat
-from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
 from tests.signals import freeze, signal_process
 
 _CHILD = """

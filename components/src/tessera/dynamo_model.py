@@ -25,7 +25,7 @@ from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.request import ROLE_SUFFIXES, EmbeddingsRequest, EmbedDtype, ImageSource
 from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.local import Ask, LocalEmbedder
-from tessera.frontend.serving.pipeline import Pipeline, Result, check_width
+from tessera.frontend.serving.pipeline import Pipeline, Result
 from tessera.frontend.settings import Limits
 from tessera.models.base import Model, OutputKind
 from tessera.rpc import ModelServer, Runtime, Server
@@ -119,7 +119,7 @@ class DynamoModel:
     def _write(self, request: EmbeddingsRequest, result: Result) -> dict[str, Any]:
         # Always base64 of little-endian float32: the frontend makes numbers of it for clients that want them.
         vectors = result.rows.values
-        width = check_width(vectors.shape[1], request.dimensions, request.dtype)
+        width = request.dimensions or vectors.shape[1]
         rows = finish(vectors, width=width, normalize=request.normalize)
         total = result.usage.total_tokens
         return {

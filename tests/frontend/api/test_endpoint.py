@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from tessera.errors import TesseraError
 from tessera.frontend.api.endpoint import read_body
+from tessera.frontend.exchange import Exchange
 from tessera.frontend.http.connection import ConnectionLimits
 from tessera.frontend.http.errors import failure_response, render
 from tessera.frontend.http.server import HttpServer
@@ -32,6 +33,7 @@ class Reading:
 
         @app.post("/")
         async def read(request: Request) -> Response:
+            Exchange.open(request.scope)
             try:
                 return Response(await read_body(request, limit=LIMIT, timeout=SECONDS))
             except TesseraError as error:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 
 import numpy as np
 import numpy.typing as npt
 import orjson
 import pytest
 
+from tessera import wire
 from tessera.errors import InvalidInput, UnsupportedMedia
 from tessera.frontend.api.formats import (
     ResponseBody,
@@ -19,10 +21,12 @@ from tessera.frontend.api.formats import (
     numbers,
     row_bytes,
 )
-from tessera.frontend.api.openai import embeddings_body, parse_embeddings
-from tessera.frontend.request import EmbedDtype, EncodingFormat
-from tessera.frontend.serving.pipeline import Usage, check_width
+from tessera.frontend.api.openai import parse_embeddings, write_embeddings
+from tessera.frontend.request import EmbedDtype, EncodingFormat, RequestLimits
+from tessera.frontend.serving.pipeline import Result, Usage, check_width
+from tessera.frontend.serving.served import Served
 from tessera.models.base import Output, OutputKind
+from tessera.rows import Rows
 
 HIDDEN = 64
 
@@ -34,18 +38,19 @@ def unit_rows(count: int, seed: int = 0) -> npt.NDArray[np.float32]:
 
 def body(vectors: npt.NDArray[np.float32], *, failures: object = None, **fields: object) -> ResponseBody:
     request = parse_embeddings({"input": ["a"] * len(vectors), **fields})
-    usage = Usage(text_tokens=7, image_tokens=256, cached_tokens=256)
-    return embeddings_body(
-        vectors,
-        request,
-        output=Output(kind=OutputKind.VECTOR, width=HIDDEN),
-        bounds=np.arange(len(vectors) + 1),
-        model="m",
-        identifier="embd-1",
-        created=1700000000,
-        usage=usage,
-        failures=failures,
+    output = Output(kind=OutputKind.VECTOR, width=HIDDEN)
+    count = len(vectors)
+    result = Result(
+        request_id="1",
+        outputs={"vector": Rows(vectors, np.arange(count + 1), np.ones(count, np.float32))},
+        lengths=[1] * count,
+        errors=failures or {},  # type: ignore[arg-type]
+        usage=Usage(text_tokens=7, image_tokens=256, cached_tokens=256),
+        image_pixels=0,
+        timings=wire.Timings(),
     )
+    served = Served(names=("m",), output=output, limits=RequestLimits())
+    return write_embeddings(request, served, result)
 
 
 def cosine(a: npt.NDArray[np.float32], b: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -57,12 +62,12 @@ def test_json_body() -> None:
     found = body(vectors)
     assert found.media_type == "application/json"
     parsed = orjson.loads(found.content)
-    assert {key: parsed[key] for key in ("id", "object", "created", "model")} == {
+    assert {key: parsed[key] for key in ("id", "object", "model")} == {
         "id": "embd-1",
         "object": "list",
-        "created": 1700000000,
         "model": "m",
     }
+    assert time.time() - 60 < parsed["created"] <= time.time()
     assert parsed["usage"] == {
         "prompt_tokens": 263,
         "total_tokens": 263,
@@ -79,7 +84,7 @@ def test_many_vectors_are_written_block_by_block(fields: dict[str, str]) -> None
     many = json.loads(body(vectors, **fields).content)
     last = json.loads(body(vectors[-1:], **fields).content)
     assert many.keys() == last.keys()
-    assert {**many, "data": []} == {**last, "data": []}
+    assert {**many, "data": [], "created": 0} == {**last, "data": [], "created": 0}
     assert [row["index"] for row in many["data"]] == list(range(count))
     assert many["data"][-1]["embedding"] == last["data"][0]["embedding"]
     if not fields:

@@ -16,7 +16,7 @@ async def test_whoever_comes_meanwhile_does_not_wait_for_all_of_it() -> None:
     here.setblocking(False)
 
     async def work(number: int) -> None:
-        async with fairness.turn():
+        async with fairness:
             happened.append(number)
             if number == 3:
                 there.send(b"x")
@@ -35,14 +35,14 @@ async def test_whoever_comes_meanwhile_does_not_wait_for_all_of_it() -> None:
 async def test_a_turn_that_fails_or_is_given_up_is_over() -> None:
     fairness = LoopFairness()
     with pytest.raises(ValueError, match="broken"):
-        async with fairness.turn():
+        async with fairness:
             raise ValueError("broken")
 
     async def take() -> None:
-        async with fairness.turn():
+        async with fairness:
             pass
 
-    async with fairness.turn():
+    async with fairness:
         waiting = [asyncio.ensure_future(take()) for _ in range(3)]
         await asyncio.sleep(0)
         waiting[0].cancel()

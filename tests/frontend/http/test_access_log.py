@@ -6,14 +6,16 @@ import asyncio
 import logging
 
 import pytest
+from starlette.responses import Response
 from starlette.types import Message, Scope
 
+from tessera.frontend.admission.rate import RateLimiter
+from tessera.frontend.admission.room import Admission, Capacity
 from tessera.frontend.http.access_log import RefusalLines
-from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
 from tessera.frontend.http.auth import Authenticator, read_keys
 from tessera.frontend.http.connection import Answer
 from tessera.frontend.http.errors import openai_error
-from tessera.frontend.http.middleware import RequestMiddleware, Waiting
+from tessera.frontend.http.middleware import Application, RequestMiddleware, Waiting
 from tessera.frontend.metrics import FrontendMetrics
 from tests.clock import Clock
 
@@ -36,7 +38,7 @@ async def test_every_refusal_is_answered_and_counted_and_few_are_written(
     caplog.set_level(logging.DEBUG, "tessera.frontend.access")
     metrics = FrontendMetrics()
     keys = Authenticator(read_keys(None, "a-known-key known"))
-    limiter = RateLimiter(keys.names, requests_per_minute=0, tokens_per_minute=0)
+    limiter = RateLimiter(["known"], requests_per_minute=0, tokens_per_minute=0)
 
     async def app(scope: Scope, receive: object, send: object) -> None:
         raise AssertionError("an unknown key got in")
@@ -83,7 +85,7 @@ async def test_a_flood_is_refused_at_once_and_alike(caplog: pytest.LogCaptureFix
     caplog.set_level(logging.DEBUG, "tessera.frontend.access")
     metrics = FrontendMetrics()
     keys = Authenticator(read_keys(None, "a-known-key known"))
-    limiter = RateLimiter(keys.names, requests_per_minute=0, tokens_per_minute=0)
+    limiter = RateLimiter(["known"], requests_per_minute=0, tokens_per_minute=0)
     admission = Admission(max_requests=1, max_response_bytes=1 << 30)
     admission.open_room("m", Capacity(lambda: 1000, lambda: 10, unknown=1000))
     held = [admission.enter("someone")]
@@ -124,8 +126,10 @@ async def test_a_flood_is_refused_at_once_and_alike(caplog: pytest.LogCaptureFix
         start, body = messages
         return Answer(start["status"], start["headers"], body["body"])
 
+    application = Application({}, lambda routes: gate, lambda request, error: Response())
+    assert application.refuse_at_once == gate.refuse_at_once
     # A clock of its own: the second in which this happens must not end.
-    gate._log._refusals = RefusalLines(clock := Clock())
+    gate._log.refusals = RefusalLines(clock := Clock())
     assert gate.refuse_at_once(scope()) is None, "the first ones get a line"
     asked = [await ask() for _ in range(10)]
     assert len(written(caplog)) == 10

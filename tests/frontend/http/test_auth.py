@@ -5,9 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from starlette.types import Message, Receive, Scope, Send
 
 from tessera.errors import ConfigError
+from tessera.frontend.admission.room import Admission
+from tessera.frontend.exchange import Exchange, exchange_of
 from tessera.frontend.http.auth import Authenticator, read_keys
+from tessera.frontend.http.middleware import RequestMiddleware
+from tessera.frontend.metrics import FrontendMetrics
 
 ONE, TWO = "sk-one-0123456789", "sk-two-0123456789"
 
@@ -20,8 +25,8 @@ def test_keys_from_a_file_and_the_environment(tmp_path: Path) -> None:
     assert ONE not in repr(keys)
     authenticator = Authenticator(keys)
     for header in (f"Bearer {TWO}", f"bearer {TWO}", f"BEARER  {TWO} "):
-        assert authenticator.name_of([(b"authorization", header.encode())]) == "key-2"
-    assert authenticator.name_of([(b"x-api-key", ONE.encode())]) == "team-a"
+        assert authenticator.name_of({b"authorization": header.encode()}) == "key-2"
+    assert authenticator.name_of({b"x-api-key": ONE.encode()}) == "team-a"
 
 
 @pytest.mark.parametrize(
@@ -40,11 +45,31 @@ def test_keys_from_a_file_and_the_environment(tmp_path: Path) -> None:
     ],
 )
 def test_what_opens_nothing(headers: list[tuple[bytes, bytes]]) -> None:
-    assert Authenticator(read_keys(None, ONE)).name_of(headers) is None
+    exchange = Exchange.open({"path": "/", "method": "POST", "headers": headers})
+    assert Authenticator(read_keys(None, ONE)).name_of(exchange.headers) is None
 
 
-def test_without_keys_everybody_is_anonymous() -> None:
-    assert Authenticator(()).name_of([]) == "anonymous"
+async def test_without_keys_everybody_is_anonymous() -> None:
+    callers: list[tuple[str, str]] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = exchange_of(scope)
+        callers.append((exchange.key, exchange.client))
+
+    admission = Admission(max_requests=10, max_response_bytes=1 << 20)
+    gate = RequestMiddleware(app, keys=None, limiter=None, admission=admission, metrics=FrontendMetrics())
+    for headers in ([], [(b"authorization", f"Bearer {ONE}".encode())]):
+        scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "headers": headers}
+        await gate(scope, receive, send)
+    assert callers == [("anonymous", "")] * 2
+
+
+async def receive() -> Message:
+    raise AssertionError("there is no body")
+
+
+async def send(message: Message) -> None:
+    raise AssertionError("nothing is answered")
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,9 @@ from tessera.frontend.api import (
 )
 from tessera.frontend.api.schema import OUTPUTS
 from tessera.frontend.api.values import clip
+from tessera.frontend.exchange import exchange_of
 from tessera.frontend.http.access_log import METRICS_PATHS
 from tessera.frontend.http.errors import (
-    ErrorShape,
     Failure,
     failure_response,
     openai_error,
@@ -120,16 +120,18 @@ def make_app(service: Service, inference: Inference | None = None) -> Applicatio
             open_paths=open_paths,
             error_shapes=error_shapes,
             waiting=Waiting(kserve.BELOW, kserve.write_error),
+            timeout_seconds=service.settings.limits.timeout_seconds,
         )
         # Outside the other, so that what it refuses is seen.
         return TraceMiddleware(guarded) if tracing.recording() else guarded
 
     def answer(request: Request, failure: Failure) -> Response:
+        exchange = exchange_of(request.scope)
         # The middleware counts it.
-        request.state.failure = failure
-        shape: ErrorShape = error_shapes.get(request.url.path, openai_error)
+        exchange.failure = failure
         # A body may be in another client's form than its route's.
-        return failure_response(failure, getattr(request.state, "error_shape", shape))
+        shape = exchange.error_shape or error_shapes.get(exchange.path, openai_error)
+        return failure_response(failure, shape)
 
     def failed(request: Request, error: TesseraError) -> Response:
         if isinstance(error, RequestCancelled):

@@ -64,7 +64,7 @@ _VERSION: Final = 11
 _HEAD: Final = 16
 
 # Words of each name behind that: its hash, what it holds, two rates, and a model's workers. Of the five words
-# of a rate, which ``http/admission`` writes and reads: the record's version, odd while it is written and 0
+# of a rate, which ``admission/rate`` writes and reads: the record's version, odd while it is written and 0
 # where there is none; what this frontend has ever taken; and of the record what all had taken, the level of
 # the bucket, and when that was.
 HELD_TOKENS: Final = 1

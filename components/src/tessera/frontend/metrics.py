@@ -20,8 +20,8 @@ from prometheus_client.registry import Collector
 
 from tessera import __version__
 from tessera.errors import DeadlineExceeded, Overloaded, TesseraError, Unavailable
+from tessera.frontend.admission.room import Admission, Room
 from tessera.frontend.group import Seat
-from tessera.frontend.http.admission import Admission, Room
 from tessera.loop_metrics import count_loop_failures
 from tessera.rpc import Peers
 

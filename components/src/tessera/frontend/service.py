@@ -15,10 +15,11 @@ from fastapi import APIRouter
 from tessera import wire
 from tessera.cache import SharedCache, file_bytes
 from tessera.errors import ConfigError, TesseraError
+from tessera.frontend.admission.rate import RateLimiter
+from tessera.frontend.admission.room import Admission, Capacity
 from tessera.frontend.api.endpoint import Endpoint
 from tessera.frontend.group import LENT_BYTES, MOST_KEYS, PULSE_SECONDS, FrontendGroup, Seat
-from tessera.frontend.http.admission import Admission, Capacity, RateLimiter
-from tessera.frontend.http.auth import Authenticator
+from tessera.frontend.http.auth import ANONYMOUS, Authenticator
 from tessera.frontend.http.errors import ErrorShape, openai_error
 from tessera.frontend.media import MediaLoader
 from tessera.frontend.metrics import FrontendMetrics, ModelMetrics
@@ -71,8 +72,10 @@ class Service:
     models: Models
     media: MediaLoader
     endpoint: Endpoint
-    keys: Authenticator
-    limiter: RateLimiter
+    keys: Authenticator | None
+    """None where the service is open to all."""
+    limiter: RateLimiter | None
+    """None where no key has a rate."""
     admission: Admission
     metrics: FrontendMetrics
     group: FrontendGroup
@@ -92,15 +95,18 @@ class Service:
         metrics = FrontendMetrics(settings.seat)
         lender = RowLender(name, capacity=_LENT_BYTES)
         metrics.watch_lent_rows(lambda: lender.lent + group.elsewhere(LENT_BYTES))
-        keys = Authenticator(settings.access.keys)
-        if len(keys.names) > MOST_KEYS:
-            raise ConfigError(f"{len(keys.names)} API keys are more than {MOST_KEYS}")
-        limiter = RateLimiter(
-            keys.names,
-            requests_per_minute=settings.access.requests_per_minute,
-            tokens_per_minute=settings.access.tokens_per_minute,
-            group=group,
-        )
+        access = settings.access
+        names = [key.name for key in access.keys] or [ANONYMOUS]
+        if len(names) > MOST_KEYS:
+            raise ConfigError(f"{len(names)} API keys are more than {MOST_KEYS}")
+        limiter: RateLimiter | None = None
+        if access.requests_per_minute or access.tokens_per_minute:
+            limiter = RateLimiter(
+                names,
+                requests_per_minute=access.requests_per_minute,
+                tokens_per_minute=access.tokens_per_minute,
+                group=group,
+            )
         admission = Admission(
             max_requests=settings.limits.max_in_flight,
             max_response_bytes=settings.limits.max_response_bytes,
@@ -113,7 +119,7 @@ class Service:
             # Workers divide what they take among those who ask: the frontends of one host are one.
             caller=f"frontends-{settings.seat.name}" if settings.seat else name,
             group=group,
-            keys=len(keys.names),
+            keys=len(names),
             media=media,
             known=KnownMedia(shared=_shared_names(settings.seat)),
             metrics=metrics,
@@ -135,8 +141,8 @@ class Service:
             runtime=runtime,
             models=models,
             media=media,
-            endpoint=Endpoint(models, settings.limits, limiter, metrics),
-            keys=keys,
+            endpoint=Endpoint(models, settings.limits),
+            keys=Authenticator(access.keys) if access.keys else None,
             limiter=limiter,
             admission=admission,
             metrics=metrics,

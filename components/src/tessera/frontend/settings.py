@@ -13,8 +13,8 @@ import msgspec
 
 from tessera.checkpoint.source import Source
 from tessera.errors import ConfigError
+from tessera.frontend.admission.room import RESPONSES_IN_FLIGHT
 from tessera.frontend.group import Seat
-from tessera.frontend.http.admission import RESPONSES_IN_FLIGHT
 from tessera.frontend.http.auth import API_KEYS_VARIABLE, ApiKey, read_keys
 from tessera.frontend.http.connection import ConnectionLimits
 from tessera.frontend.http.tls import TlsSettings

@@ -50,7 +50,7 @@ from tessera.frontend.request import (
     RequestLimits,
 )
 from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.pipeline import Result, check_width
+from tessera.frontend.serving.pipeline import Result
 from tessera.frontend.serving.served import Served
 from tessera.models.base import Role, Truncate
 
@@ -128,7 +128,7 @@ def parse_cohere(value: Json, limits: RequestLimits) -> CohereRequest:
 
 def write_cohere(parsed: CohereRequest, result: Result) -> ResponseBody:
     vectors, request = result.rows.values, parsed.request
-    width = check_width(vectors.shape[1], request.dimensions, request.dtype)
+    width = request.dimensions or vectors.shape[1]
     rows = finish(vectors, width=width, normalize=True)
     usage = result.usage
     units: dict[str, Any] = {"input_tokens": usage.text_tokens}
@@ -229,7 +229,7 @@ def _routes(service: Service) -> APIRouter:
 
     @router.post("/v2/embed", openapi_extra=described, summary="Embed texts, images or mixed inputs")
     async def embed(request: Request) -> Response:
-        return await service.endpoint.embed(request, _translate)
+        return await service.endpoint.answer(request, _translate)
 
     return router
 

@@ -90,8 +90,7 @@ class InputBuilder:
 
     def bounded(self, text: str, param: str) -> str:
         """The text itself, if it is not too long."""
-        if len(text) > self.limits.characters:
-            raise self._too_long(len(text), param)
+        self._check_size(len(text), param)
         return text
 
     def build(
@@ -106,33 +105,39 @@ class InputBuilder:
 
         ``stated`` and ``instruction`` are the input's own.
         """
-        found = Input(
+        entry = Input(
             parts=tuple(filter(None, parts)),
             role=_decide(stated, self.role, parts),
             instruction=self.instruction if instruction is None else instruction,
             param=param,
         )
-        if len(found.images) > self.limits.images_per_input:
+        limits = self.limits
+        if not 0 < entry.size <= limits.characters or len(entry.images) > limits.images_per_input:
+            self._check(entry)
+        return entry
+
+    def _check(self, entry: Input) -> None:
+        """Raise for an input with too many images, with nothing in it, or with too much text."""
+        param, most = entry.param, self.limits.images_per_input
+        if len(entry.images) > most:
             raise InvalidInput(
-                f"{param}: expected at most {self.limits.images_per_input} images in one input, "
-                f"found {len(found.images)}",
+                f"{param}: expected at most {most} images in one input, found {len(entry.images)}",
                 param=param,
             )
-        if not found.parts:
+        if not entry.parts:
             raise expected(param, "text", "")
-        if found.size > self.limits.characters:
-            raise self._too_long(found.size, param)
-        return found
+        self._check_size(entry.size, param)
 
     def read_instruction(self, body: JsonObject, param: str) -> str | None:
         """The ``instruction`` of an object; None where it is null or absent."""
         value, path = body.get("instruction"), join(param, "instruction")
         return None if value is None else self.text(string(value, path), path)
 
-    def _too_long(self, size: int, param: str) -> InvalidInput:
-        return InvalidInput(
-            f"{param}: expected at most {self.limits.characters} characters, found {size}", param=param
-        )
+    def _check_size(self, size: int, param: str) -> None:
+        if size > self.limits.characters:
+            raise InvalidInput(
+                f"{param}: expected at most {self.limits.characters} characters, found {size}", param=param
+            )
 
 
 def check_modality(found: Input, modality: Modality | None) -> Input:

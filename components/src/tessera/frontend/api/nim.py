@@ -39,6 +39,7 @@ from tessera.frontend.api.values import (
     request_body,
     string,
 )
+from tessera.frontend.exchange import exchange_of
 from tessera.frontend.request import Input, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Scores
@@ -142,7 +143,7 @@ def _routes(service: Service) -> APIRouter:
     )
     async def rerank(name: str, request: Request) -> Response:
         # The middleware knows paths, and this is one of many.
-        request.state.error_shape = write_error
+        exchange_of(request.scope).error_shape = write_error
         return await endpoint.score(request, parse_ranking, kinds=_SCORES, name=name)
 
     return router

@@ -26,8 +26,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
+from itertools import repeat
 from typing import Any, Final
 
 import numpy as np
@@ -36,7 +37,7 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from tessera.errors import InvalidInput, TesseraError
+from tessera.errors import InvalidInput
 from tessera.frontend.api.content import (
     InputBuilder,
     check_modality,
@@ -94,12 +95,13 @@ from tessera.frontend.api.values import (
     boolean,
     choice,
     expected,
+    filled_string,
     integer,
+    json_object,
     one_of,
-    optional_boolean,
     optional_string,
     reject_inert,
-    request_body,
+    reject_unknown,
     string,
 )
 from tessera.frontend.http.errors import error_object
@@ -113,7 +115,7 @@ from tessera.frontend.request import (
     split_model,
 )
 from tessera.frontend.service import ClientApi, Service, described
-from tessera.frontend.serving.pipeline import Result, Usage, check_width
+from tessera.frontend.serving.pipeline import Result, Usage
 from tessera.frontend.serving.served import Served, ServedModel
 from tessera.models.base import Output, OutputKind, Role, Truncate
 
@@ -187,47 +189,31 @@ FIELDS: Final = frozenset(
 )
 
 
-def _options(
-    body: JsonObject, models: Collection[str], limits: RequestLimits
-) -> tuple[partial[EmbeddingsRequest], Role | None, _Modality]:
-    """The request but for its inputs, the role that the body or the model's name asks for, the modality."""
+# Of most bodies: what reads the forty other fields is not asked then, which takes 10 µs.
+_PLAIN: Final = frozenset(("input", "model"))
+_TRUNCATION: Final = frozenset((*_TRUNCATE, "truncate_prompt_tokens", "truncation_side"))
+
+
+def _options(body: JsonObject, most: int) -> tuple[dict[str, Any], Role | None, _Modality]:
+    """Read the fields beside the inputs and the model; ``most`` inputs may be there.
+
+    Gives those of ``EmbeddingsRequest`` that the body has, the role that it asks for, and the modality.
+    """
+    reject_unknown(body, FIELDS, "")
     reject_inert(body, _INERT_IN_CONVERSATIONS if "messages" in body else INERT)
-    truncate, max_tokens = truncation(body)
-    normalize, path = one_of(body, _NORMALIZE)
-    dtype, dtype_path = one_of(body, _DTYPE)
-    dimensions, dimensions_path = one_of(body, _DIMENSIONS)
-    encoding = body.get("encoding_format")
-    model, role, modality = (
-        optional_string(body, "model"),
-        _role(body),
-        _modality(body.get("modality"), limits.inputs),
-    )
-    if model is not None:
-        model, named = split_model(model, models)
-        role = role or named
-    form = EncodingFormat.FLOAT if encoding is None else choice(encoding, "encoding_format", EncodingFormat)
-    allow_partial = optional_boolean(body, "partial", default=False)
-    if allow_partial and form is EncodingFormat.BYTES_ONLY:
+    options: dict[str, Any] = {}
+    if not _TRUNCATION.isdisjoint(body):
+        options["truncate"], options["max_tokens"] = truncation(body)
+    role, modality = _role(body), _modality(body.get("modality"), most)
+    for field, names, read in _READERS:
+        value, path = one_of(body, names)
+        if value is not None:
+            options[field] = read(value, path)
+            if field in _NAMED:
+                options[f"{field}_param"] = path
+    if options.get("allow_partial") and options.get("encoding_format") is EncodingFormat.BYTES_ONLY:
         raise InvalidInput("partial: a body of bytes_only has no place for errors", param="partial")
-    request = partial(
-        EmbeddingsRequest,
-        model=model,
-        encoding_format=form,
-        dtype=EmbedDtype.FLOAT32 if dtype is None else choice(dtype, dtype_path, EmbedDtype, _DTYPE_ALIASES),
-        dtype_param=dtype_path,
-        dimensions=None if dimensions is None else _width(dimensions, dimensions_path),
-        dimensions_param=dimensions_path,
-        normalize=True if normalize is None else boolean(normalize, path),
-        multivector=optional_boolean(body, "return_multivector", default=False),
-        big_endian=_big_endian(body.get("endianness")),
-        truncate=truncate,
-        max_tokens=max_tokens,
-        allow_partial=allow_partial,
-        user=optional_string(body, "user"),
-        priority=priority_of(body),
-        request_id=request_id_of(body),
-    )
-    return request, role, modality
+    return options, role, modality
 
 
 def _width(value: Json, path: str) -> int | None:
@@ -235,13 +221,47 @@ def _width(value: Json, path: str) -> int | None:
     return integer(value, path, low=0, high=INT32, what="a width, or 0 for the whole") or None
 
 
-def _big_endian(value: Json) -> bool:
+def _encoding(value: Json, path: str) -> EncodingFormat:
+    return choice(value, path, EncodingFormat)
+
+
+def _dtype(value: Json, path: str) -> EmbedDtype:
+    return choice(value, path, EmbedDtype, _DTYPE_ALIASES)
+
+
+def _big_endian(value: Json, path: str) -> bool:
     """Native is little, as on every machine that runs this."""
-    if value is None:
-        return False
     if not isinstance(value, str) or value not in _ENDIANNESS:
-        raise expected("endianness", f"one of {', '.join(_ENDIANNESS)}", value)
+        raise expected(path, f"one of {', '.join(_ENDIANNESS)}", value)
     return _ENDIANNESS[value]
+
+
+def _priority(value: Json, path: str) -> int:
+    return integer(value, path, low=-_INT64 - 1, high=_INT64, what="a 64-bit integer")
+
+
+def _request_id(value: Json, path: str) -> str:
+    # It is echoed in a response header and in logs, where a line break would forge another line.
+    if not _VISIBLE.fullmatch(string(value, path)):
+        raise expected(path, "1 to 128 visible ASCII characters", value)
+    return string(value, path)
+
+
+# The request's field, the names that bodies have for it, and its reader.
+_READERS: Final[tuple[tuple[str, tuple[str, ...], Callable[[Json, str], object]], ...]] = (
+    ("normalize", _NORMALIZE, boolean),
+    ("dtype", _DTYPE, _dtype),
+    ("dimensions", _DIMENSIONS, _width),
+    ("encoding_format", ("encoding_format",), _encoding),
+    ("allow_partial", ("partial",), boolean),
+    ("multivector", ("return_multivector",), boolean),
+    ("big_endian", ("endianness",), _big_endian),
+    ("user", ("user",), filled_string),
+    ("priority", ("priority",), _priority),
+    ("request_id", _REQUEST_ID, _request_id),
+)
+# Errors that come later name the field as the client does.
+_NAMED: Final = frozenset(("dtype", "dimensions"))
 
 
 def _role(body: JsonObject) -> Role | None:
@@ -297,23 +317,18 @@ def truncation(body: JsonObject, unasked: Truncate = Truncate.NONE) -> tuple[Tru
 
 def priority_of(body: JsonObject) -> int:
     value = body.get("priority")
-    if value is None:
-        return 0
-    return integer(value, "priority", low=-_INT64 - 1, high=_INT64, what="a 64-bit integer")
+    return 0 if value is None else _priority(value, "priority")
 
 
 def request_id_of(body: JsonObject) -> str | None:
     value, name = one_of(body, _REQUEST_ID)
-    if value is None:
-        return None
-    # It is echoed in a response header and in logs, where a line break would forge another line.
-    if not _VISIBLE.fullmatch(string(value, name)):
-        raise expected(name, "1 to 128 visible ASCII characters", value)
-    return string(value, name)
+    return None if value is None else _request_id(value, name)
 
 
 Unit = tuple[Json, str]
 """The value that becomes one input, and its path."""
+
+_Reader = Callable[[Json, str, InputBuilder, Modality | None], Input]
 
 
 def parse_embeddings(
@@ -324,24 +339,22 @@ def parse_embeddings(
     Raises ``InvalidInput`` naming the path of the value at fault. Whether the model is served is not
     checked here.
     """
-    limits = limits or RequestLimits()
-    body = request_body(body, FIELDS)
-    made, role, modality = _options(body, models, limits)
+    limits, body = limits or RequestLimits(), json_object(body)
+    options, role, modality = ({}, None, None) if body.keys() <= _PLAIN else _options(body, limits.inputs)
+    model = optional_string(body, "model")
+    if model is not None and model not in models:
+        model, named = split_model(model, models)
+        role = role or named
     builder = InputBuilder.of(body, role, limits)
-    units, name = _units(body, limits.inputs)
-    modalities = _spread(modality, len(units))
+    units = _units(body, limits.inputs)
+    modalities = _spread(modality, len(units)) if isinstance(modality, tuple) else repeat(modality)
+    read = _read if body.get("messages") is None else _read_messages
+    if options.get("allow_partial"):
+        read = partial(_read_or_fail, read)
     inputs = tuple(
-        _input(
-            value,
-            param,
-            builder,
-            kind,
-            conversations=name == "messages",
-            partial=made.keywords["allow_partial"],
-        )
-        for (value, param), kind in zip(units, modalities, strict=True)
+        read(value, param, builder, kind) for (value, param), kind in zip(units, modalities, strict=False)
     )
-    return made(inputs=inputs)
+    return EmbeddingsRequest(inputs=inputs, model=model, **options)
 
 
 def _check_count(value: list[Json], name: str, most: int) -> None:
@@ -350,44 +363,46 @@ def _check_count(value: list[Json], name: str, most: int) -> None:
         raise InvalidInput(f"{name}: expected at most {most} inputs, found {len(value)}", param=name)
 
 
-def _units(body: dict[str, Json], most: int) -> tuple[list[Unit], str]:
-    """The values that become one input each, and the name of the field that holds them."""
-    given = [name for name in INPUT_FIELDS if body.get(name) is not None]
-    if len(given) != 1:
-        found = "both" if given else "neither"
-        raise InvalidInput(f"input: expected either input or messages, found {found}", param="input")
-    (name,) = given
-    value = body[name]
-    if name == "messages":
-        if isinstance(value, list) and value and isinstance(value[0], list):
-            _check_count(value, name, most)
-        return [*split_messages(value, name)], name
-    return (_split(value, name, most) if isinstance(value, list) else [(value, name)]), name
+def _units(body: JsonObject, most: int) -> list[Unit]:
+    """List the values that become one input each."""
+    value, messages = body.get("input"), body.get("messages")
+    if (value is None) is (messages is None):
+        given = "neither" if value is None else "both"
+        raise InvalidInput(f"input: expected either input or messages, found {given}", param="input")
+    if messages is not None:
+        if isinstance(messages, list) and messages and isinstance(messages[0], list):
+            _check_count(messages, "messages", most)
+        return split_messages(messages, "messages")
+    return _split(value, "input", most) if isinstance(value, list) else [(value, "input")]
 
 
 def _split(value: list[Json], param: str, most: int) -> list[Unit]:
     if not value:
         raise expected(param, "at least one input", value)
-    if not isinstance(value[0], str | list | dict | NoText):
+    first = value[0]
+    if not isinstance(first, str | list | dict | NoText):
         return [(value, param)]
-    if not all(_is_part(item) for item in value):
-        _check_count(value, param, most)
-    parts = sum(_is_part(item) for item in value)
-    if parts == len(value) or all(isinstance(item, dict) and "role" in item for item in value):
+    objects = isinstance(first, dict)
+    if objects and all(map(_is_part, value)):
         return [(value, param)]
-    if parts:
-        stray = next(index for index, item in enumerate(value) if _is_part(item))
-        raise InvalidInput(
-            f"{param}[{stray}]: a content part beside inputs of another kind; "
-            "put the parts of one input in a list of their own",
-            param=f"{param}[{stray}]",
-        )
+    _check_count(value, param, most)
+    if objects and all(isinstance(item, dict) and "role" in item for item in value):
+        return [(value, param)]
+    if any(map(_is_part, value)):
+        raise _stray_part(value, param)
     return [(item, f"{param}[{index}]") for index, item in enumerate(value)]
 
 
-def _spread(modality: _Modality, count: int) -> tuple[Modality | None, ...]:
-    if not isinstance(modality, tuple):
-        return (modality,) * count
+def _stray_part(value: list[Json], param: str) -> InvalidInput:
+    stray = next(index for index, item in enumerate(value) if _is_part(item))
+    return InvalidInput(
+        f"{param}[{stray}]: a content part beside inputs of another kind; "
+        "put the parts of one input in a list of their own",
+        param=f"{param}[{stray}]",
+    )
+
+
+def _spread(modality: tuple[Modality, ...], count: int) -> tuple[Modality, ...]:
     if len(modality) == 1:
         return modality * count
     if len(modality) != count:
@@ -401,24 +416,20 @@ def _is_part(value: Json) -> bool:
     return isinstance(value, dict) and "type" in value and "role" not in value
 
 
-def _input(
-    value: Json,
-    param: str,
-    builder: InputBuilder,
-    modality: Modality | None,
-    *,
-    conversations: bool,
-    partial: bool,
+def _read_or_fail(
+    read: _Reader, value: Json, param: str, builder: InputBuilder, modality: Modality | None
 ) -> Input:
-    """One input; with ``partial`` one that cannot be read fails alone, and not the others with it."""
+    """Read an input that fails alone, and not the others with it, where it cannot be read."""
     try:
-        if conversations and not (isinstance(value, list) and value):
-            raise expected(param, "a conversation, a non-empty list of messages", value)
-        return _read(value, param, builder, modality)
+        return read(value, param, builder, modality)
     except InvalidInput as error:
-        if not partial:
-            raise
         return Input(parts=(), role=Role.NONE, param=param, malformed=error)
+
+
+def _read_messages(value: Json, param: str, builder: InputBuilder, modality: Modality | None) -> Input:
+    if not (isinstance(value, list) and value):
+        raise expected(param, "a conversation, a non-empty list of messages", value)
+    return _read(value, param, builder, modality)
 
 
 def _read(value: Json, param: str, builder: InputBuilder, modality: Modality | None) -> Input:
@@ -559,57 +570,43 @@ _OPERATION: Final = operation(
 
 def finished(rows: Vectors, request: EmbeddingsRequest, output: Output) -> Values:
     """Output rows as the request wants them: their width, length, element type and order of bytes."""
-    width = check_width(rows.shape[1], request.dimensions, request.dtype)
     normalize = request.normalize and (output.kind is OutputKind.VECTOR or output.unit_length)
-    values = convert(finish(rows, width=width, normalize=normalize), request.dtype, request.dtype_param)
-    if request.big_endian and request.encoding_format is not EncodingFormat.FLOAT:
-        return values.byteswap()
-    return values
+    vectors = finish(rows, width=request.dimensions or rows.shape[1], normalize=normalize)
+    if request.dtype is EmbedDtype.FLOAT32 and not request.big_endian:
+        return vectors
+    values = convert(vectors, request.dtype, request.dtype_param)
+    if request.encoding_format is EncodingFormat.FLOAT:
+        return numbers(values, request.dtype)
+    return values.byteswap() if request.big_endian else values
 
 
-def embeddings_body(
-    rows: Vectors,
-    request: EmbeddingsRequest,
-    *,
-    output: Output,
-    bounds: npt.NDArray[np.int64],
-    model: str,
-    identifier: str,
-    created: int,
-    usage: Usage,
-    failures: Mapping[int, TesseraError] | None = None,
-) -> ResponseBody:
-    """OpenAI's list of embeddings in the encoding the request asks for; ``created`` in Unix seconds.
+def write_embeddings(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
+    """OpenAI's list of embeddings in the encoding the request asks for.
 
-    ``bounds``, int64 ``[inputs + 1]``, says which rows are an input's. Where the output is a vector for each
-    token an embedding is a matrix; in base64 its ``shape`` stands beside it. Rows of failed inputs are
-    ignored: in JSON their ``embedding`` is null and an ``error`` stands beside it; in a ``bytes`` body they
-    are listed under ``errors`` in the metadata, and zeros where the output is one vector.
+    Where the output is a vector for each token an embedding is a matrix; in base64 its ``shape`` stands
+    beside it. Rows of failed inputs are ignored: in JSON their ``embedding`` is null and an ``error`` stands
+    beside it; in a ``bytes`` body they are listed under ``errors`` in the metadata, and zeros where the
+    output is one vector.
     """
-    failures = failures or {}
-    values = finished(rows, request, output)
-    tokens = bounds if output.kind is OutputKind.TOKENS else None
-    head = {"id": identifier, "object": "list", "created": created, "model": model}
+    values = finished(result.rows.values, request, served.output)
+    bounds = result.rows.bounds if served.output.kind is OutputKind.TOKENS else None
+    head = {"id": f"embd-{result.request_id}", "object": "list", "created": int(time.time())}
+    head["model"] = served.model
     if request.encoding_format in (EncodingFormat.BYTES, EncodingFormat.BYTES_ONLY):
-        return _raw_body(values, tokens, request, head, usage, failures)
+        return _raw_body(values, bounds, request, head, result)
     key = "embeddings" if request.multivector else "embedding"
-    data: list[dict[str, Any]]
-    if tokens is not None:
-        data = [
-            {"object": "embedding", "index": index, **entry}
-            for index, entry in enumerate(matrix_entries(values, tokens, request, key))
-        ]
+    entries: Iterable[dict[str, Any]]
+    if bounds is not None:
+        entries = matrix_entries(values, bounds, request, key)
     else:
-        listed: list[Any]
-        if request.encoding_format is EncodingFormat.BASE64:
-            listed = base64_rows(values)
-        else:
-            listed = list(numbers(values, request.dtype))
-        data = [{"object": "embedding", "index": index, key: row} for index, row in enumerate(listed)]
-    for index, error in failures.items():
+        encoded = request.encoding_format is EncodingFormat.BASE64
+        entries = [{key: row} for row in (base64_rows(values) if encoded else values)]
+    data = [{"object": "embedding", "index": index, **entry} for index, entry in enumerate(entries)]
+    for index, error in result.errors.items():
         data[index].pop("shape", None)
         data[index] |= {key: None, "error": error_object(error)}
-    content = json_object_with(head, "data", data, {"usage": usage_object(usage)}, width=values.shape[1])
+    tail = {"usage": usage_object(result.usage)}
+    content = json_object_with(head, "data", data, tail, width=values.shape[1])
     return ResponseBody(content=content, media_type="application/json", headers={})
 
 
@@ -617,11 +614,10 @@ def matrix_entries(
     values: Values, bounds: npt.NDArray[np.int64], request: EmbeddingsRequest, key: str
 ) -> Iterator[dict[str, Any]]:
     """The matrix of each input under ``key``: as JSON, or in base64 with its shape beside it."""
-    if request.encoding_format is EncodingFormat.BASE64:
-        for matrix in matrices(values, bounds):
+    for matrix in matrices(values, bounds):
+        if request.encoding_format is EncodingFormat.BASE64:
             yield {key: base64_text(matrix), "shape": list(matrix.shape)}
-    else:
-        for matrix in matrices(numbers(values, request.dtype), bounds):
+        else:
             yield {key: json_matrix(matrix)}
 
 
@@ -630,8 +626,7 @@ def _raw_body(
     bounds: npt.NDArray[np.int64] | None,
     request: EmbeddingsRequest,
     head: dict[str, Any],
-    usage: Usage,
-    failures: Mapping[int, TesseraError],
+    result: Result,
 ) -> ResponseBody:
     """The rows one after another, and a ``metadata`` header that says how to read them.
 
@@ -639,6 +634,7 @@ def _raw_body(
     grows with the batch runs into the limits of clients and proxies. Of token vectors it also says which
     are an input's.
     """
+    failures = result.errors
     if failures and bounds is None:
         values = values.copy()  # it may be the engine's own, read-only
         values[list(failures)] = 0
@@ -649,7 +645,7 @@ def _raw_body(
         "embed_dtype": request.dtype.value,
         "endianness": "big" if request.big_endian else "little",
         "shape": list(values.shape),
-        "usage": usage_object(usage),
+        "usage": usage_object(result.usage),
     }
     if bounds is not None:
         metadata["bounds"] = bounds.tolist()
@@ -668,20 +664,6 @@ def usage_object(usage: Usage) -> dict[str, Any]:
     return {"prompt_tokens": total, "total_tokens": total, "prompt_tokens_details": details}
 
 
-def _write(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
-    return embeddings_body(
-        result.rows.values,
-        request,
-        output=served.output,
-        bounds=result.rows.bounds,
-        model=served.model,
-        identifier=f"embd-{result.request_id}",
-        created=int(time.time()),
-        usage=result.usage,
-        failures=result.errors,
-    )
-
-
 def _translate(body: Json, served: Served) -> Translated:
     request = parse_embeddings(body, limits=served.limits, models=served.names)
     if request.multivector and served.output.kind is not OutputKind.TOKENS:
@@ -691,8 +673,7 @@ def _translate(body: Json, served: Served) -> Translated:
         )
     return Translated(
         request=request,
-        write=partial(_write, request, served),
-        forms=((request.dtype, request.encoding_format),),
+        write=partial(write_embeddings, request, served),
     )
 
 
@@ -712,7 +693,7 @@ def _routes(service: Service) -> APIRouter:
         }
 
     async def create_embeddings(request: Request) -> Response:
-        return await endpoint.embed(request, _translate, kinds=VECTORS | TOKEN_VECTORS)
+        return await endpoint.answer(request, _translate, kinds=VECTORS | TOKEN_VECTORS)
 
     async def list_models() -> Response:
         return JSONResponse({"object": "list", "data": [card(*each) for each in models.by_name.items()]})

@@ -27,7 +27,7 @@ from starlette.responses import Response
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api.endpoint import ALL_KINDS, Translated
-from tessera.frontend.api.formats import ResponseBody, base64_rows, matrices, numbers, sigmoid
+from tessera.frontend.api.formats import ResponseBody, base64_rows, matrices, sigmoid
 from tessera.frontend.api.openai import (
     EMBEDDINGS_SCHEMA,
     FIELDS,
@@ -148,7 +148,7 @@ def write_pooling(request: EmbeddingsRequest, served: Served, result: Result) ->
         case EncodingFormat.BASE64 if not tokens:
             entries = [{"data": row} for row in base64_rows(values)]
         case _ if not tokens:
-            entries = [{"data": row} for row in numbers(values, request.dtype)]
+            entries = [{"data": row} for row in values]
         case _:
             entries = list(matrix_entries(values, result.rows.bounds, request, "data"))
     data = [{"index": index, "object": "pooling", **entry} for index, entry in enumerate(entries)]
@@ -163,7 +163,6 @@ def _translate(body: Json, served: Served) -> Translated:
     return Translated(
         request=request,
         write=partial(write_pooling, request, served),
-        forms=((request.dtype, request.encoding_format),),
     )
 
 
@@ -198,7 +197,7 @@ def _routes(service: Service) -> APIRouter:
 
     @router.post("/pooling", openapi_extra=described, summary="What comes out of the model")
     async def pooling(request: Request) -> Response:
-        return await service.endpoint.embed(request, _translate, kinds=ALL_KINDS)
+        return await service.endpoint.answer(request, _translate, kinds=ALL_KINDS)
 
     return router
 

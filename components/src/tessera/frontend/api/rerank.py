@@ -70,6 +70,7 @@ from tessera.frontend.api.values import (
     request_body,
     string,
 )
+from tessera.frontend.exchange import exchange_of
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Scores
 from tessera.frontend.serving.served import Served
@@ -155,10 +156,10 @@ def _translate(http: Request, value: Json, served: Served) -> TranslatedScores:
     body, path = json_object(value), http.scope["path"]
     # Errors from here on have the shape that goes with the form.
     if path == BARE and "texts" in body:
-        http.state.error_shape = tei.write_error
+        exchange_of(http.scope).error_shape = tei.write_error
         return tei.parse_rerank(body, served)
     if path != V2 and not body.keys().isdisjoint(voyage.RERANK_ONLY):
-        http.state.error_shape = voyage.write_error
+        exchange_of(http.scope).error_shape = voyage.write_error
         return voyage.parse_rerank(body, served)
     return parse_rerank(body, served, path)
 

@@ -51,7 +51,7 @@ from tessera.frontend.api.values import (
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.pipeline import Result, Scores, check_width
+from tessera.frontend.serving.pipeline import Result, Scores
 from tessera.frontend.serving.served import Served
 from tessera.models.base import Output, OutputKind, Piece, Role, Truncate
 from tessera.nn.spec import Pooling
@@ -177,7 +177,7 @@ def write_tokens(texts: Sequence[Sequence[Piece]], *, special: bool) -> list[lis
 
 def write_tei(request: EmbeddingsRequest, result: Result) -> ResponseBody:
     vectors = result.rows.values
-    width = check_width(vectors.shape[1], request.dimensions, request.dtype)
+    width = request.dimensions or vectors.shape[1]
     rows = finish(vectors, width=width, normalize=request.normalize)
     return ResponseBody.of_json(rows, {"x-compute-tokens": str(result.usage.text_tokens)})
 
@@ -210,7 +210,6 @@ def _translate(body: Json, served: Served) -> Translated:
     return Translated(
         request=request,
         write=partial(write_tei, request),
-        forms=((request.dtype, request.encoding_format),),
     )
 
 
@@ -219,7 +218,6 @@ def _translate_all(body: Json, served: Served) -> Translated:
     return Translated(
         request=request,
         write=partial(write_all, request, served),
-        forms=((request.dtype, request.encoding_format),),
     )
 
 
@@ -318,13 +316,13 @@ def _routes(service: Service) -> APIRouter:
 
     @router.post("/embed", openapi_extra=described, summary="Embed text")
     async def embed(request: Request) -> Response:
-        return await service.endpoint.embed(request, _translate)
+        return await service.endpoint.answer(request, _translate)
 
     described_all = operation(body=ALL_SCHEMA, answer=list_of(MATRIX), error=ERROR, kinds=TOKEN_VECTORS)
 
     @router.post("/embed_all", openapi_extra=described_all, summary="Vectors of each token of a text")
     async def embed_all(request: Request) -> Response:
-        return await service.endpoint.embed(request, _translate_all, kinds=TOKEN_VECTORS)
+        return await service.endpoint.answer(request, _translate_all, kinds=TOKEN_VECTORS)
 
     async def rank(request: Request) -> Response:
         return await service.endpoint.score(request, parse_rerank)

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api import tei
-from tessera.frontend.api.endpoint import Endpoint, asked_model, client, identify, until_disconnect
+from tessera.frontend.api.endpoint import Endpoint, asked_model
 from tessera.frontend.api.openai import EMBEDDINGS_SCHEMA, FIELDS, parse_embeddings
 from tessera.frontend.api.schema import (
     BOOLEAN,
@@ -24,9 +24,9 @@ from tessera.frontend.api.schema import (
     operation,
 )
 from tessera.frontend.api.values import Json, json_object, optional_boolean, request_body, string
+from tessera.frontend.exchange import exchange_of
 from tessera.frontend.request import EmbeddingsRequest, RequestLimits
 from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.dispatch import Call
 
 SCHEMA: Final[Schema] = {
     **EMBEDDINGS_SCHEMA,
@@ -63,23 +63,21 @@ def parse_tokenize(value: Json, limits: RequestLimits, models: Collection[str]) 
 
 async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
     """The tokens that the same inputs would be embedded as."""
-    deadline = endpoint.deadline()
+    exchange = exchange_of(http.scope)
     body = json_object(await endpoint.json(http))
-    model = endpoint.choose(http, asked_model(body))
+    model = endpoint.choose(exchange, asked_model(body))
     served, pipeline = model.served, model.pipeline
     if "inputs" in body:
         # Errors from here on are in TEI's shape, too.
-        http.state.error_shape = tei.write_error
+        exchange.error_shape = tei.write_error
         asked = tei.parse_tokenize(body, served.limits)
         cut = pipeline.pieces(asked.texts, role=asked.role, instruction=asked.instruction)
-        return JSONResponse(tei.write_tokens(await until_disconnect(http, cut), special=asked.special))
+        return JSONResponse(tei.write_tokens(await exchange.during(cut), special=asked.special))
     # vLLM's ``return_token_strs``.
     spelled = optional_boolean(body, "return_token_strs", default=False)
     request = parse_tokenize(body, served.limits, served.names)
-    request_id = identify(http, request)
-    endpoint.check_model(request, model)
-    call = Call(request_id=request_id, deadline=deadline, client=client(http))
-    work = await until_disconnect(http, pipeline.prepare(request, call))
+    call = endpoint.call(exchange, request, served)
+    work = await exchange.during(pipeline.prepare(request, call))
     tokens = [prompt.tokens.tolist() for prompt, _ in work.good.values()]
     rows: list[dict[str, Any]] = [{"count": len(ids), "tokens": ids} for ids in tokens]
     if spelled:

@@ -120,15 +120,20 @@ def read_json(raw: bytes, content_type: str = "", *, brackets: int = BRACKETS) -
     try:
         return orjson.loads(raw)
     except orjson.JSONDecodeError as error:
-        marked, first = _with_marks(raw)
-        if first is not None:
-            if isinstance(marked, dict) and marked.get("partial") is True:
-                return marked
-            raise first from None
-        kind = content_type.partition(";")[0].strip().lower()
-        named = kind and not kind.endswith(("/json", "+json"))
-        said = f", and its Content-Type is {clip(kind)}, not application/json" if named else ""
-        raise InvalidInput(f"the body is not valid JSON{said}: {error}") from None
+        return _read_marked(raw, content_type, error)
+
+
+def _read_marked(raw: bytes, content_type: str, error: orjson.JSONDecodeError) -> Json:
+    """Parse a body that the strict parser refused; raises ``InvalidInput`` unless strings alone are wrong."""
+    marked, first = _with_marks(raw)
+    if first is not None:
+        if isinstance(marked, dict) and marked.get("partial") is True:
+            return marked
+        raise first from None
+    kind = content_type.partition(";")[0].strip().lower()
+    named = kind and not kind.endswith(("/json", "+json"))
+    other = f", and its Content-Type is {clip(kind)}, not application/json" if named else ""
+    raise InvalidInput(f"the body is not valid JSON{other}: {error}") from None
 
 
 def more_outside_strings(raw: bytes, marks: bytes, most: int) -> bool:
@@ -274,8 +279,12 @@ def non_empty_list(value: Json, param: str, *, most: int) -> list[Json]:
 def optional_string(body: JsonObject, name: str) -> str | None:
     """A field that is null or absent, or holds text."""
     value = body.get(name)
-    if value is not None and (not isinstance(value, str) or not value):
-        raise expected(name, "a non-empty string", value)
+    return None if value is None else filled_string(value, name)
+
+
+def filled_string(value: Json, param: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise expected(param, "a non-empty string", value)
     return value
 
 

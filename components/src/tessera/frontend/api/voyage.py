@@ -57,7 +57,7 @@ from tessera.frontend.request import (
     ScoreRequest,
 )
 from tessera.frontend.service import ClientApi, Service
-from tessera.frontend.serving.pipeline import Result, Scores, check_width
+from tessera.frontend.serving.pipeline import Result, Scores
 from tessera.frontend.serving.served import Served
 from tessera.models.base import Role, Truncate
 
@@ -108,7 +108,7 @@ def parse_voyage(value: Json, limits: RequestLimits) -> EmbeddingsRequest:
 
 def write_voyage(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBody:
     vectors, usage = result.rows.values, result.usage
-    width = check_width(vectors.shape[1], request.dimensions, request.dtype)
+    width = request.dimensions or vectors.shape[1]
     values = convert(finish(vectors, width=width, normalize=True), request.dtype)
     rows: list[Any] = (
         base64_rows(values)
@@ -151,7 +151,6 @@ def _translate(body: Json, served: Served) -> Translated:
     return Translated(
         request=request,
         write=partial(write_voyage, request, served.model),
-        forms=((request.dtype, request.encoding_format),),
     )
 
 
@@ -242,7 +241,7 @@ def _routes(service: Service) -> APIRouter:
 
     @router.post("/v1/multimodalembeddings", openapi_extra=described, summary="Embed content parts")
     async def embed(request: Request) -> Response:
-        return await service.endpoint.embed(request, _translate)
+        return await service.endpoint.answer(request, _translate)
 
     return router
 

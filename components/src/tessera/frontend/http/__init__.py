@@ -1,1 +1,1 @@
-"""The HTTP side of the frontend: connections, middleware, keys, admission, the access log, errors."""
+"""The HTTP side of the frontend: connections, middleware, keys, the access log, errors."""

@@ -11,11 +11,10 @@ from contextvars import Context
 from functools import lru_cache
 from typing import Final
 
-from starlette.types import Scope
-
-from tessera.frontend.http.auth import Authenticator
+from tessera.frontend.exchange import Exchange
+from tessera.frontend.http.auth import ANONYMOUS
 from tessera.frontend.http.errors import Failure
-from tessera.logs import Line, RequestLine, Value
+from tessera.logs import Line, Value
 
 _LINES_A_SECOND: Final = 10
 
@@ -79,63 +78,45 @@ class AccessLog:
 
     def __init__(self, quiet_paths: frozenset[str]) -> None:
         self._quiet = quiet_paths | _POLLED
-        self._refusals = RefusalLines()
-
-    def in_flood(self) -> bool:
-        """Whether ``write`` would only count a request that was refused unread."""
-        return self._refusals.none_passes()
-
-    def leave_out(self) -> None:
-        """Count such a request."""
-        self._refusals.passes()
+        self.refusals = RefusalLines()
 
     def write(
-        self,
-        scope: Scope,
-        line: RequestLine,
-        *,
-        route: str,
-        status: int,
-        seconds: float,
-        error: Exception | None,
-        unread: bool,
+        self, exchange: Exchange, *, route: str, status: int, seconds: float, unread: bool = False
     ) -> None:
-        """``status`` 0: no answer was begun. An unexpected ``error`` brings its traceback.
+        """``status`` 0: no answer was begun. An unexpected error brings its traceback.
 
         ``unread`` says that the request was refused before its body was read.
         """
-        if left_out := self._refusals.left_out():
+        error = exchange.unexpected
+        if left_out := self.refusals.left_out():
             # It is about none of the requests, the one being served included.
             Context().run(log.info, "%d more requests were refused unread within a second", left_out)
-        if unread and error is None and not self._refusals.passes():
+        if unread and error is None and not self.refusals.passes():
             return
         level = logging.ERROR if status >= 500 or error is not None else logging.INFO
-        if scope["path"] in self._quiet and scope["method"] != "POST" and error is None:
+        method, key, failure = exchange.method, exchange.key, exchange.failure
+        if exchange.path in self._quiet and method != "POST" and error is None:
             level = logging.DEBUG
         if not log.isEnabledFor(level):
             return
-        state = scope["state"]
-        key = state.get("key_name")
         fields: dict[str, Value] = {
-            "request_id": line.request_id,
-            "method": scope["method"],
+            "request_id": exchange.id,
+            "method": method,
             "route": route,
             # Of a route that does not exist it is what helps to find the client's mistake.
-            "path": scope["path"][:_PATH_CHARACTERS] if route == OTHER else None,
+            "path": exchange.path[:_PATH_CHARACTERS] if route == OTHER else None,
             "status": status,
             "duration_ms": round(seconds * 1e3, 1),
-            "key": None if key == Authenticator.ANONYMOUS else key,
-            "client": _address((scope.get("client") or ("",))[0]),
+            "key": None if key == ANONYMOUS else key,
+            "client": _address(exchange.peer),
+            **exchange.line.fields,
         }
-        fields |= line.fields
-        failure: Failure | None = state.get("failure")
         if failure is not None:
             param = failure.error["param"]
             fields["code"] = failure.error["code"]
             fields["param"] = param if param and _PARAM.fullmatch(param) else None
             fields["error"] = failure.error["message"] if status >= 500 else None
-        message = f"{scope['method']} {route} {status}"
-        log.handle(Line(log, level, message, fields, created=time.time(), error=error))
+        log.handle(Line(log, level, f"{method} {route} {status}", fields, created=time.time(), error=error))
 
 
 def write_refused_head(request_id: str, failure: Failure) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from hmac import compare_digest
 from pathlib import Path
 from typing import Final
@@ -67,45 +67,35 @@ def _parse(entries: Sequence[str], source: str, before: int) -> list[ApiKey]:
     return keys
 
 
-class Authenticator:
-    """Decides who is asking. Without keys everybody is the same anonymous caller."""
+ANONYMOUS: Final = "anonymous"
+"""The name of the caller where a service has no keys; everybody is the same one."""
 
-    ANONYMOUS = "anonymous"
+
+class Authenticator:
+    """Decides who is asking; a service without keys has none."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._keys = tuple(keys)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(key.name for key in self._keys) or (self.ANONYMOUS,)
-
-    def name_of(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
+    def name_of(self, headers: Mapping[bytes, bytes]) -> str | None:
         """The name of the key in ``Authorization: Bearer`` or ``X-API-Key``; None when there is no known one.
 
-        Digests are compared, and always all of them, so that the time taken says nothing about a key.
+        ``headers`` has names in lower case. Digests are compared, and always all of them, so that the time
+        taken says nothing about a key.
         """
-        if not self._keys:
-            return self.ANONYMOUS
         offered = _digest(_offered(headers))
-        found = None
+        known = None
         for key in self._keys:
             if compare_digest(key.digest, offered):
-                found = key.name
-        return found
+                known = key.name
+        return known
 
 
-def client_of(name: str) -> str:
-    """The name by which clients share the service; empty where there are no keys."""
-    return "" if name == Authenticator.ANONYMOUS else name
-
-
-def _offered(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
-    # ASGI gives header names in lower case.
-    given = dict(reversed(headers))
-    scheme, _, credentials = given.get(b"authorization", b"").partition(b" ")
+def _offered(headers: Mapping[bytes, bytes]) -> bytes:
+    scheme, _, credentials = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":
         return credentials.strip()
-    return given.get(b"x-api-key", b"").strip()
+    return headers.get(b"x-api-key", b"").strip()
 
 
 def _digest(key: bytes) -> bytes:

@@ -285,12 +285,7 @@ class GuardedProtocol(HttpToolsProtocol):
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
-            if not self._in_body:
-                self._refuse(self._refusal or render_status(400, "this is not a valid HTTP request"))
-            elif self._refusal is None:
-                self._break_off(f"the body's transfer coding is damaged: {error}")
-            else:
-                self._break_off(self._long_trailer)
+            self._refuse_parsing(error)
             return
         if self._in_body and self._coding_bytes > self._limits.header_bytes:
             self._break_off(self._long_trailer)
@@ -303,12 +298,17 @@ class GuardedProtocol(HttpToolsProtocol):
             if self._head_bytes > self._limits.header_bytes:
                 self._refuse(self._too_large())
 
-    def _feed(self, data: bytes) -> None:
-        """Parse; no other protocol is spoken here, so an offer to upgrade is ignored (RFC 9110 7.8).
+    def _refuse_parsing(self, error: httptools.HttpParserError) -> None:
+        """Answer what the parser, or a callback of it, refused."""
+        if not self._in_body:
+            self._refuse(self._refusal or render_status(400, "this is not a valid HTTP request"))
+        elif self._refusal is None:
+            self._break_off(f"the body's transfer coding is damaged: {error}")
+        else:
+            self._break_off(self._long_trailer)
 
-        The parser ends a message at the head that offers one, whatever body was announced: it is then
-        given the same head without the offer, and what came behind it.
-        """
+    def _feed(self, data: bytes) -> None:
+        """Parse; no other protocol is spoken here, so an offer to upgrade is ignored (RFC 9110 7.8)."""
         rest = memoryview(data)
         while True:
             try:
@@ -316,12 +316,20 @@ class GuardedProtocol(HttpToolsProtocol):
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 rest = rest[upgrade.args[0] :]
-            version = self.parser.get_http_version()
-            head = without_offer(self.parser.get_method(), self.url, version, self.headers)
-            # The old one may stand at the end of what it takes for its last message.
-            self.parser = httptools.HttpRequestParser(self)
-            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
-            self.parser.feed_data(head)
+                self._ignore_offer()
+
+    def _ignore_offer(self) -> None:
+        """Parse a head again, without its offer to upgrade.
+
+        The parser ends a message at the head that offers one, whatever body was announced: it is then
+        given the same head without the offer, and what came behind it.
+        """
+        version = self.parser.get_http_version()
+        head = without_offer(self.parser.get_method(), self.url, version, self.headers)
+        # The old one may stand at the end of what it takes for its last message.
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(head)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -346,7 +354,9 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             # It comes again without its offer.
             return
-        self._check_host()
+        if (problem := host_problem(self.headers, self.parser.get_http_version())) is not None:
+            self._refusal = render_status(400, problem)
+            raise ValueError(problem)
         self._disarm()
         super().on_headers_complete()
         if self._leaving:
@@ -398,12 +408,6 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._head_bytes > self._limits.header_bytes:
             self._refusal = self._too_large()
             raise ValueError("the head is too large")
-
-    def _check_host(self) -> None:
-        problem = host_problem(self.headers, self.parser.get_http_version())
-        if problem is not None:
-            self._refusal = render_status(400, problem)
-            raise ValueError(problem)
 
     def _too_large(self) -> Failure:
         limit = self._limits.header_bytes
@@ -500,6 +504,10 @@ class GuardedProtocol(HttpToolsProtocol):
             or (answer := self._refuse_request(cast(Scope, cycle.scope))) is None
         ):
             return False
+        self._write_at_once(cycle, answer)
+        return True
+
+    def _write_at_once(self, cycle: RequestResponseCycle, answer: Answer) -> None:
         lines = [STATUS_LINE[answer.status]]
         for name, value in (*cycle.default_headers, *answer.headers):
             lines += (name, b": ", value, b"\r\n")
@@ -509,7 +517,6 @@ class GuardedProtocol(HttpToolsProtocol):
         # It refers to this object.
         cycle.on_response = lambda: None
         self.on_response_complete()
-        return True
 
     def _send(self, failure: Failure) -> None:
         request_id = uuid.uuid4().hex

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
+import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import orjson
 from fastapi import FastAPI
@@ -22,9 +21,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tessera import tracing
 from tessera.errors import RateLimited, TesseraError
+from tessera.frontend.admission.rate import RateLimiter
+from tessera.frontend.admission.room import Admission
+from tessera.frontend.exchange import Exchange
 from tessera.frontend.http.access_log import OTHER, AccessLog
-from tessera.frontend.http.admission import Admission, RateLimiter
-from tessera.frontend.http.auth import Authenticator, client_of
+from tessera.frontend.http.auth import Authenticator
 from tessera.frontend.http.connection import Answer
 from tessera.frontend.http.errors import (
     ErrorShape,
@@ -34,7 +35,7 @@ from tessera.frontend.http.errors import (
     render_status,
 )
 from tessera.frontend.metrics import FrontendMetrics
-from tessera.logs import RequestLine, note, serving
+from tessera.logs import note, serving
 from tessera.tasks import own_cancellation
 
 
@@ -88,15 +89,17 @@ def _conclude(scope: Scope, span: Span, status: int) -> None:
     if (route := getattr(scope.get("route"), "path", None)) is not None:
         span.update_name(f"POST {route}")
         span.set_attributes({"http.route": route})
-    state = scope.get("state", {})
-    if (model := state.get("model")) is not None:
-        span.set_attributes({"tessera.model": model})
-    if (failure := state.get("failure")) is not None:
-        code = failure.error["code"]
+    exchange: Exchange | None = scope.get("state", {}).get("exchange")
+    if exchange is None:
+        return
+    if exchange.model:
+        span.set_attributes({"tessera.model": exchange.model})
+    if exchange.failure is not None:
+        code = exchange.failure.error["code"]
         span.set_attributes({"tessera.error.code": code})
         # The client's own mistakes are no errors of the server.
         if status >= 500:
-            tracing.fail(span, code)
+            tracing.fail(span, str(code))
 
 
 def _headers(scope: Scope) -> dict[str, str]:
@@ -115,9 +118,6 @@ OPEN_PATHS = frozenset(
     )
 )
 """Answered without an API key, because balancers and kubelets have none; a POST is never."""
-
-# It is echoed in a header and in logs, where a line break would forge another line.
-_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 class AnswerCounts:
@@ -153,25 +153,28 @@ class AnswerCounts:
 
 
 class RequestMiddleware:
-    """Sets ``line``, ``key_name`` and ``ticket`` in the request's state; refuses before the body is read.
+    """Opens the exchange of each request; refuses before the body is read.
 
     ``error_shapes`` are by path, for every route of the application: a request that is refused here is
-    counted under its route. Exceptions that no handler knows become the 500 here.
+    counted under its route. Exceptions that no handler knows become the 500 here. ``keys`` is None
+    where the service is open to all, ``limiter`` where no key has a rate.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         *,
-        keys: Authenticator,
-        limiter: RateLimiter,
+        keys: Authenticator | None,
+        limiter: RateLimiter | None,
         admission: Admission,
         metrics: FrontendMetrics,
         open_paths: frozenset[str] = OPEN_PATHS,
         error_shapes: Mapping[str, ErrorShape] | None = None,
         waiting: Waiting | None = None,
+        timeout_seconds: float = math.inf,
     ) -> None:
         self._app = app
+        self._seconds = timeout_seconds
         self._waiting = waiting
         self._keys = keys
         self._limiter = limiter
@@ -184,42 +187,47 @@ class RequestMiddleware:
         # Bound once: finding a series takes longer than counting in it.
         self._refused = {why: metrics.refused.labels(why).inc for why in ("unknown key", "rate", "full")}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        line = RequestLine(_request_id(scope))
-        scope.setdefault("state", {})["line"] = line
-        with serving(line):
-            note(trace_id=tracing.trace_id() or None)
-            await self._answer(scope, receive, send, line)
-
     def refuse_at_once(self, scope: Scope) -> Answer | None:
         """The answer to one more request in a flood of those that find the service full; None for all others.
 
         A call of this object would answer and count alike and write no line either, in a task of its own and
         past all layers around it: 0.2 ms more where engines run on the same cores.
         """
+        return self._refuse_in_flood(scope) if self._log.refusals.none_passes() else None
+
+    def _refuse_in_flood(self, scope: Scope) -> Answer | None:
         path = scope["path"]
-        if not self._log.in_flood() or scope["method"] != "POST" or path not in self._error_shapes:
-            return None
-        name = None if self._waits(path) else self._keys.name_of(scope["headers"])
-        if name is None:
+        if scope["method"] != "POST" or path not in self._error_shapes or self._waits(path):
             return None
         started = time.perf_counter()
-        overloaded = self._admission.refusal(client_of(name), _body_bytes(scope))
+        exchange = Exchange.open(scope)
+        if self._keys is not None:
+            key = self._keys.name_of(exchange.headers)
+            if key is None:
+                return None
+            exchange.key = key
+        overloaded = self._admission.refusal(exchange.client, exchange.body_bytes)
         if overloaded is None:
             return None
         self._refused["full"]()
-        answer = self._failed(failure := render(overloaded), path, _request_id(scope))
+        answer = self._failed(failure := render(overloaded), exchange)
         self._count(path, answer.status, failure.error["code"], "", time.perf_counter() - started)
-        self._log.leave_out()
+        self._log.refusals.passes()
         return answer
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, line: RequestLine) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        exchange = Exchange.open(scope, self._limiter, seconds=self._seconds)
+        with serving(exchange.line):
+            note(trace_id=tracing.trace_id() or None)
+            await self._answer(exchange, scope, receive, send)
+
+    async def _answer(self, exchange: Exchange, scope: Scope, receive: Receive, send: Send) -> None:
         started = time.perf_counter()
         status = 0
-        unexpected: Exception | None = None
+        refused = False
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -227,43 +235,29 @@ class RequestMiddleware:
                 status = message["status"]
                 headers = message["headers"]
                 if not any(name == b"x-request-id" for name, _ in headers):
-                    headers.append((b"x-request-id", line.request_id.encode("latin-1")))
+                    headers.append((b"x-request-id", exchange.id.encode("latin-1")))
             await send(message)
 
-        state = scope["state"]
-        refusal: Failure | None = None
         try:
-            refusal = self._refusal(scope)
-            if refusal is not None:
+            if refused := self._refuses(exchange):
                 # The body is not even read.
-                state["failure"] = refusal
-                await self._send_failure(refusal, scope, line, sending)
+                await self._send_failure(exchange, sending)
             else:
                 with own_cancellation():
                     await self._app(scope, receive, sending)
         except Exception as error:
-            unexpected = error
+            exchange.unexpected = error
             if status:
                 raise
-            state["failure"] = failure = render(error)
-            await self._send_failure(failure, scope, line, sending)
+            exchange.failure = render(error)
+            await self._send_failure(exchange, sending)
         finally:
-            if (ticket := state.pop("ticket", None)) is not None:
-                ticket.close()
+            exchange.leave()
             route = self._route(scope)
             seconds = time.perf_counter() - started
-            code = state["failure"].error["code"] if "failure" in state else None
-            model = state.get("model", "")
-            self._count(route, status, code, model, seconds)
-            self._log.write(
-                scope,
-                line,
-                route=route,
-                status=status,
-                seconds=seconds,
-                error=unexpected,
-                unread=refusal is not None,
-            )
+            code = None if exchange.failure is None else exchange.failure.error["code"]
+            self._count(route, status, code, exchange.model, seconds)
+            self._log.write(exchange, route=route, status=status, seconds=seconds, unread=refused)
 
     def _route(self, scope: Scope) -> str:
         """The route's path, for metrics: whatever else clients ask for is one."""
@@ -273,19 +267,20 @@ class RequestMiddleware:
         # What was refused here has not come to the router.
         return scope["path"] if scope["path"] in self._error_shapes else OTHER
 
-    async def _send_failure(self, failure: Failure, scope: Scope, line: RequestLine, send: Send) -> None:
+    async def _send_failure(self, exchange: Exchange, send: Send) -> None:
         """Without a ``Response``, which takes as long as all else about a refusal."""
-        status, headers, body = self._failed(failure, scope["path"], line.request_id)
+        assert exchange.failure is not None
+        status, headers, body = self._failed(exchange.failure, exchange)
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body})
 
-    def _failed(self, failure: Failure, path: str, request_id: str) -> Answer:
-        status, content = self._shape(path)(failure)
+    def _failed(self, failure: Failure, exchange: Exchange) -> Answer:
+        status, content = self._shape(exchange.path)(failure)
         body = orjson.dumps(content)
         headers = [
             *((name.encode("latin-1"), value.encode("latin-1")) for name, value in failure.headers.items()),
             (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", request_id.encode("latin-1")),
+            (b"x-request-id", exchange.id.encode("latin-1")),
         ]
         return Answer(status, headers, body)
 
@@ -296,29 +291,38 @@ class RequestMiddleware:
         shape = self._error_shapes.get(path, openai_error)
         return self._waiting.shape if self._waiting is not None and self._waits(path) else shape
 
-    def _refusal(self, scope: Scope) -> Failure | None:
-        if scope["path"] in self._open_paths and scope["method"] != "POST":
-            return None
-        name = self._keys.name_of(scope["headers"])
-        if name is None:
-            self._refused["unknown key"]()
-            failure = render_status(
-                401, "the API key is missing or not known; send Authorization: Bearer KEY"
-            )
-            failure.headers["www-authenticate"] = 'Bearer realm="tessera"'
-            return failure
-        scope["state"]["key_name"] = name
-        if scope["method"] == "POST":
+    def _refuses(self, exchange: Exchange) -> bool:
+        """Whether the request is refused for its key, its rate or for want of room."""
+        if exchange.path in self._open_paths and exchange.method != "POST":
+            return False
+        if self._keys is not None:
+            key = self._keys.name_of(exchange.headers)
+            if key is None:
+                exchange.failure = self._unknown_key()
+                return True
+            exchange.key = key
+        if exchange.method == "POST":
             try:
-                scope["state"]["ticket"] = self._admission.enter(client_of(name), _body_bytes(scope))
-                self._limiter.admit(name)
+                exchange.ticket = self._admission.enter(exchange.client, exchange.body_bytes)
+                exchange.count()
             except TesseraError as error:
-                rate = isinstance(error, RateLimited)
-                if not rate and self._waits(scope["path"]):
-                    return None
-                self._refused["rate" if rate else "full"]()
-                return render(error)
-        return None
+                return self._turns_away(exchange, error)
+        return False
+
+    def _unknown_key(self) -> Failure:
+        self._refused["unknown key"]()
+        failure = render_status(401, "the API key is missing or not known; send Authorization: Bearer KEY")
+        failure.headers["www-authenticate"] = 'Bearer realm="tessera"'
+        return failure
+
+    def _turns_away(self, exchange: Exchange, error: TesseraError) -> bool:
+        """Whether a request that found no room, or no rate, is refused: some routes wait for room."""
+        rate = isinstance(error, RateLimited)
+        if not rate and self._waits(exchange.path):
+            return False
+        self._refused["rate" if rate else "full"]()
+        exchange.failure = render(error)
+        return True
 
 
 class DirectRoutes:
@@ -373,7 +377,6 @@ class Application(FastAPI):
         self._direct = direct
         self._around = around
         self._failed = failed
-        self._refuse_at_once: Callable[[Scope], Answer | None] | None = None
 
         @self.exception_handler(TesseraError)
         async def tessera_error(request: Request, error: TesseraError) -> Response:
@@ -387,43 +390,15 @@ class Application(FastAPI):
         scope["app"] = self
         await self.middleware_stack(scope, receive, send)
 
-    def refuse_at_once(self, scope: Scope) -> Answer | None:
+    @property
+    def refuse_at_once(self) -> Callable[[Scope], Answer | None]:
         """As ``RequestMiddleware`` has it, where that is the outermost layer."""
-        return self._refuse_at_once(scope) if self._refuse_at_once is not None else None
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
+        stack = self.middleware_stack
+        return stack.refuse_at_once if isinstance(stack, RequestMiddleware) else lambda scope: None
 
     def build_middleware_stack(self) -> ASGIApp:
         inner = AsyncExitStackMiddleware(self.router)
         others = ExceptionMiddleware(inner, handlers=self.exception_handlers)
-        stack = self._around(DirectRoutes(others, self._direct, self._failed))
-        if isinstance(stack, RequestMiddleware):
-            self._refuse_at_once = stack.refuse_at_once
-        return stack
-
-
-def _body_bytes(scope: Scope) -> int | None:
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            return int(value)
-    return None
-
-
-def _new_ids() -> Iterator[str]:
-    """32 hexadecimal digits each; asking the system for one at a time takes 3 µs and more."""
-    while True:
-        fresh = os.urandom(4096).hex()
-        yield from (fresh[at : at + 32] for at in range(0, len(fresh), 32))
-
-
-_IDS: Final = _new_ids()
-
-
-def new_request_id() -> str:
-    """For a request whose client gave none."""
-    return next(_IDS)
-
-
-def _request_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id" and _REQUEST_ID.fullmatch(value):
-            return str(value.decode("ascii"))
-    return next(_IDS)
+        return self._around(DirectRoutes(others, self._direct, self._failed))

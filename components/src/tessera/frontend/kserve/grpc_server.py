@@ -14,7 +14,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
@@ -32,10 +32,11 @@ from tessera.errors import (
     TesseraError,
     UnsupportedOperation,
 )
+from tessera.frontend.exchange import Exchange, new_request_id
 from tessera.frontend.http.access_log import AccessLog
-from tessera.frontend.http.auth import Authenticator
+from tessera.frontend.http.auth import ANONYMOUS
 from tessera.frontend.http.errors import Failure, release, render, render_status
-from tessera.frontend.http.middleware import AnswerCounts, new_request_id
+from tessera.frontend.http.middleware import AnswerCounts
 from tessera.frontend.http.tls import Accepted, Certificate
 from tessera.frontend.kserve import messages_pb2 as pb
 from tessera.frontend.kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted
@@ -98,9 +99,7 @@ M = TypeVar("M", bound=Message)
 Context = Any
 Messages = AsyncIterator[bytes]
 Metadata = Sequence[tuple[str, str | bytes]]
-State = dict[str, Any]
-"""What is known of a call: ``metadata``, ``peer``, ``request_id``, ``key_name``, and how it ended."""
-Method = Callable[[bytes, Context, State], Awaitable[Message]]
+Method = Callable[[bytes, Context, Exchange], Awaitable[Message]]
 
 
 def code_of(status: int) -> grpc.StatusCode:
@@ -286,14 +285,14 @@ class GrpcServer:
         inference, regions = self._inference, self._inference.regions
 
         def of(kind: type[M], answer: Callable[[M], Message]) -> Method:
-            async def answered(raw: bytes, context: Context, state: State) -> Message:
+            async def answered(raw: bytes, context: Context, exchange: Exchange) -> Message:
                 return answer(parsed(kind, raw))
 
             return answered
 
         def shared(kind: type[M], answer: Callable[[M], Message]) -> Method:
-            async def answered(raw: bytes, context: Context, state: State) -> Message:
-                regions.check_peer(state["peer"])
+            async def answered(raw: bytes, context: Context, exchange: Exchange) -> Message:
+                regions.check_peer(exchange.peer)
                 deadline = Deadline.after(inference.patience)
                 return await regions.aside(deadline, answer, parsed(kind, raw))
 
@@ -304,7 +303,7 @@ class GrpcServer:
                 config=ParseDict(inference.configuration(asked.name, asked.version), pb.ModelConfig())
             )
 
-        async def statistics(raw: bytes, context: Context, state: State) -> Message:
+        async def statistics(raw: bytes, context: Context, exchange: Exchange) -> Message:
             asked = parsed(pb.ModelStatisticsRequest, raw)
             found = await asyncio.to_thread(inference.counted, asked.name, asked.version)
             return ParseDict({"model_stats": found}, pb.ModelStatisticsResponse())
@@ -344,7 +343,7 @@ class GrpcServer:
             regions.unregister(CudaMemory, asked.name)
             return pb.CudaSharedMemoryUnregisterResponse()
 
-        async def unsupported(raw: bytes, context: Context, state: State) -> Message:
+        async def unsupported(raw: bytes, context: Context, exchange: Exchange) -> Message:
             raise UnsupportedOperation("this service does not have that")
 
         methods = {
@@ -377,36 +376,30 @@ class GrpcServer:
         }
         return methods | dict.fromkeys(_UNSUPPORTED, unsupported)
 
-    async def _infer(self, raw: bytes, context: Context, state: State) -> pb.ModelInferResponse:
-        return await self._inferred(parsed(pb.ModelInferRequest, raw), len(raw), context, state)
+    async def _infer(self, raw: bytes, context: Context, exchange: Exchange) -> pb.ModelInferResponse:
+        return await self._inferred(parsed(pb.ModelInferRequest, raw), len(raw), context, exchange)
 
     async def _inferred(
-        self, message: pb.ModelInferRequest, nbytes: int, context: Context, state: State
+        self, message: pb.ModelInferRequest, nbytes: int, context: Context, exchange: Exchange
     ) -> pb.ModelInferResponse:
-        peer = state["peer"]
         if nbytes > _LARGE_BYTES:
-            call = await asyncio.to_thread(read_call, message, peer)
+            call = await asyncio.to_thread(read_call, message, exchange.peer)
         else:
-            call = read_call(message, peer)
-        answer = await self._inference.infer(
-            call,
-            request_id=state["request_id"],
-            key=state["key_name"],
-            deadline=self._inference.deadline(context.time_remaining(), call),
-        )
-        return write_answer(answer, call)
+            call = read_call(message, exchange.peer)
+        exchange.deadline = self._inference.deadline(context.time_remaining(), call)
+        return write_answer(await self._inference.infer(call, exchange), call)
 
     def _unary(self, name: str, answer: Method) -> Callable[[Messages, Context], Awaitable[bytes]]:
         async def answered(messages: Messages, context: Context) -> bytes:
             failure: Failure | None = None
-            with self._serving(name, context) as state:
+            with self._serving(name, context) as exchange:
                 try:
-                    self._open(name, state)
+                    self._open(name, exchange)
                     with own_cancellation():
                         raw = await self._message(messages)
-                        return serialized(await answer(raw, context, state))
+                        return serialized(await answer(raw, context, exchange))
                 except Exception as error:
-                    failure = self._failed(error, state)
+                    failure = self._failed(error, exchange)
             await _abort(context, failure)
             raise AssertionError
 
@@ -428,9 +421,9 @@ class GrpcServer:
 
         All have the stream's metadata, so that a key that is refused ends the stream.
         """
-        if self._key_name(context.invocation_metadata() or ()) is None:
-            with self._serving(_STREAM, context) as state:
-                failure = self._failed(_Refused(), state)
+        if self._key(_headers(context.invocation_metadata() or ())) is None:
+            with self._serving(_STREAM, context) as exchange:
+                failure = self._failed(_Refused(), exchange)
             await _abort(context, failure)
         under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_STREAM_CALLS)
         # All that have begun: one may wait for its place in the queue.
@@ -467,34 +460,34 @@ class GrpcServer:
     async def _streamed(self, raw: bytes, context: Context) -> bytes:
         answer = pb.ModelStreamInferResponse()
         identity = ""
-        with self._serving(_STREAM, context) as state:
+        with self._serving(_STREAM, context) as exchange:
             try:
-                self._open(_STREAM, state)
+                self._open(_STREAM, exchange)
                 message = parsed(pb.ModelInferRequest, raw)
                 identity = message.id
                 with own_cancellation():
-                    answer.infer_response.CopyFrom(await self._inferred(message, len(raw), context, state))
+                    answer.infer_response.CopyFrom(await self._inferred(message, len(raw), context, exchange))
                 if message.parameters["triton_enable_empty_final_response"].bool_param:
                     answer.infer_response.parameters["triton_final_response"].bool_param = True
             except Exception as error:
-                failure = self._failed(error, state)
+                failure = self._failed(error, exchange)
                 answer.error_message = str(write_error(failure)[1]["error"])
                 # Whose error it is.
                 answer.infer_response.id = identity
         return serialized(answer)
 
-    def _open(self, name: str, state: State) -> None:
+    def _open(self, name: str, exchange: Exchange) -> None:
         """Check the key; raises ``_Refused``."""
-        found = self._key_name(state["metadata"])
-        if found is None and name not in _OPEN:
+        key = self._key(exchange.headers)
+        if key is None and name not in _OPEN:
             raise _Refused
-        state["key_name"] = found or Authenticator.ANONYMOUS
+        exchange.key = key or ANONYMOUS
 
-    def _key_name(self, metadata: Metadata) -> str | None:
-        """Give the name of the key in a call's metadata, None for one that is missing or not known."""
-        return self._service.keys.name_of([(key.encode(), _bytes(value)) for key, value in metadata])
+    def _key(self, headers: Mapping[bytes, bytes]) -> str | None:
+        keys = self._service.keys
+        return ANONYMOUS if keys is None else keys.name_of(headers)
 
-    def _failed(self, error: Exception, state: State) -> Failure:
+    def _failed(self, error: Exception, exchange: Exchange) -> Failure:
         if isinstance(error, _Refused):
             self._service.metrics.refused.labels("unknown key").inc()
             failure = render_status(
@@ -505,19 +498,26 @@ class GrpcServer:
             if isinstance(error, RequestCancelled):
                 self._service.metrics.disconnects.inc()
             if not isinstance(error, TesseraError):
-                state["unexpected"] = error
+                exchange.unexpected = error
         release(error)
-        state["failure"] = failure
+        exchange.failure = failure
         return failure
 
     @contextmanager
-    def _serving(self, name: str, context: Context) -> Any:
-        """The line, trace and counters of one call; yields its state, which says how it ended."""
+    def _serving(self, name: str, context: Context) -> Iterator[Exchange]:
+        """The line, trace and counters of one call; yields its exchange, which has how it ended."""
         path = f"/{SERVICE}/{name}"
         # Each time that it is asked for it is made anew.
         metadata: Metadata = context.invocation_metadata() or ()
-        line = RequestLine(_request_id(metadata))
-        state: State = {"request_id": line.request_id, "metadata": metadata, "peer": _host(context)}
+        exchange = Exchange(
+            line=RequestLine(_request_id(metadata)),
+            deadline=Deadline.after(self._inference.patience),
+            path=path,
+            peer=_host(context),
+            headers=_headers(metadata),
+            rates=self._service.limiter,
+        )
+        line = exchange.line
         started = time.perf_counter()
         carrier: dict[str, str] = {}
         if tracing.recording():
@@ -527,33 +527,19 @@ class GrpcServer:
             note(trace_id=tracing.trace_id() or None)
             status = 499
             try:
-                yield state
-                failure = state.get("failure")
+                yield exchange
+                failure = exchange.failure
                 status = 200 if failure is None else write_error(failure)[0]
             finally:
                 seconds = time.perf_counter() - started
-                failure = state.get("failure")
+                failure = exchange.failure
                 model = str(line.fields.get("model") or "")
                 code = None if failure is None else failure.error["code"]
                 self._counts.count(path, status, code, model, seconds)
                 if failure is not None:
                     tracing.fail(span, str(code))
                 span.set_attribute("tessera.request_id", line.request_id)
-                self._log.write(
-                    {
-                        "type": "http",
-                        "method": "POST",
-                        "path": path,
-                        "state": state,
-                        "client": (state["peer"], 0),
-                    },
-                    line,
-                    route=path,
-                    status=status,
-                    seconds=seconds,
-                    error=state.get("unexpected"),
-                    unread=False,
-                )
+                self._log.write(exchange, route=path, status=status, seconds=seconds)
 
 
 class _Refused(Exception):
@@ -566,6 +552,11 @@ async def _abort(context: Context, failure: Failure) -> None:
     retry = failure.headers.get("retry-after")
     trailing = (("retry-after", retry),) if retry is not None else ()
     await context.abort(code_of(status), body["error"], trailing)
+
+
+def _headers(metadata: Metadata) -> dict[bytes, bytes]:
+    """The first value of each key."""
+    return {key.encode(): _bytes(value) for key, value in reversed(metadata)}
 
 
 def _bytes(value: str | bytes) -> bytes:

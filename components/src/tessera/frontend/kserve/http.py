@@ -7,8 +7,8 @@ for what it does not know.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeVar
 
 import orjson
 import pybase64
@@ -17,13 +17,15 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput, UnsupportedOperation
-from tessera.frontend.api.endpoint import header, key_name, read_body, until_disconnect
+from tessera.frontend.api.endpoint import read_body
 from tessera.frontend.api.values import Json, JsonObject, expected, json_object, read_json, reject_unknown
+from tessera.frontend.exchange import Exchange, exchange_of
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted
 from tessera.frontend.kserve.inference import Inference
 from tessera.frontend.kserve.shared_memory.cuda import CudaMemory
 from tessera.frontend.kserve.shared_memory.memory import Memory
+from tessera.frontend.kserve.shared_memory.regions import Region
 from tessera.frontend.kserve.shared_memory.system import SystemMemory
 from tessera.frontend.kserve.tensors import Tensor, json_values, of_raw, of_values
 from tessera.frontend.service import ClientApi
@@ -42,6 +44,8 @@ _STATUSES: Final = {408: 400, 413: 400, 415: 400, 422: 400, 429: 503}
 
 
 T = TypeVar("T")
+M = TypeVar("M", bound=Memory)
+Handler = Callable[..., Awaitable[Response]]
 
 
 def write_error(failure: Failure) -> tuple[int, JsonObject]:
@@ -199,179 +203,168 @@ def _wanted(value: Json, param: str) -> Wanted:
 def api(inference: Inference) -> ClientApi:
     """The routes, all of which ask ``inference``."""
     return ClientApi(
-        routes=lambda service: _routes(inference, service.settings.limits.max_body_bytes), error=write_error
+        routes=lambda service: Routes(inference, service.settings.limits.max_body_bytes).router,
+        error=write_error,
     )
 
 
-def _routes(inference: Inference, max_body_bytes: int) -> APIRouter:
-    router = APIRouter(tags=["KServe"], include_in_schema=False)
-    regions = inference.regions
+class Routes:
+    """Answers KServe's requests; ``router`` has the routes."""
 
-    def shaped(request: Request) -> None:
-        # Most paths have a model's name in them, and the application knows whole paths.
-        request.state.error_shape = write_error
+    def __init__(self, inference: Inference, max_body_bytes: int) -> None:
+        self._inference = inference
+        self._regions = inference.regions
+        self._max_body_bytes = max_body_bytes
+        self.router = APIRouter(tags=["KServe"], include_in_schema=False)
+        self._get("/health/live", self.live)
+        self._get("/health/ready", self.ready)
+        self._get("", self.server)
+        self._get("/models/stats", self.statistics)
+        for model in ("/models/{name}", "/models/{name}/versions/{version}"):
+            self._get(model, self.metadata)
+            self._get(f"{model}/ready", self.model_ready)
+            self._get(f"{model}/config", self.configuration)
+            self._get(f"{model}/stats", self.statistics)
+            self._post(f"{model}/infer", self.infer)
+        self._post("/repository/index", self.index)
+        self._post("/repository/models/{name}/load", self.unsupported)
+        self._post("/repository/models/{name}/unload", self.unsupported)
+        self._add_memory("systemsharedmemory", SystemMemory, self.register_system, _system_region)
+        self._add_memory("cudasharedmemory", CudaMemory, self.register_cuda, _cuda_region)
 
-    def get(path: str, answer: Any) -> None:
-        router.add_api_route(f"{PREFIX}{path}", answer, methods=["GET"])
+    def _get(self, path: str, answer: Handler) -> None:
+        self.router.add_api_route(f"{PREFIX}{path}", answer, methods=["GET"])
 
-    def post(path: str, answer: Any) -> None:
-        router.add_api_route(f"{PREFIX}{path}", answer, methods=["POST"])
+    def _post(self, path: str, answer: Handler) -> None:
+        self.router.add_api_route(f"{PREFIX}{path}", answer, methods=["POST"])
 
-    def get_of_model(path: str, answer: Any) -> None:
-        get(f"/models/{{name}}{path}", answer)
-        get(f"/models/{{name}}/versions/{{version}}{path}", answer)
+    def _add_memory(
+        self, name: str, kind: type[M], register: Handler, describe: Callable[[Region[M]], JsonObject]
+    ) -> None:
+        """Add the routes of one kind of shared memory."""
 
-    async def live() -> Response:
+        async def unregister(request: Request, region: str = "") -> Response:
+            self._check_peer(request)
+            await self._aside(self._regions.unregister, kind, region)
+            return JSONResponse({})
+
+        async def status(request: Request, region: str = "") -> Response:
+            self._check_peer(request)
+            return JSONResponse([describe(entry) for entry in self._regions.regions(kind, region)])
+
+        self._post(f"/{name}/region/{{region}}/register", register)
+        self._post(f"/{name}/region/{{region}}/unregister", unregister)
+        self._post(f"/{name}/unregister", unregister)
+        self._get(f"/{name}/status", status)
+        self._get(f"/{name}/region/{{region}}/status", status)
+
+    async def live(self) -> Response:
         return JSONResponse({"live": True})
 
-    async def ready() -> Response:
-        return JSONResponse({"ready": inference.ready}, status_code=200 if inference.ready else 503)
+    async def ready(self) -> Response:
+        able = self._inference.ready
+        return JSONResponse({"ready": able}, status_code=200 if able else 503)
 
-    async def server() -> Response:
-        return JSONResponse(inference.server())
+    async def server(self) -> Response:
+        return JSONResponse(self._inference.server())
 
-    async def metadata(request: Request, name: str, version: str = "") -> Response:
-        shaped(request)
-        return JSONResponse(inference.metadata(name, version))
+    async def metadata(self, request: Request, name: str, version: str = "") -> Response:
+        _shape(request)
+        return JSONResponse(self._inference.metadata(name, version))
 
-    async def model_ready(request: Request, name: str, version: str = "") -> Response:
-        shaped(request)
-        able = inference.model_ready(name, version)
+    async def model_ready(self, request: Request, name: str, version: str = "") -> Response:
+        _shape(request)
+        able = self._inference.model_ready(name, version)
         return JSONResponse({"name": name, "ready": able}, status_code=200 if able else 503)
 
-    async def configuration(request: Request, name: str, version: str = "") -> Response:
-        shaped(request)
-        return JSONResponse(inference.configuration(name, version))
+    async def configuration(self, request: Request, name: str, version: str = "") -> Response:
+        _shape(request)
+        return JSONResponse(self._inference.configuration(name, version))
 
-    async def statistics(request: Request, name: str = "", version: str = "") -> Response:
-        shaped(request)
-        found = await asyncio.to_thread(inference.counted, name, version)
-        return JSONResponse({"model_stats": found})
+    async def statistics(self, request: Request, name: str = "", version: str = "") -> Response:
+        _shape(request)
+        counted = await asyncio.to_thread(self._inference.counted, name, version)
+        return JSONResponse({"model_stats": counted})
 
-    async def infer(request: Request, name: str, version: str = "") -> Response:
-        shaped(request)
-        state = request.scope["state"]
+    async def infer(self, request: Request, name: str, version: str = "") -> Response:
+        exchange = _shape(request)
         # The middleware let it in where there was room; the line does that here, and for those that wait.
-        ticket = state.pop("ticket", None)
-        if ticket is not None:
-            ticket.close()
-        begun = Deadline.after(inference.patience)
-        body = await read_body(request, limit=max_body_bytes, timeout=inference.patience)
-        length = header(request, _HEAD_LENGTH)
-        read = (body, length, name, version, _host(request))
+        exchange.leave()
+        body = await self._body(request)
+        read = (body, exchange.headers.get(_HEAD_LENGTH), name, version, exchange.peer)
         if len(body) > _LARGE_BYTES:
             call, binary = await asyncio.to_thread(read_call, *read)
         else:
             call, binary = read_call(*read)
-        work = inference.infer(
-            call,
-            request_id=state["line"].request_id,
-            key=key_name(request),
-            deadline=inference.deadline(begun.left(), call),
-            counted=ticket is not None,
-        )
-        answer = await until_disconnect(request, work)
+        exchange.deadline = self._inference.deadline(exchange.deadline.left(), call)
+        answer = await exchange.during(self._inference.infer(call, exchange))
         return write_answer(answer, call, binary)
 
-    async def index(request: Request) -> Response:
-        shaped(request)
-        body = await read_body(request, limit=max_body_bytes, timeout=inference.patience)
+    async def index(self, request: Request) -> Response:
+        _shape(request)
+        body = await self._body(request)
         asked = json_object(read_json(body)) if body else {}
-        return JSONResponse(inference.index(ready=asked.get("ready") is True))
+        return JSONResponse(self._inference.index(ready=asked.get("ready") is True))
 
-    async def unsupported(request: Request) -> Response:
-        shaped(request)
+    async def unsupported(self, request: Request) -> Response:
+        _shape(request)
         raise UnsupportedOperation("models are loaded and unloaded by whoever runs the service")
 
-    async def aside(work: Callable[..., T], *args: object) -> T:
-        return await regions.aside(Deadline.after(inference.patience), work, *args)
-
-    async def registration(request: Request, *known: str) -> JsonObject:
-        """The body of a registration, for this host's own clients."""
-        shaped(request)
-        regions.check_peer(_host(request))
-        raw = await read_body(request, limit=max_body_bytes, timeout=inference.patience)
-        body = json_object(read_json(raw))
-        reject_unknown(body, known, "")
-        return body
-
-    async def system_status(request: Request, region: str = "") -> Response:
-        shaped(request)
-        regions.check_peer(_host(request))
-        found = regions.regions(SystemMemory, region)
-        return JSONResponse(
-            [
-                {
-                    "name": one.name,
-                    "key": one.memory.key,
-                    "offset": one.memory.offset,
-                    "byte_size": one.byte_size,
-                }
-                for one in found
-            ]
-        )
-
-    async def cuda_status(request: Request, region: str = "") -> Response:
-        shaped(request)
-        regions.check_peer(_host(request))
-        found = regions.regions(CudaMemory, region)
-        return JSONResponse(
-            [
-                {"name": one.name, "device_id": one.memory.device_id, "byte_size": one.byte_size}
-                for one in found
-            ]
-        )
-
-    async def register_system(request: Request, region: str) -> Response:
-        body = await registration(request, "key", "offset", "byte_size")
+    async def register_system(self, request: Request, region: str) -> Response:
+        body = await self._registration(request, "key", "offset", "byte_size")
         key = body.get("key")
         if not isinstance(key, str):
             raise expected("key", "a string", key)
         offset, size = _whole(body, "offset", 0), _whole(body, "byte_size")
-        await aside(regions.register_system, region, key, offset, size)
+        await self._aside(self._regions.register_system, region, key, offset, size)
         return JSONResponse({})
 
-    async def register_cuda(request: Request, region: str) -> Response:
-        body = await registration(request, "raw_handle", "device_id", "byte_size")
+    async def register_cuda(self, request: Request, region: str) -> Response:
+        body = await self._registration(request, "raw_handle", "device_id", "byte_size")
         device, size = _whole(body, "device_id"), _whole(body, "byte_size")
-        await aside(regions.register_cuda, region, _handle(body.get("raw_handle")), device, size)
+        handle = _handle(body.get("raw_handle"))
+        await self._aside(self._regions.register_cuda, region, handle, device, size)
         return JSONResponse({})
 
-    def unregister(kind: type[Memory]) -> Any:
-        async def answer(request: Request, region: str = "") -> Response:
-            shaped(request)
-            regions.check_peer(_host(request))
-            await aside(regions.unregister, kind, region)
-            return JSONResponse({})
+    async def _registration(self, request: Request, *known: str) -> JsonObject:
+        """Read the body of a registration, for this host's own clients."""
+        self._check_peer(request)
+        body = json_object(read_json(await self._body(request)))
+        reject_unknown(body, known, "")
+        return body
 
-        return answer
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request, limit=self._max_body_bytes, timeout=self._inference.patience)
 
-    get("/health/live", live)
-    get("/health/ready", ready)
-    get("", server)
-    get("/models/stats", statistics)
-    get_of_model("", metadata)
-    get_of_model("/ready", model_ready)
-    get_of_model("/config", configuration)
-    get_of_model("/stats", statistics)
-    for path, answer in (
-        ("/models/{name}/infer", infer),
-        ("/models/{name}/versions/{version}/infer", infer),
-        ("/repository/index", index),
-        ("/repository/models/{name}/load", unsupported),
-        ("/repository/models/{name}/unload", unsupported),
-    ):
-        post(path, answer)
-    for memory, kind, register, status in (
-        ("systemsharedmemory", SystemMemory, register_system, system_status),
-        ("cudasharedmemory", CudaMemory, register_cuda, cuda_status),
-    ):
-        post(f"/{memory}/region/{{region}}/register", register)
-        post(f"/{memory}/region/{{region}}/unregister", unregister(kind))
-        post(f"/{memory}/unregister", unregister(kind))
-        get(f"/{memory}/status", status)
-        get(f"/{memory}/region/{{region}}/status", status)
-    return router
+    def _check_peer(self, request: Request) -> None:
+        self._regions.check_peer(_shape(request).peer)
+
+    async def _aside(self, work: Callable[..., T], *args: object) -> T:
+        return await self._regions.aside(Deadline.after(self._inference.patience), work, *args)
+
+
+def _shape(request: Request) -> Exchange:
+    """Give a request's exchange, whose errors are in Triton's shape.
+
+    Most paths have a model's name in them, and the application knows whole paths.
+    """
+    exchange = exchange_of(request.scope)
+    exchange.error_shape = write_error
+    return exchange
+
+
+def _system_region(region: Region[SystemMemory]) -> JsonObject:
+    memory = region.memory
+    return {
+        "name": region.name,
+        "key": memory.key,
+        "offset": memory.offset,
+        "byte_size": region.byte_size,
+    }
+
+
+def _cuda_region(region: Region[CudaMemory]) -> JsonObject:
+    return {"name": region.name, "device_id": region.memory.device_id, "byte_size": region.byte_size}
 
 
 def _whole(body: JsonObject, name: str, default: int | None = None) -> int:
@@ -390,7 +383,3 @@ def _handle(value: Json) -> bytes:
         return pybase64.b64decode(text, validate=True)
     except ValueError:
         raise InvalidInput("raw_handle.b64: expected base64", param="raw_handle.b64") from None
-
-
-def _host(request: Request) -> str:
-    return str((request.scope.get("client") or ("",))[0])

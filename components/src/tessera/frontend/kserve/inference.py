@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from tessera import __version__
 from tessera.errors import Overloaded, RateLimited, ResponseTooLarge, TesseraError
-from tessera.frontend.http.admission import Ticket
-from tessera.frontend.http.auth import client_of
+from tessera.frontend.exchange import Exchange
 from tessera.frontend.kserve.call import Answer, Call
 from tessera.frontend.kserve.line import Line
 from tessera.frontend.kserve.models import (
@@ -87,61 +86,40 @@ class Inference:
             left = min(left, asked / 1e6)
         return Deadline.after(left)
 
-    async def infer(
-        self,
-        call: Call,
-        *,
-        request_id: str,
-        key: str,
-        deadline: Deadline,
-        counted: bool = False,
-    ) -> Answer:
-        """``key`` is the name of the API key. ``counted`` says that its rate of requests knows the call.
-
-        Raises ``TesseraError``.
-        """
+    async def infer(self, call: Call, exchange: Exchange) -> Answer:
+        """Answer a call that holds no place yet; raises ``TesseraError``."""
         started = time.perf_counter()
         offer = self.offers.find(call.model, call.version)
         spent = Spent()
         try:
-            outputs = await self._infer(offer, call, request_id, key, deadline, counted, spent)
+            outputs = await self._infer(offer, call, exchange, spent)
         except TesseraError:
             self.statistics.fail(offer.name, time.perf_counter() - started)
             raise
         self.statistics.succeed(offer.name, spent, time.perf_counter() - started)
-        return Answer(model=call.model, id=call.id, request_id=request_id, outputs=outputs)
+        return Answer(model=call.model, id=call.id, request_id=exchange.id, outputs=outputs)
 
-    async def _infer(
-        self,
-        offer: Offer,
-        call: Call,
-        request_id: str,
-        key: str,
-        deadline: Deadline,
-        counted: bool,
-        spent: Spent,
-    ) -> tuple[Any, ...]:
+    async def _infer(self, offer: Offer, call: Call, exchange: Exchange, spent: Spent) -> tuple[Any, ...]:
         began = time.perf_counter()
         note(model=offer.served.served.model, kserve=offer.name)
         call.check_parameters(offer.parameters)
         check_outputs(offer, call)
-        call = await self.regions.load(call, deadline)
+        call = await self.regions.load(call, exchange.deadline)
         spent.batch = check_inputs(offer, call)
         if call.nbytes > _LARGE_BYTES:
             work = await asyncio.to_thread(offer.read, call)
         else:
             work = offer.read(call)
-        if not counted:
-            self._service.limiter.admit(key)
+        exchange.count()
         self._check_size(work.nbytes)
         read = time.perf_counter()
         result = None
         if work.request is not None:
-            result = await self._run(offer, call, work, request_id, key, deadline, spent)
+            result = await self._run(offer, call, work, exchange, spent)
         computed = time.perf_counter()
         made = work.write(result)
         outputs = written(offer, call, made)
-        await self.regions.store(call, outputs, deadline)
+        await self.regions.store(call, outputs, exchange.deadline)
         ended = time.perf_counter()
         spent.compute_input = read - began
         spent.compute_infer = max(0.0, computed - read - spent.queue)
@@ -153,59 +131,47 @@ class Inference:
         if nbytes > limit:
             raise ResponseTooLarge(f"the answer may take {nbytes} bytes, over the limit of {limit}")
 
-    async def _run(
-        self,
-        offer: Offer,
-        call: Call,
-        work: Work,
-        request_id: str,
-        key: str,
-        deadline: Deadline,
-        spent: Spent,
-    ) -> Result:
+    async def _run(self, offer: Offer, call: Call, work: Work, exchange: Exchange, spent: Spent) -> Result:
         """Wait for room as often as it takes: that of a request is known in full once it has been read."""
         served, request = offer.served, work.request
         assert request is not None
         width = served.pipeline.output_of(request).width
         note(inputs=len(request.inputs), images=sum(len(entry.images) for entry in request.inputs))
 
-        def take() -> Ticket:
-            ticket = self._service.admission.enter(client_of(key), call.nbytes)
+        def take() -> None:
+            exchange.ticket = self._service.admission.enter(exchange.client, call.nbytes)
             try:
-                ticket.enter(served.room)
+                exchange.ticket.enter(served.room)
             except Overloaded:
-                ticket.close()
+                exchange.leave()
                 raise
-            return ticket
 
         of_request = dispatch.Call(
-            request_id=request_id, deadline=deadline, client=client_of(key), priority=request.priority
+            request_id=exchange.id,
+            deadline=exchange.deadline,
+            client=exchange.client,
+            priority=request.priority,
         )
         prepared: Prepared | None = None
-        charged = False
         while True:
             asked = time.perf_counter()
-            ticket = await self._line.wait(served.room, take, nbytes=call.nbytes, deadline=deadline)
+            await self._line.wait(served.room, take, nbytes=call.nbytes, deadline=exchange.deadline)
             spent.queue += time.perf_counter() - asked
             try:
                 if prepared is None:
                     prepared = await served.pipeline.prepare(request, of_request)
                 if prepared.good:
                     cost = prepared.cost
-                    note(tokens=cost.tokens, units=cost.units)
                     nbytes = max(work.nbytes, 4 * width * cost.rows)
                     self._check_size(nbytes)
-                    ticket.charge(cost.tokens, cost.units, nbytes)
-                    if not charged:
-                        self._service.limiter.charge(key, cost.tokens)
-                        charged = True
+                    exchange.pay(cost.tokens, cost.units, nbytes)
                 result = await served.pipeline.embed(prepared, of_request)
             except RateLimited:
                 raise
             except Overloaded:
                 # Its cost was known too late, or a worker has less room than it had said.
                 asked = time.perf_counter()
-                deadline.left()
+                exchange.deadline.left()
             else:
                 spent.queue += result.timings.queue_ms / 1e3
                 note(
@@ -215,7 +181,7 @@ class Inference:
                 )
                 return result
             finally:
-                ticket.close()
+                exchange.leave()
             await asyncio.sleep(_PAUSE_SECONDS)
             spent.queue += time.perf_counter() - asked
 

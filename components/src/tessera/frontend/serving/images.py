@@ -88,8 +88,6 @@ class Vision:
 
 Visions = tuple[Vision, ...]
 
-_NOT_LOADED = RequestCancelled("not loaded, because an input before it failed")
-
 
 @dataclass(frozen=True, slots=True)
 class _Loading:
@@ -159,7 +157,11 @@ class ImageReader:
             for task in tasks.values():
                 task.cancel()
         for index, task in tasks.items():
-            visions[index] = _NOT_LOADED if task.cancelled() else task.result()
+            visions[index] = (
+                RequestCancelled("not loaded, because an input before it failed")
+                if task.cancelled()
+                else task.result()
+            )
 
     async def _read_input(self, entry: Input, loading: _Loading) -> Visions | TesseraError:
         try:

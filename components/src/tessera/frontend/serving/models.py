@@ -17,7 +17,7 @@ from tessera.model_names import find_name
 
 log = logging.getLogger(__name__)
 
-# How often the other frontends of a port are looked at that may have work for a model that is leaving.
+# How often a model that is leaving is looked at: this frontend or another of the port may have work for it.
 _LOOK_SECONDS: Final = 0.05
 
 # Opening a checkpoint takes a second or so; a download takes longer, and clients ask again.
@@ -144,7 +144,6 @@ class Models:
     async def _close(self, model: ServedModel) -> None:
         try:
             async with asyncio.timeout(self._patience):
-                await model.room.empty()
                 while model.room.requests:  # noqa: ASYNC110
                     await asyncio.sleep(_LOOK_SECONDS)
         except TimeoutError:

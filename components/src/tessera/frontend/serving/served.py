@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tessera.errors import ModelNotFound
-from tessera.frontend.http.admission import Room
+from tessera.frontend.admission.room import Room
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.model_settings import ModelSettings
 from tessera.frontend.request import RequestLimits

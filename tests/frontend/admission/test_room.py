@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from tessera.errors import Overloaded
-from tessera.frontend.http.admission import RESPONSES_IN_FLIGHT, Admission, Capacity, Room, Ticket
+from tessera.frontend.admission.room import RESPONSES_IN_FLIGHT, Admission, Capacity, Room, Ticket
 
 
 class Workers:
@@ -268,19 +266,19 @@ def test_a_head_is_refused_once_every_model_is_full() -> None:
     close([*full, models.admission.enter("")])
 
 
-async def test_a_room_is_empty_once_its_last_request_has_left() -> None:
+def test_a_room_is_empty_once_its_last_request_has_left() -> None:
     models = TwoModels()
     first, second = (models.admission.enter("") for _ in range(2))
     first.enter(models.one)
     second.enter(models.one)
-    waiting = asyncio.ensure_future(models.one.empty())
+    assert models.one.requests == 2
     first.close()
-    await asyncio.sleep(0)
-    assert not waiting.done()
+    assert models.one.requests == 1
     # It goes to the other model's room.
     second.enter(models.other)
-    await asyncio.wait_for(waiting, 10)
+    assert (models.one.requests, models.other.requests) == (0, 1)
     second.close()
+    assert models.other.requests == 0
     models.admission.close_room(models.one)
     ticket = models.admission.enter("")
     assert models.other.tokens > 0

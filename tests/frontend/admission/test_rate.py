@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tessera.errors import RateLimited
-from tessera.frontend.http.admission import RateLimiter
+from tessera.frontend.admission.rate import RateLimiter
 from tessera.frontend.http.errors import render
 from tests.clock import Clock
 

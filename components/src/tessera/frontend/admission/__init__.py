@@ -1,0 +1,1 @@
+"""How much work the frontend admits at a time, and how much one API key may use per minute."""

@@ -1,0 +1,385 @@
+"""What is in flight: rooms of models, and the tickets of the requests in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from tessera.budgets import Budget
+from tessera.errors import Overloaded
+from tessera.frontend.group import (
+    HELD_BYTES,
+    HELD_REQUESTS,
+    HELD_TOKENS,
+    HELD_UNITS,
+    REQUESTS,
+    FrontendGroup,
+    model_entry,
+)
+from tessera.rpc import Peers
+
+# What a request is taken to cost before any of its kind was known. Of those of its kind that were, the
+# first ones count alike and later ones fade: the guess is right after one of them, and again after ten when
+# they have changed.
+_FIRST_GUESS: Final = 64.0
+_LEAST_WEIGHT: Final = 0.125
+
+# Of text, roughly; an image has many more.
+_BYTES_PER_TOKEN: Final = 4
+
+
+class _Costs:
+    """What requests cost in tokens: a moving average for bodies of about one length, or of no known one.
+
+    A single one would take a short text for an image, and an image for a text, whenever both are sent. Where
+    ``pairs`` are scored a body has many more tokens than its length says: its query is in each of them.
+    """
+
+    def __init__(self, *, pairs: bool) -> None:
+        self._pairs = pairs
+        self._means: dict[int, float] = {}
+        self._counts: dict[int, int] = {}
+
+    def guess(self, body_bytes: int | None) -> int:
+        kind = _kind(body_bytes)
+        guess = int(self._means.get(kind, _FIRST_GUESS))
+        if body_bytes is None or self._pairs:
+            return guess
+        return min(guess, body_bytes // _BYTES_PER_TOKEN)
+
+    def learn(self, body_bytes: int | None, tokens: int) -> None:
+        kind = _kind(body_bytes)
+        count = self._counts[kind] = self._counts.get(kind, 0) + 1
+        mean = self._means.get(kind, 0.0)
+        self._means[kind] = mean + max(_LEAST_WEIGHT, 1 / count) * (tokens - mean)
+
+
+def _kind(body_bytes: int | None) -> int:
+    """Bodies of one kind differ in length by less than a factor of two."""
+    # A length that no server takes is what a client says, and must not make kinds without end.
+    return -1 if body_bytes is None else min(64, body_bytes.bit_length())
+
+
+RESPONSES_IN_FLIGHT: Final = 16
+"""How many answers of the largest size may be under way at a time."""
+
+
+class Capacity:
+    """The tokens and units that the workers together take from here at a time, as they say themselves.
+
+    Nothing is admitted beyond that: a worker would refuse it when its body had been read and made into
+    tokens. ``tokens`` and ``units`` ask for the sums over the workers that are there now. With no worker
+    there, what was last known goes on: requests wait for a worker that is started again, and no more of them
+    than before. ``unknown`` is what counts until the first worker is there.
+    """
+
+    def __init__(self, tokens: Callable[[], int], units: Callable[[], int], *, unknown: int) -> None:
+        self._read_tokens = tokens
+        self._read_units = units
+        self._tokens = self._units = unknown
+
+    @classmethod
+    def of_workers(cls, embed: Peers, encode: Peers, *, unknown: int) -> Capacity:
+        return cls(
+            lambda: sum(info.tokens for info in embed.ready.values()),
+            # Aggregated workers encode for themselves.
+            lambda: sum(info.units for info in (*embed.ready.values(), *encode.ready.values())),
+            unknown=unknown,
+        )
+
+    def tokens(self) -> int:
+        self._tokens = self._read_tokens() or self._tokens
+        return self._tokens
+
+    def units(self) -> int:
+        self._units = self._read_units() or self._units
+        return self._units
+
+
+class _Places:
+    """Where it stands what all, and each client, hold of ``owner``, in the own slot and the others'."""
+
+    def __init__(self, group: FrontendGroup, owner: str) -> None:
+        self._group = group
+        self._owner = owner
+        self._epoch = group.epoch
+        self._by_client: dict[str, tuple[int, list[int]]] = {}
+
+    def find(self, client: str) -> tuple[int, list[int]]:
+        """Those of a client; of "" those of all."""
+        if self._epoch != self._group.epoch:
+            self._by_client.clear()
+            self._epoch = self._group.epoch
+        places = self._by_client.get(client)
+        if places is None:
+            name = model_entry(self._owner, client)
+            others = self._group.places(name, self._group.others)
+            places = self._by_client[client] = self._group.place(name), others
+        return places
+
+
+class GroupBudget(Budget):
+    """A budget whose counts are in the table: ``word`` of the entries of all, and of each client.
+
+    ``unit`` is the noun of errors. Two frontends that admit at the same instant do not see each other.
+    """
+
+    __slots__ = ("_group", "_places", "_unit", "_word")
+
+    def __init__(
+        self, limit: Callable[[], int], group: FrontendGroup, places: _Places, word: int, unit: str
+    ) -> None:
+        super().__init__(limit)
+        self._group = group
+        self._places = places
+        self._word = word
+        self._unit = unit
+
+    @property
+    def used(self) -> int:
+        return self.held("")
+
+    def held(self, client: str) -> int:
+        words, word = self._group.words, self._word
+        own, others = self._places.find(client)
+        total = words[own + word]
+        for at in others:
+            total += words[at + word]
+        return total
+
+    def admits(self, client: str, amount: int) -> bool:
+        # Nobody is refused for what a frontend held that has ended.
+        return super().admits(client, amount) or (self._group.look() and super().admits(client, amount))
+
+    def overloaded(self, client: str, amount: int) -> Overloaded:
+        """Give the error for an amount that is not admitted."""
+        message = self.refusal(client, amount, whole="the service", unit=f"{self._unit} in flight")
+        return Overloaded(message, retry_after=1.0)
+
+    def check(self, client: str, amount: int) -> None:
+        """Raise ``Overloaded`` for an amount that is not admitted."""
+        if not self.admits(client, amount):
+            raise self.overloaded(client, amount)
+
+    def share(self, amount: int) -> int:
+        """Bound an amount as a worker does: a quarter of its queue waits for one request at most."""
+        return min(amount, self.limit // 4)
+
+    def take(self, client: str, amount: int) -> None:
+        words, word, find = self._group.words, self._word, self._places.find
+        words[find("")[0] + word] += amount
+        if client:
+            words[find(client)[0] + word] += amount
+
+    def give(self, client: str, amount: int) -> None:
+        self.take(client, -amount)
+
+
+class Room:
+    """What the requests for one model have in flight, up to its workers' capacity and to a number of them.
+
+    Tokens and units are shared fairly between clients. ``pairs`` says that the model scores pairs. What the
+    frontends of a ``group`` have in flight counts together.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        capacity: Capacity,
+        *,
+        max_requests: int,
+        pairs: bool = False,
+        group: FrontendGroup | None = None,
+    ) -> None:
+        self.model = model
+        group = group or FrontendGroup()
+        places = _Places(group, model)
+        self._requests = GroupBudget(lambda: max_requests, group, places, HELD_REQUESTS, "requests")
+        self._tokens = GroupBudget(capacity.tokens, group, places, HELD_TOKENS, "tokens")
+        self._units = GroupBudget(capacity.units, group, places, HELD_UNITS, "units")
+        self._costs = _Costs(pairs=pairs)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in flight."""
+        return self._tokens.used
+
+    @property
+    def units(self) -> int:
+        """What the vision stage has to do, in flight."""
+        return self._units.used
+
+    @property
+    def requests(self) -> int:
+        """Requests in flight."""
+        return self._requests.used
+
+    def refusal(self, client: str, body_bytes: int | None) -> Overloaded | None:
+        """Give the error that ``enter`` would raise now."""
+        if not self._requests.admits("", 1):
+            return _too_many(self.requests)
+        guess = self._guess(body_bytes)
+        return None if self._tokens.admits(client, guess) else self._tokens.overloaded(client, guess)
+
+    def enter(self, client: str, body_bytes: int | None) -> int:
+        """Take a place for a request; raises ``Overloaded`` when the room is full.
+
+        Gives the tokens that it holds until its cost is known: what the last requests with bodies of about
+        this length cost, or, but for pairs, what such a body could hold at most.
+        """
+        if (refusal := self.refusal(client, body_bytes)) is not None:
+            raise refusal
+        guess = self._guess(body_bytes)
+        self._requests.take("", 1)
+        self._tokens.take(client, guess)
+        return guess
+
+    def leave(self, client: str, tokens: int, units: int) -> None:
+        """Give a request's place and all that it holds back."""
+        self._requests.take("", -1)
+        self.hold(client, -tokens, -units)
+
+    def hold(self, client: str, tokens: int, units: int) -> None:
+        """Count so many tokens and units more."""
+        self._tokens.take(client, tokens)
+        if units:
+            self._units.take(client, units)
+
+    def check(self, client: str, tokens: int, units: int) -> tuple[int, int]:
+        """Give what a request is to hold for its cost; raises ``Overloaded`` when that is too much now."""
+        tokens, units = self._tokens.share(tokens), self._units.share(units)
+        self._tokens.check(client, tokens)
+        if units:
+            self._units.check(client, units)
+        return tokens, units
+
+    def learn(self, body_bytes: int | None, tokens: int) -> None:
+        """Take the cost of a request into account for the guesses about those that come."""
+        self._costs.learn(body_bytes, tokens)
+
+    def _guess(self, body_bytes: int | None) -> int:
+        return self._tokens.share(self._costs.guess(body_bytes))
+
+
+class Admission:
+    """Admits requests up to a number, to the models' ``Room`` and to the bytes of the answers.
+
+    The head of a request says nothing of its model: where there are several it is let in as long as one of
+    them has room for such a request, so that a flood of requests for one does not turn those for another
+    away. Bytes of answers are shared fairly between clients, and by all models. ``max_requests`` is a
+    model's. ``max_response_bytes`` is the limit of one answer.
+    """
+
+    def __init__(
+        self, *, max_requests: int, max_response_bytes: int, group: FrontendGroup | None = None
+    ) -> None:
+        self._group = group = group or FrontendGroup()
+        self._max_requests = max_requests
+        self._rooms: list[Room] = []
+        self.answers = GroupBudget(
+            lambda: RESPONSES_IN_FLIGHT * max_response_bytes,
+            group,
+            _Places(group, ""),
+            HELD_BYTES,
+            "bytes of answers",
+        )
+
+    def open_room(self, model: str, capacity: Capacity, *, pairs: bool = False) -> Room:
+        """Room for a model's requests, until it is closed; ``pairs`` says that the model scores pairs."""
+        room = Room(model, capacity, max_requests=self._max_requests, pairs=pairs, group=self._group)
+        self._rooms.append(room)
+        return room
+
+    def close_room(self, room: Room) -> None:
+        """Nothing is let in for its sake any more; what is in it stays until it is done."""
+        self._rooms.remove(room)
+
+    @property
+    def requests(self) -> int:
+        """Requests in flight."""
+        return int(self._group.words[self._group.base + REQUESTS]) + self._group.elsewhere(REQUESTS)
+
+    @property
+    def response_bytes(self) -> int:
+        """Bytes of the answers to what is in flight."""
+        return self.answers.used
+
+    def refusal(self, client: str, body_bytes: int | None = None) -> Overloaded | None:
+        """Give the error that ``enter`` would raise now."""
+        most = self._max_requests * max(1, len(self._rooms))
+        if self.requests >= most and not (self._group.look() and self.requests < most):
+            return _too_many(self.requests)
+        first: Overloaded | None = None
+        for room in self._rooms:
+            if (refusal := room.refusal(client, body_bytes)) is None:
+                return None
+            first = first or refusal
+        return first
+
+    def enter(self, client: str, body_bytes: int | None = None) -> Ticket:
+        """Admit a request; raises ``Overloaded`` when the service is full.
+
+        With one model it enters that one's room at once.
+        """
+        if (refusal := self.refusal(client, body_bytes)) is not None:
+            raise refusal
+        ticket = Ticket(self, client, body_bytes)
+        if len(self._rooms) == 1:
+            ticket.enter(self._rooms[0])
+        self.count(1)
+        return ticket
+
+    def count(self, requests: int) -> None:
+        """Count so many requests more."""
+        self._group.words[self._group.base + REQUESTS] += requests
+
+
+def _too_many(requests: int) -> Overloaded:
+    return Overloaded(f"{requests} requests are being answered already", retry_after=1.0)
+
+
+class Ticket:
+    """One request's place, until it is closed."""
+
+    def __init__(self, admission: Admission, client: str, body_bytes: int | None) -> None:
+        self._admission = admission
+        self._client = client
+        self._body_bytes = body_bytes
+        self._room: Room | None = None
+        self._tokens = 0
+        self._units = 0
+        self._response_bytes = 0
+
+    def enter(self, room: Room) -> None:
+        """Take a place in the room of the request's model; raises ``Overloaded`` when it is full."""
+        if room is not self._room:
+            guess = room.enter(self._client, self._body_bytes)
+            self._leave()
+            self._room, self._tokens = room, guess
+
+    def _leave(self) -> None:
+        if self._room is not None:
+            self._room.leave(self._client, self._tokens, self._units)
+            self._room, self._tokens, self._units = None, 0, 0
+
+    def charge(self, tokens: int, units: int, response_bytes: int) -> None:
+        """Replace the guess by the request's cost; raises ``Overloaded`` when that is too much now.
+
+        The request has entered its model's room.
+        """
+        room, answers, client = self._room, self._admission.answers, self._client
+        assert room is not None
+        room.learn(self._body_bytes, tokens)
+        room.hold(client, -self._tokens, 0)
+        self._tokens = 0
+        tokens, units = room.check(client, tokens, units)
+        answers.check(client, response_bytes)
+        room.hold(client, tokens, units)
+        answers.take(client, response_bytes)
+        self._tokens, self._units, self._response_bytes = tokens, units, response_bytes
+
+    def close(self) -> None:
+        self._leave()
+        self._admission.count(-1)
+        if self._response_bytes:
+            self._admission.answers.give(self._client, self._response_bytes)

@@ -1,0 +1,139 @@
+"""One request of a client and its answer, as every door has it: HTTP, gRPC."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from starlette.types import Scope
+
+from tessera.errors import RequestCancelled
+from tessera.frontend.admission.rate import RateLimiter
+from tessera.frontend.admission.room import Ticket
+from tessera.frontend.http.auth import ANONYMOUS
+from tessera.frontend.http.errors import ErrorShape, Failure
+from tessera.logs import RequestLine, note
+from tessera.tasks import Deadline, Departure, Left
+
+T = TypeVar("T")
+
+# It is echoed in a header and in logs, where a line break would forge another line.
+_REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Exchange:
+    """Holds what is known of a request from its head to its answer; owned by one event loop.
+
+    ``headers`` has the first of each name, in lower case. ``body_bytes`` is the length that was announced,
+    ``peer`` the client's address, ``key`` the name of the API key, also where there are none. ``rates`` is
+    None where no key has a rate. ``departure`` ends the work when the client goes away. ``model`` is the name
+    of the model that answers, once it is known, ``failure`` the answer where it is an error, ``error_shape``
+    its form where that is not the route's, ``unexpected`` an error that no handler knows, and ``body`` the
+    request's, once it has been read.
+    """
+
+    line: RequestLine
+    deadline: Deadline
+    path: str
+    method: str = "POST"
+    peer: str = ""
+    headers: Mapping[bytes, bytes] = field(default_factory=dict)
+    body_bytes: int | None = None
+    rates: RateLimiter | None = None
+    departure: Departure = field(default_factory=Departure)
+    key: str = ANONYMOUS
+    ticket: Ticket | None = None
+    model: str = ""
+    failure: Failure | None = None
+    error_shape: ErrorShape | None = None
+    unexpected: Exception | None = None
+    body: bytes | None = None
+    _counted: bool = False
+    _paid: bool = False
+
+    @classmethod
+    def open(cls, scope: Scope, rates: RateLimiter | None = None, *, seconds: float = math.inf) -> Exchange:
+        """Begin the exchange of an HTTP request that has ``seconds``, and keep it in the request's scope."""
+        headers = dict(reversed(scope["headers"]))
+        given, length = headers.get(b"x-request-id", b""), headers.get(b"content-length", b"")
+        state = scope.setdefault("state", {})
+        exchange = state["exchange"] = cls(
+            line=RequestLine(given.decode("ascii") if _REQUEST_ID.fullmatch(given) else new_request_id()),
+            deadline=Deadline.after(seconds),
+            path=scope["path"],
+            method=scope["method"],
+            peer=str((scope.get("client") or ("",))[0]),
+            headers=headers,
+            body_bytes=int(length) if length.isdigit() else None,
+            rates=rates,
+            departure=state.get("departure") or Departure(),
+        )
+        return exchange
+
+    @property
+    def id(self) -> str:
+        """The request's id, which its body may set."""
+        return self.line.request_id
+
+    @property
+    def client(self) -> str:
+        """The name by which clients share the service; empty where there are no keys."""
+        return "" if self.key == ANONYMOUS else self.key
+
+    def count(self) -> None:
+        """Count the request in its key's rate, once; raises ``RateLimited``."""
+        if self.rates is not None and not self._counted:
+            self.rates.admit(self.key)
+        self._counted = True
+
+    def pay(self, tokens: int, units: int, nbytes: int) -> None:
+        """Charge what the request takes of workers, and ``nbytes`` of its answer: the one place that does.
+
+        The key's rate is charged once, however often the request gets another ticket. Raises ``Overloaded``
+        where its model has no room for it, ``RateLimited`` where its key has none left.
+        """
+        note(tokens=tokens, units=units)
+        if self.ticket is not None:
+            self.ticket.charge(tokens, units, nbytes)
+        if self.rates is not None and not self._paid:
+            self.rates.charge(self.key, tokens)
+        self._paid = True
+
+    def leave(self) -> None:
+        """Give the request's place back, if it has one."""
+        if self.ticket is not None:
+            self.ticket.close()
+            self.ticket = None
+
+    async def during(self, work: Coroutine[Any, Any, T]) -> T:
+        """Give the result of ``work``; a client that goes away cancels it (``RequestCancelled``)."""
+        try:
+            return await self.departure.during(work)
+        except Left:
+            raise RequestCancelled("the client went away") from None
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """Give the exchange of an HTTP request that the middleware has seen."""
+    exchange: Exchange = scope["state"]["exchange"]
+    return exchange
+
+
+def _new_ids() -> Iterator[str]:
+    """32 hexadecimal digits each; asking the system for one at a time takes 3 µs and more."""
+    while True:
+        fresh = os.urandom(4096).hex()
+        yield from (fresh[at : at + 32] for at in range(0, len(fresh), 32))
+
+
+_IDS: Final = _new_ids()
+
+
+def new_request_id() -> str:
+    """For a request whose client gave none."""
+    return next(_IDS)
