@@ -112,10 +112,10 @@ def orientation(image: ImageFile.ImageFile) -> int:
         if len(image.info.get("exif", b"")) > _MAX_EXIF_BYTES:
             return 1
         # The base class's method: the one for PNG decodes the pixels to reach what follows them.
-        found = Image.Image.getexif(image).get(ExifTags.Base.Orientation)
+        turn = Image.Image.getexif(image).get(ExifTags.Base.Orientation)
     except Exception:  # Pillow's readers raise whatever a malformed block leads them to
         return 1
-    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+    return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
 
 
 def upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
@@ -181,13 +181,13 @@ class _MeteredFile(BytesIO):
         self._nbytes = _MAX_TIFF_BYTES if data[:4] in _CLASSIC_TIFF else len(data) * 4 + 1024
 
     def read(self, size: int | None = -1, /) -> bytes:
-        found = super().read(size)
+        data = super().read(size)
         if self._reads is not None:
             self._reads -= 1
-            self._nbytes -= len(found)
+            self._nbytes -= len(data)
             if self._reads < 0 or self._nbytes < 0:
                 raise ValueError("the header goes on for too long")
-        return found
+        return data
 
     def unmeter(self) -> None:
         self._reads = None
@@ -247,10 +247,10 @@ def plain_jpeg_pixels(data: bytes, size: tuple[int, int]) -> npt.NDArray[np.uint
     width, height = size
     pixels = np.empty((height, width, 4), np.uint8)
     try:
-        found = simplejpeg.decode_jpeg(data, "RGBX", buffer=pixels)
+        decoded = simplejpeg.decode_jpeg(data, "RGBX", buffer=pixels)
     except ValueError:
         return None
-    return pixels.view("<u4")[..., 0] if found.shape == pixels.shape else None
+    return pixels.view("<u4")[..., 0] if decoded.shape == pixels.shape else None
 
 
 class Picture:
@@ -308,9 +308,9 @@ class Picture:
         pixels.
         """
         decoded = "image" in self.__dict__
-        if not decoded and size == self.size and (found := plain_jpeg_pixels(self.data, size)) is not None:
+        if not decoded and size == self.size and (pixels := plain_jpeg_pixels(self.data, size)) is not None:
             for colour, plane in enumerate(planes):
-                plane[...] = (found >> 8 * colour).reshape(plane.shape)
+                plane[...] = (pixels >> 8 * colour).reshape(plane.shape)
             return
         image = self.image
         if image.size != size:

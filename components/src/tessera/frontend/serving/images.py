@@ -61,12 +61,12 @@ class KnownMedia:
     def find(self, client: str, name: str) -> KnownImage | None:
         names = self._clients.get(client)
         own = None if names is None else names.get(name)
-        found = [] if own is None else [own]
+        entries = [] if own is None else [own]
         if self._shared is not None:
-            found += self._shared.get_all(_key(client, name))
-        if not found:
+            entries += self._shared.get_all(_key(client, name))
+        if not entries:
             return None
-        digest, width, height, _ = max(map(_KNOWN.unpack, found), key=itemgetter(3))
+        digest, width, height, _ = max(map(_KNOWN.unpack, entries), key=itemgetter(3))
         return KnownImage(digest, width, height)
 
 
