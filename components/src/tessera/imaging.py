@@ -112,10 +112,10 @@ def orientation(image: ImageFile.ImageFile) -> int:
         if len(image.info.get("exif", b"")) > _MAX_EXIF_BYTES:
             return 1
         # The base class's method: the one for PNG decodes the pixels to reach what follows them.
-        found = Image.Image.getexif(image).get(ExifTags.Base.Orientation)
+        turn = Image.Image.getexif(image).get(ExifTags.Base.Orientation)
     except Exception:  # Pillow's readers raise whatever a malformed block leads them to
         return 1
-    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+    return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
 
 
 def upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
@@ -147,21 +147,25 @@ def image_errors(
         yield
     except (RequestError, MemoryError):
         raise
-    except UnidentifiedImageError as error:
-        raise UnsupportedMedia(
+    except Exception as error:  # Pillow's decoders raise whatever a malformed file leads them to
+        raise _refusal(error, param, formats, min(max_pixels, MAX_PIXELS)) from error
+
+
+def _refusal(error: Exception, param: str, formats: Sequence[str], max_pixels: int) -> RequestError:
+    if isinstance(error, UnidentifiedImageError):
+        return UnsupportedMedia(
             f"{param} is no image of a served format ({', '.join(formats)}), or its header is damaged",
             param=param,
-        ) from error
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        )
+    if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
         # Pillow's own limit is above the one that holds, and its words are all that it gives.
         pixels = re.search(r"\d+", str(error))
-        raise PayloadTooLarge(
+        return PayloadTooLarge(
             f"{param}: the image has {pixels[0] if pixels else 'too many'} pixels, the limit is"
-            f" {min(max_pixels, MAX_PIXELS)} in all",
+            f" {max_pixels} in all",
             param=param,
-        ) from error
-    except Exception as error:  # Pillow's decoders raise whatever a malformed file leads them to
-        raise InvalidInput(f"{param} is a damaged image: {error}", param=param) from error
+        )
+    return InvalidInput(f"{param} is a damaged image: {error}", param=param)
 
 
 class _MeteredFile(BytesIO):
@@ -177,13 +181,13 @@ class _MeteredFile(BytesIO):
         self._nbytes = _MAX_TIFF_BYTES if data[:4] in _CLASSIC_TIFF else len(data) * 4 + 1024
 
     def read(self, size: int | None = -1, /) -> bytes:
-        found = super().read(size)
+        data = super().read(size)
         if self._reads is not None:
             self._reads -= 1
-            self._nbytes -= len(found)
+            self._nbytes -= len(data)
             if self._reads < 0 or self._nbytes < 0:
                 raise ValueError("the header goes on for too long")
-        return found
+        return data
 
     def unmeter(self) -> None:
         self._reads = None
@@ -243,10 +247,10 @@ def plain_jpeg_pixels(data: bytes, size: tuple[int, int]) -> npt.NDArray[np.uint
     width, height = size
     pixels = np.empty((height, width, 4), np.uint8)
     try:
-        found = simplejpeg.decode_jpeg(data, "RGBX", buffer=pixels)
+        decoded = simplejpeg.decode_jpeg(data, "RGBX", buffer=pixels)
     except ValueError:
         return None
-    return pixels.view("<u4")[..., 0] if found.shape == pixels.shape else None
+    return pixels.view("<u4")[..., 0] if decoded.shape == pixels.shape else None
 
 
 class Picture:
@@ -290,7 +294,7 @@ class Picture:
             # Before loading: what a file says about itself behind its pixels does not count.
             turn, size = orientation(image), image.size
             image.load()
-            upright = _upright(image, turn)
+            upright = image if turn == 1 else _upright(image, turn)
             if image.size != size or upright.size != self.size:
                 raise InvalidInput(
                     f"{self.param} is a damaged image: its size is ambiguous", param=self.param
@@ -304,9 +308,9 @@ class Picture:
         pixels.
         """
         decoded = "image" in self.__dict__
-        if not decoded and size == self.size and (found := plain_jpeg_pixels(self.data, size)) is not None:
+        if not decoded and size == self.size and (pixels := plain_jpeg_pixels(self.data, size)) is not None:
             for colour, plane in enumerate(planes):
-                plane[...] = (found >> 8 * colour).reshape(plane.shape)
+                plane[...] = (pixels >> 8 * colour).reshape(plane.shape)
             return
         image = self.image
         if image.size != size:
@@ -335,10 +339,7 @@ _UPRIGHT = {
 
 
 def _upright(image: Image.Image, turn: int) -> Image.Image:
-    transpose = _UPRIGHT.get(turn)
-    if transpose is None:
-        return image
-    upright = image.transpose(transpose)
+    upright = image.transpose(_UPRIGHT[turn])
     upright.info = dict(image.info)
     return upright
 

@@ -180,7 +180,7 @@ class Translated:
     def begin(self, served: Served, limits: Limits) -> None:
         """Note the inputs; raises ``ResponseTooLarge`` as far as that is known before the work."""
         inputs = self.request.inputs
-        self._size(served.output, limits.max_response_bytes, len(inputs) * served.output.rows(1))
+        self._size(served.output, limits.max_response_bytes, len(inputs))
         note(inputs=len(inputs), images=sum([len(entry.images) for entry in inputs]))
 
     async def run(self, served: ServedModel, exchange: Exchange, call: Call, limits: Limits) -> Result:

@@ -61,21 +61,27 @@ def decode(url: str, *, param: str, max_bytes: int) -> bytes:
         raise InvalidInput(f"{param}: expected a data URL with ;base64 before its comma", param=param)
     payload = url[comma + 1 :]
     data = _strict(payload) if len(payload) <= _longest(max_bytes) else None
-    if data is None:
+    if not data:
         # Only then: to look for what clients may write otherwise takes 0.6 ms for 45 kB, and to decode 5 µs.
-        payload = _plain(payload, param, max_bytes)
-        data = _strict(payload + "=" * (-len(payload) % 4))
+        bare = url.startswith(BARE_BASE64)
+        data = _lenient(_plain(payload, param, max_bytes), param, bare=bare)
+    if len(data) > max_bytes:
+        raise _payload_too_large(param, max_bytes)
+    return data
+
+
+def _lenient(payload: str, param: str, *, bare: bool) -> bytes:
+    """Return the bytes of base64 that may lack its padding; ``bare`` says that it came without a URL."""
     if not payload:
         raise InvalidInput(f"{param}: the data URL is empty", param=param)
+    data = _strict(payload + "=" * (-len(payload) % 4))
     if data is None:
         # The module's own message can quote the input. A payload that came without a URL around it may be
         # a file's name, or a URL that somebody cut.
         why = "the data URL is not valid base64"
-        if url.startswith(BARE_BASE64):
+        if bare:
             why = "not valid base64; an image is base64, or a data, http, https or file URL"
         raise InvalidInput(f"{param}: {why}", param=param)
-    if len(data) > max_bytes:
-        raise _payload_too_large(param, max_bytes)
     return data
 
 
@@ -258,7 +264,8 @@ class MediaLoader:
         ``budget`` is what the images of the request share; without one, this image is the only one.
         Raises ``RequestError`` subclasses naming ``source.param``, or ``DeadlineExceeded``.
         """
-        tensor = _claims_tensor(source)
+        # In a data URL nothing but the client's own word names what it holds.
+        tensor = source.embeddings if source.url[:5].lower() == "data:" else _claims_tensor(source)
         data = await self.read(source, deadline=deadline, budget=budget or self.budget())
 
         def examine() -> LoadedImage | LoadedEmbeddings:

@@ -22,7 +22,7 @@ from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.row_lender import RowLender
 from tessera.image_plan import ImagePlan
 from tessera.logs import count as count_on_line
-from tessera.models.base import SCORES, Output, RowKind
+from tessera.models.base import SCORES, Output, OutputKind, RowKind
 from tessera.rows import Rows
 from tessera.rpc import Peers, least_loaded
 from tessera.tasks import Deadline, run_all
@@ -109,8 +109,9 @@ class Answer:
 
 def row_bounds(output: Output, tokens: Sequence[int]) -> npt.NDArray[np.int64]:
     """Return the bounds, int64 ``[inputs + 1]``, of the rows that inputs of so many tokens become."""
-    rows = accumulate(map(output.rows, tokens), initial=0)
-    return np.fromiter(rows, np.int64, len(tokens) + 1)
+    if output.kind is not OutputKind.TOKENS:
+        return np.arange(len(tokens) + 1, dtype=np.int64)
+    return np.fromiter(accumulate(tokens, initial=0), np.int64, len(tokens) + 1)
 
 
 class Embedder(Protocol):
@@ -344,7 +345,8 @@ class Dispatcher:
         self, items: Sequence[wire.Item], call: Call, share: _Share, loans: ExitStack
     ) -> tuple[Sequence[wire.Item], Call]:
         """Return the items with what several have in common in the first of them alone, and their queries."""
-        items = list(_without_repeats(items))
+        if len(items) > 1:
+            items = list(_without_repeats(items))
         if self._lender is not None and any(map(_has_rows, items)):
             share.lent = True
             items = self._lender.lend(items, self._peers.ready.get(share.instance), loans)

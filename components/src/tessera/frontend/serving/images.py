@@ -61,12 +61,12 @@ class KnownMedia:
     def find(self, client: str, name: str) -> KnownImage | None:
         names = self._clients.get(client)
         own = None if names is None else names.get(name)
-        found = [] if own is None else [own]
+        entries = [] if own is None else [own]
         if self._shared is not None:
-            found += self._shared.get_all(_key(client, name))
-        if not found:
+            entries += self._shared.get_all(_key(client, name))
+        if not entries:
             return None
-        digest, width, height, _ = max(map(_KNOWN.unpack, found), key=itemgetter(3))
+        digest, width, height, _ = max(map(_KNOWN.unpack, entries), key=itemgetter(3))
         return KnownImage(digest, width, height)
 
 
@@ -89,40 +89,58 @@ class Vision:
 Visions = tuple[Vision, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _Loading:
+    """What the images of one request share while they are loaded."""
+
+    spec: VisionSpec
+    deadline: Deadline
+    budget: MediaBudget
+    client: str
+
+
 class ImageReader:
     """Loads all images of a request at the same time."""
 
     def __init__(self, model: Model, media: MediaLoader, known: KnownMedia | None = None) -> None:
         self._known = known or KnownMedia()
         self._model = model
+        self._spec = model.vision
         self._media = media
 
     async def read(
         self, inputs: Sequence[Input], deadline: Deadline, *, allow_partial: bool, client: str = ""
     ) -> list[Visions | TesseraError]:
-        """Each input's images, or what was wrong with the first bad one.
+        """Return each input's images, or what was wrong with the first bad one.
 
         Unless ``allow_partial``, a bad input ends the loading of those behind it: the request fails over this
         one or one before it. ``client`` is whose names for images count.
         """
-        found: list[Visions | TesseraError] = [entry.malformed or () for entry in inputs]
-        if not any(entry.images for entry in inputs):
-            return found
-        if (vision := self._model.vision) is None:
+        visions: list[Visions | TesseraError] = [entry.malformed or () for entry in inputs]
+        if self._spec is None:
             return [
-                _refused(entry) if entry.images else made for entry, made in zip(inputs, found, strict=True)
+                _refused(entry) if entry.images else images
+                for entry, images in zip(inputs, visions, strict=True)
             ]
-        budget = self._media.budget()
+        loading = _Loading(self._spec, deadline, self._media.budget(), client)
         wanted = [index for index, entry in enumerate(inputs) if entry.images]
         if len(wanted) == 1:
             # Without a task of its own: 8 µs, where base64 and hash of a tile take 13.
-            (index,) = wanted
-            found[index] = await self._read_input(inputs[index], vision, deadline, budget, client)
-            return found
-        tasks = {
-            index: asyncio.ensure_future(self._read_input(inputs[index], vision, deadline, budget, client))
-            for index in wanted
-        }
+            visions[wanted[0]] = await self._read_input(inputs[wanted[0]], loading)
+        elif wanted:
+            await self._read_several(inputs, visions, wanted, loading, allow_partial=allow_partial)
+        return visions
+
+    async def _read_several(
+        self,
+        inputs: Sequence[Input],
+        visions: list[Visions | TesseraError],
+        wanted: Sequence[int],
+        loading: _Loading,
+        *,
+        allow_partial: bool,
+    ) -> None:
+        tasks = {index: asyncio.ensure_future(self._read_input(inputs[index], loading)) for index in wanted}
 
         def settled(index: int, task: asyncio.Future[Visions | TesseraError]) -> None:
             if not task.cancelled() and isinstance(task.result(), TesseraError):
@@ -139,48 +157,37 @@ class ImageReader:
             for task in tasks.values():
                 task.cancel()
         for index, task in tasks.items():
-            found[index] = (
+            visions[index] = (
                 RequestCancelled("not loaded, because an input before it failed")
                 if task.cancelled()
                 else task.result()
             )
-        return found
 
-    async def _read_input(
-        self, entry: Input, vision: VisionSpec, deadline: Deadline, budget: MediaBudget, client: str
-    ) -> Visions | TesseraError:
-        loads = [self._one(source, vision, deadline, budget, client) for source in entry.images]
+    async def _read_input(self, entry: Input, loading: _Loading) -> Visions | TesseraError:
         try:
-            return tuple(await run_all(loads))
+            return tuple(await run_all([self._read_image(source, loading) for source in entry.images]))
         except TesseraError as error:
             return error
 
-    async def _one(
-        self, source: Image, vision: VisionSpec, deadline: Deadline, budget: MediaBudget, client: str
-    ) -> Vision:
+    async def _read_image(self, source: Image, loading: _Loading) -> Vision:
+        client, budget, spec = loading.client, loading.budget, loading.spec
         if isinstance(source, PixelSource):
             budget.take(source.values.nbytes, param=source.param)
-            return await asyncio.to_thread(_normalised, source, vision)
+            return await asyncio.to_thread(_normalised, source, spec)
         if source.uuid is not None and not source.url:
             return self._recalled(source.param, client, source.uuid)
-        loaded = await self._media.load(source, row_width=vision.row_width, deadline=deadline, budget=budget)
+        loaded = await self._media.load(
+            source, row_width=spec.row_width, deadline=loading.deadline, budget=budget
+        )
         if isinstance(loaded, LoadedEmbeddings):
-            return Vision(
-                payload=wire.Embeddings(
-                    digest=loaded.digest,
-                    handle=inline_handle(loaded.data, shape=loaded.shape, dtype=loaded.dtype),
-                    grid=loaded.grid,
-                    param=source.param,
-                ),
-                pixels=0,
-            )
+            return _embeddings(loaded, source.param)
         known = KnownImage(loaded.digest, loaded.header.width, loaded.header.height)
         if source.uuid is not None:
             self._known.remember(client, source.uuid, known)
         return self._vision(known, loaded.data, source.param)
 
     def _recalled(self, param: str, client: str, uuid: str) -> Vision:
-        """An image that the client has sent before: its rows may be in a worker's cache."""
+        """Return an image that the client has sent before: its rows may be in a worker's cache."""
         known = self._known.find(client, uuid)
         if known is None:
             # To the client it is the same as one that a worker has no rows of any more.
@@ -195,6 +202,12 @@ class ImageReader:
             ),
             pixels=known.width * known.height,
         )
+
+
+def _embeddings(loaded: LoadedEmbeddings, param: str) -> Vision:
+    handle = inline_handle(loaded.data, shape=loaded.shape, dtype=loaded.dtype)
+    payload = wire.Embeddings(digest=loaded.digest, handle=handle, grid=loaded.grid, param=param)
+    return Vision(payload=payload, pixels=0)
 
 
 # As for rows that a client computed: what float16 holds, so that no engine's type makes it infinite.

@@ -414,14 +414,14 @@ async def _max_sims(
 ) -> _Values:
     """The queries' rows come here once, and go to the workers, which compare documents' rows with them."""
     items = [_item(*parts) for parts in zip(inputs, prompts, images, strict=True)]
-    asked = await embed(items[:queries])
-    compared = [rows.values.tobytes() for rows in asked.rows]
+    of_queries = await embed(items[:queries])
+    compared = [rows.values.tobytes() for rows in of_queries.rows]
     documents = [
         msgspec.structs.replace(item, query=min(index, queries - 1))
         for index, item in enumerate(items[queries:])
     ]
     answer = await embed(documents, compared)
-    return answer.rows.values[:, 0], [asked, answer]
+    return answer.rows.values[:, 0], [of_queries, answer]
 
 
 def _scaled(rows: Rows, output: Output, *, normalize: bool) -> Rows:

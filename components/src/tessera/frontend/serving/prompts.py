@@ -78,15 +78,15 @@ class Prompter:
             document=request.max_document_tokens,
             truncate=request.truncate,
         )
-        asked = list(zip(queries, visions, strict=False))
+        sides = list(zip(queries, visions, strict=False))
         documents = list(zip(request.documents, visions[len(queries) :], strict=True))
         groups = [documents] if len(queries) == 1 else [[document] for document in documents]
 
         def build() -> list[Prompt | TesseraError]:
             return [
-                made
-                for (query, images), group in zip(asked, groups, strict=True)
-                for made in _pairs(model, query, images, group, limits)
+                prompt
+                for (query, images), group in zip(sides, groups, strict=True)
+                for prompt in _pairs(model, query, images, group, limits)
             ]
 
         return await self._run(build, sum(entry.size for entry in (*queries, *request.documents)))
@@ -122,9 +122,9 @@ def _pairs(
 ) -> list[Prompt | TesseraError]:
     if isinstance(images, TesseraError):
         return [images] * len(documents)
-    good = [(entry, found) for entry, found in documents if not isinstance(found, TesseraError)]
+    good = [(entry, plans) for entry, plans in documents if not isinstance(plans, TesseraError)]
     try:
-        made = iter(
+        prompts = iter(
             model.pairs(
                 _content(query, images),
                 [_content(*document) for document in good],
@@ -135,7 +135,7 @@ def _pairs(
         )
     except TesseraError as error:
         return [error] * len(documents)
-    return [found if isinstance(found, TesseraError) else next(made) for _, found in documents]
+    return [plans if isinstance(plans, TesseraError) else next(prompts) for _, plans in documents]
 
 
 def _content(entry: Input, visions: Visions) -> Content:
