@@ -337,7 +337,7 @@ class Endpoint:
         async with self._fairness:
             with tracing.span("parse"):
                 parsed = self._parsed(exchange, raw)
-                served = self.choose(exchange, name or asked_model(parsed), kinds, first=first)
+                served = self.choose(exchange, parsed, kinds, first=first, name=name)
                 task = translate(parsed, served.served)
         call = self.call(exchange, task.request, served.served)
         task.begin(served.served, self._limits)
@@ -374,24 +374,26 @@ class Endpoint:
     def choose(
         self,
         exchange: Exchange,
-        asked: str | None,
+        body: Json,
         kinds: frozenset[OutputKind] = ALL_KINDS,
         *,
         first: OutputKind | None = None,
+        name: str | None = None,
     ) -> ServedModel:
         """The model that a request means, which the request now counts for.
 
-        Without a name the only one whose output is of ``kinds``; of several the only one of kind ``first``:
-        an embedding model answers routes for scores, too, but not beside a reranker. Raises
-        ``ModelNotFound``, ``Unavailable`` for a model that is not there yet, ``UnsupportedRoute``,
-        ``InvalidInput`` where the name is missing, and ``Overloaded`` when that model has too much to do.
+        Its name stands in the path, or in the body. Without one it is the only model whose output is of
+        ``kinds``; of several the only one of kind ``first``: an embedding model answers routes for scores,
+        too, but not beside a reranker. Raises ``ModelNotFound``, ``Unavailable`` for one that is not there
+        yet, ``UnsupportedRoute``, ``InvalidInput`` where the name is missing, and ``Overloaded`` when that
+        model has too much to do.
         """
         models = self.models
         if len(models.served) == 1 and not models.waiting:
             # A name is checked once the body has been read by the client's own rules.
             served = models.served[0]
         else:
-            served = self._find(exchange, asked, kinds, first)
+            served = self._find(exchange, name or _asked_model(body), kinds, first)
         check_kind(exchange.path, served, kinds)
         exchange.model = served.served.model
         note(model=exchange.model)
@@ -482,8 +484,8 @@ def check_kind(path: str, model: ServedModel, kinds: frozenset[OutputKind]) -> N
         )
 
 
-def asked_model(body: Json) -> str | None:
-    """The model that a body names, in whichever client's form; what is no name is for that to refuse."""
+def _asked_model(body: Json) -> str | None:
+    """The model that a body names; what is no name is for the client's form to refuse."""
     asked = body.get("model") if isinstance(body, dict) else None
     return asked if isinstance(asked, str) else None
 
