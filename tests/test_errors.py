@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import builtins
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
+import tessera
 from tessera import errors, wire
 from tessera.errors import TesseraError, from_code
 
@@ -50,3 +57,38 @@ def test_the_module_describes_every_class() -> None:
     assert errors.__doc__ is not None
     for kind in tree():
         assert kind.__name__ in errors.__doc__
+
+
+SOURCES = Path(tessera.__file__).parent
+_ERRORS = {
+    name
+    for module in (builtins, asyncio, errors)
+    for name, kind in vars(module).items()
+    if isinstance(kind, type) and issubclass(kind, BaseException)
+}
+
+
+def _kept_errors(node: ast.AST) -> Iterator[str]:
+    """Yield the errors that a module or a class makes once: outside functions, and not to raise them."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Raise):
+            continue
+        if isinstance(child, ast.Call) and ast.unparse(child.func) == "wire.Failure.of":
+            # It copies the words.
+            continue
+        if isinstance(child, ast.Call) and ast.unparse(child.func).rpartition(".")[2] in _ERRORS:
+            yield ast.unparse(child)
+        yield from _kept_errors(child)
+
+
+@pytest.mark.parametrize(
+    "path", sorted(SOURCES.rglob("*.py")), ids=lambda path: str(path.relative_to(SOURCES))
+)
+def test_no_module_keeps_an_error(path: Path) -> None:
+    """An error that is raised again and again keeps the frames of every time, and the requests in them."""
+    assert list(_kept_errors(ast.parse(path.read_text()))) == []
+
+
+def test_an_error_that_a_module_keeps_is_found() -> None:
+    source = "A = RuntimeError('x')\nclass B:\n    c: Final = errors.Unavailable('y')\n"
+    assert len(list(_kept_errors(ast.parse(source)))) == 2

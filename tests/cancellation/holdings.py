@@ -19,7 +19,7 @@ from tessera.logs import Line, RequestLine
 # Names of a metric's labels are kept for good; lines wait to be written together.
 _SKIPPED: Final = (BoundedLru, Line, RequestLine, AnswerCounts, Statistics)
 # When an instance answered last, which is forgotten with one that is set aside; the number of the next call.
-_GOING_ON: Final = ("_last_answer", "_numbers")
+_GOING_ON: Final = ("_numbers",)
 _COUNTED: Final = (int, list, dict, set, frozenset, deque, OrderedDict, bytes)
 
 
@@ -67,6 +67,10 @@ class Holdings:
         await asyncio.sleep(0.02)
         gc.collect()
         return Counter(type(held).__qualname__ for held in _living())
+
+    def accept(self, changed: Mapping[str, tuple[int, int]]) -> None:
+        """Compare with these counts as they are now."""
+        self._first |= {key: held for key, (_, held) in changed.items()}
 
     @property
     def compared(self) -> int:

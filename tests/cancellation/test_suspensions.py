@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import socket
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tessera.rpc.peers import _Line
+from tessera.rpc.client import _Channel
 from tessera.tools.random_checkpoint.checkpoint import Spec, write_checkpoint
 from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
 from tessera.tools.random_checkpoint.llama_rerank import TINY as RERANK_TINY
@@ -120,10 +121,10 @@ async def test_a_count_that_a_task_gives_back_itself_is_found(
     checkpoint: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A task that is cancelled before its first step runs none of its own ``finally``."""
-    travel, ended = _Line._travel, _Line._ended
+    travel, ended = _Channel._travel, _Channel._ended
 
     @functools.wraps(travel)
-    async def travel_and_end(self: _Line, *arguments: Any) -> None:
+    async def travel_and_end(self: _Channel, *arguments: Any) -> None:
         task = asyncio.current_task()
         assert task is not None
         try:
@@ -131,9 +132,27 @@ async def test_a_count_that_a_task_gives_back_itself_is_found(
         finally:
             ended(self, arguments[0], task)
 
-    monkeypatch.setattr(_Line, "_travel", travel_and_end)
-    monkeypatch.setattr(_Line, "_ended", lambda *_: None)
+    monkeypatch.setattr(_Channel, "_travel", travel_and_end)
+    monkeypatch.setattr(_Channel, "_ended", lambda *_: None)
     monkeypatch.setattr(suspensions, "_SETTLE_SECONDS", 1.0)
     async with in_process(checkpoint, tmp_path) as at:
         with pytest.raises(LeftBehind, match="_starting"):
             await end_all({"text": lambda: Post(at, "/v1/embeddings", text)})
+
+
+async def test_a_socket_that_every_departure_leaves_is_found(
+    checkpoint: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[socket.socket] = []
+
+    class Leaving(Post):
+        def hang_up(self, _: object = None) -> None:
+            left.append(socket.socket())
+            super().hang_up()
+
+    monkeypatch.setattr(suspensions, "_SETTLE_SECONDS", 1.0)
+    async with in_process(checkpoint, tmp_path) as at:
+        with pytest.raises(LeftBehind, match=r"4 times: .*socket"):
+            await end_all({"text": lambda: Leaving(at, "/v1/embeddings", text)})
+    for one in left:
+        one.close()

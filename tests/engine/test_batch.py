@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tessera.engine.batch import (
     PackedInput,
-    TextOutput,
     VisionBatch,
     blank,
+    output_rows,
     pack,
     pack_images,
     packed_cost,
@@ -220,15 +220,15 @@ def test_output_rows_have_bounds_and_norms(kind: OutputKind, unit_length: bool) 
     counts = [2, 1, 3] if kind is OutputKind.TOKENS else [1, 1, 1]
     computed = np.array([[3.0, 4.0], [0.0, 0.0], [0.0, 2.0], [1.0, 0.0], [6.0, 8.0], [0.0, 5.0]], np.float32)
     computed = computed[: sum(counts)]
-    found = TextOutput.of(computed, batch, output)
-    assert found.bounds.tolist() == [0, *np.cumsum(counts)] and found.bounds.dtype == np.int32
-    assert [len(rows) for rows, _ in found.by_sequence()] == counts
+    found = output_rows(computed, batch, output)
+    assert found.bounds.tolist() == [0, *np.cumsum(counts)] and found.bounds.dtype == np.int64
+    assert [len(own.values) for own in found] == counts
     norms = np.linalg.norm(computed, axis=1) if unit_length else np.ones(len(computed))
     np.testing.assert_allclose(found.norms, norms, rtol=1e-6)
-    np.testing.assert_allclose(found.rows * found.norms[:, None], computed, rtol=1e-6)
-    assert found.rows.dtype == found.norms.dtype == np.float32
+    np.testing.assert_allclose(found.values * found.norms[:, None], computed, rtol=1e-6)
+    assert found.values.dtype == found.norms.dtype == np.float32
     if unit_length:
-        assert np.linalg.norm(found.rows, axis=1).tolist() == pytest.approx([float(n > 0) for n in norms])
+        assert np.linalg.norm(found.values, axis=1).tolist() == pytest.approx([float(n > 0) for n in norms])
 
 
 def test_costs() -> None:

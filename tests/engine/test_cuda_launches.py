@@ -64,11 +64,11 @@ def test_text_agrees_with_each_sequence_alone(streams: HostStreams, graph_tokens
     for lengths, images in batches:
         sequences = inputs(lengths, images)
         found = text.launch(pack(sequences)).result()
-        assert found.bounds.tolist() == list(range(len(lengths) + 1)) and len(found.rows) == len(lengths)
-        for (rows, norms), sequence in zip(found.by_sequence(), sequences, strict=True):
+        assert found.bounds.tolist() == list(range(len(lengths) + 1)) and len(found.values) == len(lengths)
+        for own, sequence in zip(found, sequences, strict=True):
             given = torch.cat(sequence.vision).numpy() if sequence.vision else np.empty((0, SPEC.row_width))
             expected = reference(MODEL.seed, sequence.tokens, sequence.positions, given.astype(np.float32))
-            np.testing.assert_allclose(rows[0] * norms[0], expected, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(own.values[0] * own.norms[0], expected, rtol=1e-4, atol=1e-5)
     # The last two have too many tokens, and too many sequences.
     assert streams.replayed == (3 if graph_tokens else 0)
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine.batch import TextBatch, TextOutput, VisionBatch, packed_cost
+from tessera.engine.batch import TextBatch, VisionBatch, packed_cost
 from tessera.engine.guard import GuardedTextEngine, GuardedVisionEngine
 from tessera.engine.placement import Placement
 from tessera.errors import EngineDead, EngineFailed, InvalidInput
 from tessera.launched import Launched
+from tessera.rows import Rows
 from tests.families.dual_encoder import HIDDEN, DualEncoder
 
 MODEL = DualEncoder(Path(), 0)
@@ -97,10 +98,10 @@ class Gives(Raises):
         assert isinstance(batch, TextBatch)
         count = len(batch.lengths)
         return Launched.of(
-            TextOutput(
-                rows=np.full((count, HIDDEN), self.value, np.float32),
-                norms=np.full(count, self.norm, np.float32),
-                bounds=np.arange(count + 1, dtype=np.int32),
+            Rows(
+                np.full((count, HIDDEN), self.value, np.float32),
+                np.arange(count + 1),
+                np.full(count, self.norm, np.float32),
             )
         )
 

@@ -41,10 +41,11 @@ def test_rows_of_a_batch_in_pieces(kind: OutputKind, tmp_path: Path) -> None:
     )
     output = engine.launch(batch).result()
     whole = vectors(model, model.load_text(dtype="float32", device="cpu"), batch)
-    assert np.abs(output.rows - whole).max() <= 1e-4
-    found = output.by_sequence()
+    assert np.abs(output.values - whole).max() <= 1e-4
+    found = output.split()
     assert len(found) == len(batch.lengths)
-    for length, (rows, norms) in zip(batch.lengths, found, strict=True):
+    for length, own in zip(batch.lengths, found, strict=True):
+        rows, norms = own.values, own.norms
         assert rows.shape == ((length, 64) if kind is OutputKind.TOKENS else (1, 1))
         if kind is OutputKind.SCORE:
             assert norms.tolist() == [1.0]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine.batch import PackedInput, TextBatch, TextOutput, pack
+from tessera.engine.batch import PackedInput, TextBatch, pack
 from tessera.engine.compiled.manifest import Binding, Manifest, file_entries
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.factory import make_text_engine, make_vision_engine
@@ -36,6 +36,7 @@ from tessera.errors import ConfigError, EngineFailed, EngineMismatch
 from tessera.models import open_model
 from tessera.models.base import ImagePlan, Pixels, sequential
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.rows import Rows
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
 from tests.engine.packed_images import computed, of_units, packed, rows_for
@@ -144,13 +145,13 @@ def sequences(
     return found
 
 
-def expected_vectors(model: LlamaNemotronVL, batch: TextBatch) -> TextOutput:
+def expected_vectors(model: LlamaNemotronVL, batch: TextBatch) -> Rows:
     return make_text_engine(model, CPU, place(CPU)).launch(batch).result()
 
 
-def agree(found: TextOutput, expected: TextOutput) -> None:
-    assert found.rows.dtype == found.norms.dtype == np.float32
-    np.testing.assert_allclose(found.rows, expected.rows, atol=2e-5)
+def agree(found: Rows, expected: Rows) -> None:
+    assert found.values.dtype == found.norms.dtype == np.float32
+    np.testing.assert_allclose(found.values, expected.values, atol=2e-5)
     np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-4)
     np.testing.assert_array_equal(found.bounds, expected.bounds)
 

@@ -72,13 +72,13 @@ def test_text_in_company_equals_text_alone(model: Model) -> None:
         tokens_only(model, chance.integers(0, 200, size).astype(np.int32)) for size in (1, 7, 30, 64, 2)
     ]
     together = engine.launch(pack(inputs)).result()
-    assert together.rows.shape == (5, model.output.width) and together.rows.dtype == np.float32
+    assert together.values.shape == (5, model.output.width) and together.values.dtype == np.float32
     assert together.norms.shape == (5,) and together.norms.dtype == np.float32
-    np.testing.assert_allclose(np.linalg.norm(together.rows, axis=1), 1.0, atol=1e-5)
-    for entry, (rows, norms) in zip(inputs, together.by_sequence(), strict=True):
+    np.testing.assert_allclose(np.linalg.norm(together.values, axis=1), 1.0, atol=1e-5)
+    for entry, own in zip(inputs, together, strict=True):
         alone = engine.launch(pack([entry])).result()
-        np.testing.assert_allclose(alone.rows, rows, atol=1e-5)
-        np.testing.assert_allclose(alone.norms, norms, rtol=1e-5)
+        np.testing.assert_allclose(alone.values, own.values, atol=1e-5)
+        np.testing.assert_allclose(alone.norms, own.norms, rtol=1e-5)
     engine.close()
 
 
@@ -99,11 +99,11 @@ def test_a_batch_in_pieces_equals_its_inputs_alone(model: Model, lanes: None) ->
             vision_index=np.array([number, 40, 41], np.int32),
         )
     together = engine.launch(pack(inputs)).result()
-    assert together.rows.shape == (24, model.output.width)
-    for entry, (found, norms) in zip(inputs, together.by_sequence(), strict=True):
+    assert together.values.shape == (24, model.output.width)
+    for entry, own in zip(inputs, together, strict=True):
         alone = engine.launch(pack([entry])).result()
-        np.testing.assert_allclose(alone.rows, found, atol=1e-5)
-        np.testing.assert_allclose(alone.norms, norms, rtol=1e-5)
+        np.testing.assert_allclose(alone.values, own.values, atol=1e-5)
+        np.testing.assert_allclose(alone.norms, own.norms, rtol=1e-5)
     engine.close()
 
 
@@ -276,7 +276,7 @@ def test_text_alone_needs_no_vision_rows() -> None:
     engine.warm()
     tokens = np.array([65, 66], np.int32)
     found = engine.launch(pack([tokens_only(model, tokens)])).result()
-    assert found.rows.shape == (1, model.output.width) and {tuple(rows.shape) for rows in given} == {(0, 0)}
+    assert found.values.shape == (1, model.output.width) and {tuple(rows.shape) for rows in given} == {(0, 0)}
     engine.close()
 
 

@@ -18,11 +18,12 @@ import numpy as np
 import torch
 
 from tessera.batching import Batcher, Events
-from tessera.engine.batch import Cost, PackedInput, TextBatch, TextOutput, pack, packed_cost
+from tessera.engine.batch import Cost, PackedInput, TextBatch, pack, packed_cost
 from tessera.engine.guard import GuardedTextEngine
 from tessera.engine.streams import CudaStreams
 from tessera.errors import EngineDead
 from tessera.launched import Launched
+from tessera.rows import Rows
 from tests.families.dual_encoder import DualEncoder
 
 ROWS, WIDTH = 16, 8
@@ -48,7 +49,7 @@ class Table:
 
     def close(self) -> None: ...
 
-    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
+    def launch(self, batch: TextBatch) -> Launched[Rows]:
         first = batch.input_ids[batch.cu_seqlens[:-1]]
         staged = self._streams.staging(first.shape, torch.int32)
         staged.copy_(torch.from_numpy(first))
@@ -60,13 +61,9 @@ class Table:
             host = self._streams.staging(tuple(rows.shape), torch.float32)
             host.copy_(rows, non_blocking=True)
 
-            def finish() -> TextOutput:
+            def finish() -> Rows:
                 values = host.numpy()
-                return TextOutput(
-                    rows=values,
-                    norms=np.ones(len(values), np.float32),
-                    bounds=np.arange(len(values) + 1, dtype=np.int32),
-                )
+                return Rows(values, np.arange(len(values) + 1), np.ones(len(values), np.float32))
 
             launched = self._streams.launched(finish, keep=(staged, indices, rows, host))
         self.open.append(not launched.done())
@@ -80,7 +77,7 @@ async def run(count: int) -> dict[str, object]:
     engine = GuardedTextEngine(table, DualEncoder(Path(), 0))
 
     def launch(inputs: Sequence[PackedInput]) -> Launched[list[object]]:
-        return engine.launch(pack(inputs)).map(lambda output: list(output.rows))
+        return engine.launch(pack(inputs)).map(lambda output: list(output.values))
 
     batcher: Batcher[PackedInput, object] = Batcher(
         "text",

@@ -75,10 +75,10 @@ def test_vectors_of_three_rows_of_positions_and_wide_vision_rows(settings: Engin
             )
         )
     found = engine.launch(pack(inputs)).result()
-    for (rows, norms), one in zip(found.by_sequence(), inputs, strict=True):
+    for own, one in zip(found, inputs, strict=True):
         vision = (
             one.vision[0].float().numpy() if one.vision else np.empty((0, MODEL.vision.row_width), np.float32)
         )
         expected = reference(MODEL.seed, one.tokens, one.positions, vision)
-        np.testing.assert_allclose(rows[0] * norms[0], expected, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(own.values[0] * own.norms[0], expected, rtol=1e-3, atol=1e-4)
     engine.close()

@@ -70,13 +70,13 @@ def test_outputs(name: str, kind: str, folder: Path) -> None:
     for _ in range(2):
         output = engine.launch(batch).result()
         expected = carried.vectors()
-        assert output.rows.shape == expected.shape
+        assert output.values.shape == expected.shape
         if model.output.kind is OutputKind.SCORE:
-            difference = error(output.rows, expected)
+            difference = error(output.values, expected)
             print(f"{name:32}{kind:8}worst difference {difference:.5f} of a deviation")
             assert difference <= SCORE_BARS.get(kind, 0.035)
         else:
-            cosine = cosines(output.rows, expected).min()
+            cosine = cosines(output.values, expected).min()
             print(f"{name:32}{kind:8}worst cosine {cosine:.7f} of {len(expected)}")
             assert cosine >= BARS.get(kind, 0.998)
     engine.close()

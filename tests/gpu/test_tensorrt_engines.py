@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from tessera.engine.base import TextEngine, VisionEngine
-from tessera.engine.batch import PackedInput, TextBatch, TextOutput, pack
+from tessera.engine.batch import PackedInput, TextBatch, pack
 from tessera.engine.compiled.build import build_engine
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.factory import make_text_engine, make_vision_engine
@@ -25,6 +25,7 @@ from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.base import sequential
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.rows import Rows
 from tests.engine.packed_images import computed, of_units
 
 pytestmark = pytest.mark.gpu
@@ -143,7 +144,7 @@ def inputs(model: LlamaNemotronVL, lengths: Sequence[int], images: Sequence[int]
     return found
 
 
-def expected_text(model: LlamaNemotronVL, sequences: list[PackedInput]) -> TextOutput:
+def expected_text(model: LlamaNemotronVL, sequences: list[PackedInput]) -> Rows:
     return make_text_engine(model, CPU, place(CPU)).launch(pack(sequences)).result()
 
 
@@ -151,8 +152,8 @@ def worst_cosine(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float(torch.cosine_similarity(found.double().cpu(), expected.double().cpu(), dim=-1).min())
 
 
-def agree(found: TextOutput, expected: TextOutput) -> None:
-    assert worst_cosine(torch.from_numpy(found.rows), torch.from_numpy(expected.rows)) > LEAST
+def agree(found: Rows, expected: Rows) -> None:
+    assert worst_cosine(torch.from_numpy(found.values), torch.from_numpy(expected.values)) > LEAST
     np.testing.assert_allclose(found.norms, expected.norms, rtol=0.02)
 
 

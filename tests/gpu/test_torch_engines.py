@@ -152,8 +152,8 @@ def expected_vectors(model: LlamaNemotronVL, sequences: list[PackedInput]) -> to
 def check_text(engine: TextEngine, model: LlamaNemotronVL, sequences: list[PackedInput]) -> None:
     """Unit vectors in the right direction, and the norms that pooling gave them."""
     found, expected = engine.launch(pack(sequences)).result(), expected_vectors(model, sequences)
-    assert worst_cosine(torch.from_numpy(found.rows), expected) > 0.999
-    np.testing.assert_allclose(np.linalg.norm(found.rows, axis=1), 1.0, atol=1e-4)
+    assert worst_cosine(torch.from_numpy(found.values), expected) > 0.999
+    np.testing.assert_allclose(np.linalg.norm(found.values, axis=1), 1.0, atol=1e-4)
     np.testing.assert_allclose(found.norms, expected.norm(dim=-1), rtol=0.02)
 
 

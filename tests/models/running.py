@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tessera.engine.batch import PackedInput, TextBatch, TextOutput, pack, pack_images
+from tessera.engine.batch import PackedInput, TextBatch, output_rows, pack, pack_images
 from tessera.imaging import Picture
 from tessera.models.base import (
     Content,
@@ -129,7 +129,7 @@ def vectors(model: Model, text: TextModule, batch: TextBatch) -> np.ndarray:
         rows,
         torch.from_numpy(batch.vision_index).to(device),
     )
-    return TextOutput.of(computed.cpu().numpy(), batch, model.output).rows
+    return output_rows(computed.cpu().numpy(), batch, model.output).values
 
 
 def error(found: np.ndarray, expected: np.ndarray) -> float:

@@ -11,7 +11,8 @@ import pytest
 
 from tessera import tracing, wire
 from tessera.errors import DeadlineExceeded, InvalidInput, Unavailable
-from tessera.rpc import Client, Server, peers
+from tessera.rpc import Client, Server
+from tessera.rpc import client as client_module
 from tests.rpc.conftest import Deployment, echo, echoed, until
 from tests.tracing.collector import Collector
 from tests.tracing.conftest import collector as collector
@@ -117,14 +118,14 @@ async def test_calls_wait_for_each_other_only_while_others_are_under_way(
     server = await deployment.serve(held)
     client = await deployment.client()
     # For longer than the test may take.
-    monkeypatch.setattr(peers, "_LINGER_SHARE", 1e9)
-    monkeypatch.setattr(peers, "_LINGER_SECONDS", 300)
+    monkeypatch.setattr(client_module, "_LINGER_SHARE", 1e9)
+    monkeypatch.setattr(client_module, "_LINGER_SECONDS", 300)
     for name in ("a", "b"):
         await held.release(name)
         await Calling(client, server, name)[name]
     held_up = Calling(client, server, "c")
     await until(lambda: "c" in held.begun)
-    monkeypatch.setattr(peers, "_LINGER_SECONDS", 0.5)
+    monkeypatch.setattr(client_module, "_LINGER_SECONDS", 0.5)
     calls = [Calling(client, server, "d")]
     await asyncio.sleep(0.01)
     calls.append(Calling(client, server, "e"))

@@ -12,7 +12,6 @@ import pytest
 
 from tessera import errors
 from tessera.rpc import ModelServer
-from tessera.rpc.peers import new_context
 from tests.rpc.conftest import Deployment, until
 
 NAME = "some-model"
@@ -127,7 +126,9 @@ async def test_a_caller_who_goes_away_cancels_the_work(
     runtime = deployment.runtime()
     client = await runtime.endpoint(server.address).client()
     await until(lambda: server.instance in client.instance_ids())
-    context = new_context()
+    from dynamo.runtime import Context
+
+    context = Context()
     stream = await client.direct({"model": NAME, "input": "wait"}, server.instance, context=context)
     await until(lambda: handler.bodies)
     context.stop_generating()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.rpc import RetryBudget
+from tessera.budgets import RetryBudget
 from tests.clock import Clock
 
 

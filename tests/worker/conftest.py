@@ -17,11 +17,12 @@ from blake3 import blake3
 from PIL import Image
 
 from tessera import wire
-from tessera.engine.batch import Cost, TextBatch, TextOutput, VisionBatch, packed_cost
+from tessera.engine.batch import Cost, TextBatch, VisionBatch, packed_cost
 from tessera.engine.settings import EngineSettings
 from tessera.launched import Launched
 from tessera.models import Model, open_model
 from tessera.models.base import Output, VisionSpec
+from tessera.rows import Rows
 from tessera.tools.random_checkpoint import llama_nemotron_vl, qwen3
 from tessera.tools.random_checkpoint.checkpoint import Spec
 from tessera.transport.outbox import Outbox, OutboxConfig
@@ -150,11 +151,11 @@ class SummingText:
     def gives_states(self) -> bool:
         return self.state_width > 0
 
-    def launch_states(self, batch: TextBatch) -> Launched[TextOutput]:
+    def launch_states(self, batch: TextBatch) -> Launched[Rows]:
         self.state_batches.append(len(batch.lengths))
         rows = np.repeat(batch.input_ids[:, None].astype(np.float32), self.state_width, axis=1)
         norms = np.ones(len(rows), np.float32)
-        return Launched.of(TextOutput(rows=rows, norms=norms, bounds=batch.cu_seqlens))
+        return Launched.of(Rows(rows, batch.cu_seqlens.astype(np.int64), norms))
 
     @property
     def cost(self) -> Cost:
@@ -166,7 +167,7 @@ class SummingText:
 
     def warm(self) -> None: ...
 
-    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
+    def launch(self, batch: TextBatch) -> Launched[Rows]:
         assert self.gate.wait(WAIT)
         self.batches.append(len(batch.lengths))
         made = np.zeros((len(batch.lengths), max(4, self.output.width)), np.float32)
@@ -179,8 +180,8 @@ class SummingText:
             )
         counts = [self.output.rows(length) for length in batch.lengths]
         made = np.repeat(made[:, : self.output.width], counts, axis=0)
-        bounds = np.cumsum([0, *counts], dtype=np.int32)
-        return Launched.of(TextOutput(rows=made, norms=np.full(len(made), 2.0, np.float32), bounds=bounds))
+        bounds = np.cumsum([0, *counts], dtype=np.int64)
+        return Launched.of(Rows(made, bounds, np.full(len(made), 2.0, np.float32)))
 
     def close(self) -> None: ...
 

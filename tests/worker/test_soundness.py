@@ -14,18 +14,18 @@ import torch
 
 from tessera import wire
 from tessera.cache import EmbeddingCache
-from tessera.engine.batch import TextBatch, TextOutput
+from tessera.engine.batch import TextBatch
 from tessera.engine.settings import EngineSettings
 from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.local import LocalEmbedder
 from tessera.launched import Launched
 from tessera.models import Model
 from tessera.models.base import SCORES, Output, OutputKind, RowKind, stage_outputs
+from tessera.rows import Rows
 from tessera.tasks import Deadline
 from tessera.worker.embed import EmbedService
 from tessera.worker.image_rows import CacheFill
 from tessera.worker.metrics import WorkerMetrics
-from tessera.worker.soundness import faulty_rows
 from tests.worker.conftest import TILE_ROWS, SummingText, picture, worker_info
 from tests.worker.test_embed import MakeEmbedder, Variant, make, text, with_images
 
@@ -33,6 +33,10 @@ __all__ = ["make"]
 
 VECTOR = Output(kind=OutputKind.VECTOR, width=4)
 BAD = {"nan": np.nan, "inf": np.inf, "-inf": -np.inf}
+
+
+def faulty_rows(values: np.ndarray, norms: np.ndarray, output: Output) -> np.ndarray | None:
+    return Rows(values, np.arange(len(values) + 1), norms).faulty(unit_length=output.unit_length)
 
 
 def unit(count: int) -> np.ndarray:
@@ -79,24 +83,22 @@ def test_rows_of_another_length_are_found(count: int, scale: float) -> None:
 class DamagedText(SummingText):
     """Unit rows, one of which is damaged for each input whose first token is 13."""
 
-    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
+    def launch(self, batch: TextBatch) -> Launched[Rows]:
         counts = [self.output.rows(length) for length in batch.lengths]
-        bounds = np.cumsum([0, *counts], dtype=np.int32)
+        bounds = np.cumsum([0, *counts], dtype=np.int64)
         rows = np.zeros((bounds[-1], self.output.width), np.float32)
         rows[:, 0] = 1.0
         for start, row in zip(batch.cu_seqlens, bounds[1:], strict=False):
             if batch.input_ids[start] == 13:
                 rows[row - 1, -1] = np.nan
-        return Launched.of(TextOutput(rows=rows, norms=np.ones(len(rows), np.float32), bounds=bounds))
+        return Launched.of(Rows(rows, bounds, np.ones(len(rows), np.float32)))
 
-    def launch_states(self, batch: TextBatch) -> Launched[TextOutput]:
+    def launch_states(self, batch: TextBatch) -> Launched[Rows]:
         rows = np.ones((len(batch.input_ids), self.state_width), np.float32)
         for start, stop in pairwise(batch.cu_seqlens.tolist()):
             if batch.input_ids[start] == 13:
                 rows[stop - 1, 0] = np.inf
-        return Launched.of(
-            TextOutput(rows=rows, norms=np.ones(len(rows), np.float32), bounds=batch.cu_seqlens)
-        )
+        return Launched.of(Rows(rows, batch.cu_seqlens.astype(np.int64), np.ones(len(rows), np.float32)))
 
 
 OUTPUTS = {

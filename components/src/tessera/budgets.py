@@ -117,3 +117,31 @@ class TokenBucket:
         self._level = min(self._capacity, self._level + (now - self._at) * self._per_second)
         self._at = now
         return self._level
+
+
+class RetryBudget:
+    """How many calls may be made again.
+
+    A first call adds ``ratio`` of a retry, a second of time ``per_second``. The budget holds at most
+    ``burst`` and begins full, so that all calls inside a worker that dies can move at once, while a lasting
+    shortage adds no more than that share of load. Owned by one event loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        ratio: float = 0.2,
+        per_second: float = 10.0,
+        burst: float = 1024.0,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._ratio = ratio
+        self._bucket = TokenBucket(burst, per_second, clock)
+
+    def called(self, count: int = 1) -> None:
+        """Account for first calls."""
+        self._bucket.give(self._ratio * count)
+
+    def take(self, count: int = 1) -> bool:
+        """Spend retries; false, and nothing spent, when there are not so many."""
+        return self._bucket.take_if_there(count)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, ParamSpec, Protocol, TypeVar
 
 T = TypeVar("T")
+P = ParamSpec("P")
 R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -138,3 +139,17 @@ class Launched(Generic[T_co]):
     def _behind(self, result: Callable[[], R]) -> Launched[R]:
         """Return a batch that is done when this one is, and whose errors come by this one's ``result``."""
         return Launched(result, done=self.done, tell=self.when_done if self.tells else None)
+
+
+def guarded(
+    launch: Callable[P, Launched[T]], translate: Callable[[Exception], Exception]
+) -> Callable[P, Launched[T]]:
+    """Return ``launch`` with ``translate`` of its errors, whether it raises them or its batch does."""
+
+    def launch_guarded(*args: P.args, **kwargs: P.kwargs) -> Launched[T]:
+        try:
+            return launch(*args, **kwargs).map_error(translate)
+        except Exception as error:
+            raise translate(error) from error
+
+    return launch_guarded

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
-from prometheus_client import CollectorRegistry, Counter
+from collections.abc import Iterable
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from tessera.tasks import KEEPER
 
 
+class LoopFailures(Collector):
+    """Shows how often rounds of this process's background loops have failed.
+
+    It reads the keeper's counts, so that several registries of one process show the same: a worker that
+    serves Dynamo's own frontend has two.
+    """
+
+    def describe(self) -> Iterable[Metric]:
+        return self.collect()
+
+    def collect(self) -> Iterable[Metric]:
+        family = CounterMetricFamily(
+            "tessera_loop_failures",
+            "Rounds of a background loop that failed and were tried again",
+            labels=["loop"],
+        )
+        for name, count in KEEPER.failures.items():
+            family.add_metric([name], count)
+        yield family
+
+
 def count_loop_failures(registry: CollectorRegistry) -> None:
-    """Count in ``registry`` the rounds of this process's background loops that fail from now on."""
-    failures = Counter(
-        "tessera_loop_failures",
-        "Rounds of a background loop that failed and were tried again",
-        ["loop"],
-        registry=registry,
-    )
-    KEEPER.on_failure = lambda name: failures.labels(name).inc()
+    """Show the failures of this process's background loops in ``registry``."""
+    registry.register(LoopFailures())

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+
+# How far the square of a length may be from 1.
+_TOLERANCE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +71,30 @@ class Rows:
         """Return one input's rows; they are views of these."""
         return self._between(*self.bounds[index : index + 2].tolist())
 
-    def split(self) -> list[Rows]:
-        """Return each input's rows on their own; they are views of these."""
-        return [self._between(first, last) for first, last in pairwise(self.bounds.tolist())]
+    def __iter__(self) -> Iterator[Rows]:
+        """Yield each input's rows on their own; they are views of these, and of a single input these."""
+        if len(self) == 1:
+            yield self
+            return
+        for first, last in pairwise(self.bounds.tolist()):
+            yield self._between(first, last)
+
+    def faulty(self, *, unit_length: bool) -> npt.NDArray[np.bool_] | None:
+        """Return a mask ``[rows]`` of rows that are not finite or, with ``unit_length``, not of length 1.
+
+        None where all rows are sound. The squares of a row longer than 1.8e19 overflow float32: scaled by
+        that, it is zeros.
+        """
+        # Most requests have one row: 3.0 µs for 2,048 values, 8.5 by what follows, of some 600 in all.
+        if len(self.values) == 1 and self._is_sound(unit_length):
+            return None
+        sound: npt.NDArray[np.bool_]
+        if unit_length:
+            squares = np.einsum("ij,ij->i", self.values, self.values)
+            sound = (np.abs(squares - 1) <= _TOLERANCE) & np.isfinite(self.norms)
+        else:
+            sound = np.asarray(np.isfinite(self.values).all(axis=1))
+        return None if sound.all() else ~sound
 
     @classmethod
     def joined(cls, parts: Sequence[Rows]) -> Rows:
@@ -83,6 +109,15 @@ class Rows:
             np.concatenate([part.norms for part in parts]),
             np.concatenate(indices) if indices else None,
         )
+
+    def _is_sound(self, unit_length: bool) -> bool:
+        """Whether the only row is sound for certain; a square may overflow where the values are finite."""
+        row = self.values[0]
+        with np.errstate(over="ignore", invalid="ignore"):
+            square = float(np.dot(row, row))
+        if unit_length:
+            return abs(square - 1) <= _TOLERANCE and math.isfinite(self.norms[0])
+        return math.isfinite(square)
 
     def _between(self, first: int, last: int) -> Rows:
         indices = None if self.indices is None else self.indices[first:last]

@@ -132,8 +132,7 @@ class Keeper:
 
     A round that raises is logged with its traceback and counted, and the loop goes on after a pause, which
     doubles from ``first_pause`` to ``longest_pause`` seconds while rounds keep failing. ``failures`` are
-    counts by loop. ``on_failure`` is called with the name of a loop whose round has failed, ``on_change``
-    whenever ``trouble`` has become another sentence.
+    counts by loop. ``on_change`` is called whenever ``trouble`` has become another sentence.
     """
 
     MOST_FAILURES: Final = 5
@@ -142,7 +141,6 @@ class Keeper:
     def __init__(self, *, first_pause: float = 0.5, longest_pause: float = 5.0) -> None:
         self.first_pause, self.longest_pause = first_pause, longest_pause
         self.failures: Counter[str] = Counter()
-        self.on_failure: Callable[[str], object] = lambda name: None
         self.on_change: Callable[[str | None], object] = lambda trouble: None
         self._failing: dict[asyncio.Task[None], str] = {}
 
@@ -189,7 +187,6 @@ class Keeper:
     ) -> None:
         log.error("the loop %r failed and will be tried again", title, exc_info=error)
         self.failures[name] += 1
-        self.on_failure(name)
         if in_a_row == self.MOST_FAILURES:
             before = self.trouble
             self._failing[task] = (
@@ -224,6 +221,15 @@ class Promise(asyncio.Future[T]):
         if cancelled and self.when_cancelled is not None:
             self.when_cancelled()
         return cancelled
+
+    def settle(self, outcome: T | TesseraError) -> None:
+        """Set the result, or the error."""
+        # Its maker and it would keep each other until the collector comes.
+        self.when_cancelled = None
+        if isinstance(outcome, TesseraError):
+            self.set_exception(outcome)
+        else:
+            self.set_result(outcome)
 
 
 class Poll:

@@ -188,23 +188,36 @@ async def _cancel(channel: grpc.aio.Channel, model: str) -> str:
 
 
 async def hang_ups(
-    targets: Sequence[Target], routes: Sequence[Route], *, count: int, seconds: float, model: str
+    targets: Sequence[Target],
+    routes: Sequence[Route],
+    *,
+    count: int,
+    seconds: float,
+    model: str,
+    clients: int = _AT_ONCE,
+    pause: float = 0.0,
+    stopping: asyncio.Event | None = None,
 ) -> Counter[str]:
-    """Hang up ``count`` times, within ``seconds``, a few at once; how often with what sent."""
+    """Hang up ``count`` times within ``seconds`` and until ``stopping`` is set; return how often with which
+    part of a request sent.
+
+    Each of ``clients`` waits for ``pause`` seconds between two.
+    """
     seen: Counter[str] = Counter()
     until = time.monotonic() + seconds
     channels = {target: target.channel() for target in targets if target.grpc}
 
     async def client() -> None:
-        while seen.total() < count and time.monotonic() < until:
+        while seen.total() < count and time.monotonic() < until and not (stopping and stopping.is_set()):
             target = random.choice(targets)
             if target in channels and random.random() < 0.3:
                 seen[await _cancel(channels[target], model)] += 1
             else:
                 with suppress(OSError):
                     seen[await _hang_up(target, random.choice(routes))] += 1
+            await asyncio.sleep(pause)
 
-    await asyncio.gather(*(client() for _ in range(_AT_ONCE)))
+    await asyncio.gather(*(client() for _ in range(clients)))
     for channel in channels.values():
         await channel.close()
     return seen

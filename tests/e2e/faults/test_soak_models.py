@@ -1,7 +1,8 @@
-"""Two models, asked all the time while workers and frontends are killed and a third one comes and goes.
+"""Two models, asked all the time while processes are killed and frozen, others hang up, and a third model
+comes and goes by SIGHUP.
 
 Ten seconds by default, and as long as each change takes; ``TESSERA_SOAK_SECONDS`` makes it longer (the
-promise is for ten minutes).
+promise is for twenty minutes).
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from benchmarks.proc import children
 
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY, TINY
+from tests.e2e.faults.hang_ups import Target, hang_ups, held, routes
 from tests.e2e.faults.size import Size
 from tests.e2e.faults.traffic import PAUSE, picture
 from tests.e2e.inputs import parts
+from tests.e2e.service import free_ports
 from tests.e2e.serving import Serve
 from tests.proc import command_line
 from tests.signals import signal_process
@@ -33,6 +36,9 @@ SECONDS = float(os.environ.get("TESSERA_SOAK_SECONDS", "10"))
 # Of one client. Without it the short run took both processors, and each change waited for them.
 BETWEEN = 0.02 if SECONDS >= 600 else PAUSE
 EMBEDDER, RERANKER, THIRD = "pictures", "reranker", "third"
+# Clients that hang up, and what each of them waits between two: some 40 hang-ups a second in the long run.
+LEAVING, BEFORE_NEXT = (4, 0.05) if SECONDS >= 600 else (2, PAUSE)
+PARTS = 4 if SECONDS >= 600 else 2
 # As test_soak has it: allocators take minutes until they have all that they will ever hold.
 MOST_GROWTH = 1.1 if SECONDS >= 600 else 1.35
 
@@ -94,7 +100,15 @@ def _values(answer: dict[str, Any]) -> list[float]:
 def serve(tmp_path: Path) -> Iterator[Serve]:
     for seed, (name, spec) in enumerate(((EMBEDDER, TINY), (RERANKER, RERANK_TINY), (THIRD, TINY))):
         write_checkpoint(tmp_path / name, spec, seed=seed)
-    made = Serve(tmp_path, *listed(tmp_path), frontends=2, agg_workers=2)
+    own, _, grpc_port = free_ports(3)
+    made = Serve(
+        tmp_path,
+        *listed(tmp_path),
+        frontends=2,
+        agg_workers=2,
+        frontend_port_base=own,
+        grpc_port=grpc_port,
+    )
     with made.running():
         yield made
 
@@ -144,42 +158,106 @@ async def whole(serve: Serve, *names: str) -> None:
         await asyncio.sleep(0.2)
 
 
-async def churn(serve: Serve, seconds: float, chance: random.Random, live: set[int]) -> tuple[int, int]:
-    """Kill what may not live on, one after another, and add or take away the third model in between."""
-    until, kills, changes, names = time.monotonic() + seconds, 0, 0, [EMBEDDER, RERANKER]
-    # The third model has come and gone once at least, and with it what is allocated for it once.
-    while time.monotonic() < until or changes < 2 or len(names) > 2:
-        if (kills + changes) % 3 == 2:
+def pages(serve: Serve) -> list[str]:
+    """The pages of metrics of all processes."""
+    ports = [serve.common["frontend_port_base"] + index for index in range(2)]
+    for name, pids in processes(serve).items():
+        for pid in pids if name != "frontend" else ():
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            (port,) = (entry for entry in environment if entry.startswith(b"DYN_SYSTEM_PORT="))
+            ports.append(int(port.partition(b"=")[2]))
+    return [httpx.get(f"http://127.0.0.1:{port}/metrics").text for port in ports]
+
+
+@dataclass
+class Churn:
+    """What was done to the service."""
+
+    kills: int = 0
+    freezes: int = 0
+    changes: int = 0
+
+
+async def freeze_for(pid: int, seconds: float) -> None:
+    """Stop a process for so long."""
+    signal_process(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        signal_process(pid, signal.SIGCONT)
+
+
+async def churn(
+    serve: Serve, seconds: float, chance: random.Random, live: set[int], *, changes: int
+) -> Churn:
+    """Kill what may not live on and freeze any process, one after another, and add or take away the third
+    model in between, ``changes`` times at least."""
+    until, seen, names = time.monotonic() + seconds, Churn(), [EMBEDDER, RERANKER]
+    while time.monotonic() < until or seen.changes < changes or len(names) > 2:
+        step = (seen.kills + seen.freezes + seen.changes) % 4
+        if step == 3:
             names = [EMBEDDER, RERANKER] if len(names) > 2 else [EMBEDDER, RERANKER, THIRD]
             serve.write(*listed(serve.folder, *names[2:]))
             serve.process.send_signal(signal.SIGHUP)
-            changes += 1
+            seen.changes += 1
+        elif step == 1:
+            running = await asyncio.to_thread(processes, serve)
+            kind = chance.choice(["frontend", EMBEDDER, RERANKER])
+            await freeze_for(chance.choice(running[kind]), chance.uniform(0.1, 6.0))
+            seen.freezes += 1
         else:
             running = await asyncio.to_thread(processes, serve)
             kind = chance.choice(["frontend", EMBEDDER, RERANKER])
             victims = [pid for pid in running[kind] if pid not in live]
             signal_process(chance.choice(victims), chance.choice([signal.SIGKILL, signal.SIGTERM]))
-            kills += 1
+            seen.kills += 1
             # Discovery takes a moment to say so.
             await asyncio.sleep(1.0)
         await whole(serve, *names)
         await asyncio.sleep(chance.uniform(0.2, 1.0))
-    return kills, changes
+    return seen
 
 
-async def stir(serve: Serve, seconds: float, chance: random.Random, live: set[int]) -> str:
+async def stir(serve: Serve, seconds: float, chance: random.Random, live: set[int], *, changes: int) -> str:
     """Traffic and churn for so long; no client of the two models may notice."""
     clients, done = asked(), asyncio.Event()
     tasks = [
         asyncio.create_task(model.run(serve.url, number, done)) for model in clients for number in range(3)
     ]
+    # Of one frontend's own port and of the shared one.
+    targets = [
+        Target(serve.url, f"127.0.0.1:{serve.common['grpc_port']}"),
+        Target(f"http://127.0.0.1:{serve.common['frontend_port_base']}"),
+    ]
+    asked_for = routes(EMBEDDER, reranker=RERANKER)
+    leaving = asyncio.create_task(
+        hang_ups(
+            targets,
+            asked_for,
+            count=1_000_000,
+            seconds=2 * SECONDS + 600,
+            model=EMBEDDER,
+            clients=LEAVING,
+            pause=BEFORE_NEXT,
+            stopping=done,
+        )
+    )
     try:
-        kills, changes = await churn(serve, seconds, chance, live)
+        seen = await churn(serve, seconds, chance, live, changes=changes)
     finally:
         done.set()
-        await asyncio.gather(*tasks)
+        await asyncio.gather(*tasks, leaving)
     assert [model.errors for model in clients] == [[], []], serve.log.read_text()[-4000:]
-    return f"{[model.answers for model in clients]} answers, {kills} kills, {changes} changes of the list"
+    left = leaving.result().total()
+    return f"{[model.answers for model in clients]} answers, {seen}, {left} hang-ups"
+
+
+async def idle(serve: Serve) -> None:
+    """Wait until no process holds anything."""
+    deadline = time.monotonic() + 60
+    while kept := [kept for page in await asyncio.to_thread(pages, serve) if (kept := held(page))]:
+        assert time.monotonic() < deadline, kept
+        await asyncio.sleep(0.5)
 
 
 async def test_two_models_answer_while_a_third_comes_and_goes(serve: Serve) -> None:
@@ -188,19 +266,23 @@ async def test_two_models_answer_while_a_third_comes_and_goes(serve: Serve) -> N
     running = await asyncio.to_thread(processes, serve)
     # One of each kind lives on, and must not grow; nor may the launcher.
     live = {name: pids[0] for name, pids in running.items()} | {"launcher": serve.process.pid}
-    warm = await stir(serve, SECONDS / 4, chance, set(live.values()))
-    then = {name: Size.of(pid) for name, pid in live.items()}
-    stirred = await stir(serve, SECONDS * 3 / 4, chance, set(live.values()))
+    reports, sizes = [], []
+    for number in range(PARTS):
+        # The third model has come and gone in the first, and with it what is allocated for it once.
+        changes = 0 if number else 2
+        reports.append(await stir(serve, SECONDS / PARTS, chance, set(live.values()), changes=changes))
+        await idle(serve)
+        sizes.append({name: Size.of(pid) for name, pid in live.items()})
     deadline = time.monotonic() + 60
     # Connections to processes that are gone take their time to close.
     while grown := {
-        name: (then[name], now)
+        name: (sizes[0][name], now)
         for name, pid in live.items()
-        if (now := Size.of(pid)).private_mb > MOST_GROWTH * then[name].private_mb
-        or now.files > then[name].files + 4
+        if (now := Size.of(pid)).private_mb > MOST_GROWTH * sizes[0][name].private_mb
+        or now.files > sizes[0][name].files + 4
     }:
         assert time.monotonic() < deadline, grown
         await asyncio.sleep(1.0)
-    print(f"{SECONDS:.0f} s: {warm}, then {stirred}, no errors")
+    print(f"{SECONDS:.0f} s, no errors:", *reports, sep="\n")
     for name, pid in live.items():
-        print(f"{name}: {then[name]} -> {Size.of(pid)}")
+        print(f"{name}: {', '.join(str(size[name]) for size in sizes)}, now {Size.of(pid)}")

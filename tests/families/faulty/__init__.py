@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.launched import Launched
+from tessera.rows import Rows
 from tests.families.dual_encoder import DualEncoder
 
 if TYPE_CHECKING:
-    from tessera.engine.batch import TextBatch, TextOutput
+    from tessera.engine.batch import TextBatch
 
 ILLEGAL_ACCESS, POISON, HANG = "\x01", "\x03", "\x04"
 ASSERTS = ("\x05", "\x06")
@@ -59,7 +60,7 @@ def _launch_as_a_card() -> None:
     launch = TorchTextEngine.launch
     asserted: list[str] = []
 
-    def launched(self: TorchTextEngine, batch: TextBatch) -> Launched[TextOutput]:
+    def launched(self: TorchTextEngine, batch: TextBatch) -> Launched[Rows]:
         found = set(batch.input_ids.tolist())
         asserted.extend(
             fault for fault in ASSERTS if ord(fault) in found and _first_time(f"assert {ord(fault)}")

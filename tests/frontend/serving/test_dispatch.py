@@ -11,11 +11,12 @@ import pytest
 from blake3 import blake3
 
 from tessera import wire
+from tessera.budgets import RetryBudget
 from tessera.errors import DeadlineExceeded, EngineDead, InvalidInput, Overloaded, ProtocolError, Unavailable
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.serving.dispatch import Answer, Call, Dispatcher, Router
 from tessera.models.base import Output, OutputKind
-from tessera.rpc import Client, Peers, RetryBudget
+from tessera.rpc import Client, Peers
 from tessera.tasks import Deadline
 from tessera.transport.lending import inline_handle
 from tests.rpc.conftest import INFO, Deployment, deployment, store, until

@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Generic
 
 from tessera import tracing
@@ -175,27 +176,18 @@ class Batcher(Generic[P, R]):
         admitted: bool = False,
         on_cancelled: Callable[[], None] = _ignore,
     ) -> asyncio.Future[Outcome[R]]:
-        """Queue one payload; cancelling the future cancels it. The rest as ``put``."""
+        """Queue one payload as ``put`` does; cancelling the future cancels it."""
         promise: Promise[Outcome[R]] = Promise(self._loop)
-
-        def settle(outcome: Outcome[R] | TesseraError) -> None:
-            # Each would keep the other until the collector comes.
-            promise.when_cancelled = None
-            if isinstance(outcome, TesseraError):
-                promise.set_exception(outcome)
-            else:
-                promise.set_result(outcome)
-
         entry = self.put(
             payload,
             size,
-            settle,
+            promise.settle,
             client=client,
             priority=priority,
             admitted=admitted,
             on_cancelled=on_cancelled,
         )
-        promise.when_cancelled = lambda: self.cancel(entry)
+        promise.when_cancelled = partial(self.cancel, entry)
         return promise
 
     def put(

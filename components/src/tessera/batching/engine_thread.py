@@ -8,9 +8,9 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeAlias
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from tessera.batching.open_batch import OpenBatch
 from tessera.batching.pace import Pace
@@ -21,11 +21,22 @@ from tessera.launched import Launched
 
 log = logging.getLogger(__name__)
 
+R_co = TypeVar("R_co", covariant=True)
+
 # How long the thread looks for a next batch before it looks at the launched ones again.
 _PEEK_SECONDS = 0.0002
 
-Launch = Callable[[Sequence[P]], Launched[Sequence[R]]]
-"""Starts a batch of payloads; its result has one value for each, in order."""
+
+class Values(Protocol[R_co]):
+    """The values of a batch, one for each of its payloads, in order."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[R_co]: ...
+
+
+Launch = Callable[[Sequence[P]], Launched[Values[R]]]
+"""Starts a batch of payloads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +59,7 @@ class Ran(Generic[P, R]):
     """A batch with its results."""
 
     entries: list[Entry[P, R]]
-    values: Sequence[R]
+    values: Values[R]
     started: float
     ended: float
 
@@ -77,7 +88,7 @@ Report: TypeAlias = Cancelled[P, R] | Taken[P, R] | Ran[P, R] | Failed[P, R] | D
 @dataclass(slots=True)
 class _InFlight(Generic[P, R]):
     entries: list[Entry[P, R]]
-    launched: Launched[Sequence[R]]
+    launched: Launched[Values[R]]
     started: float
     size: int
 

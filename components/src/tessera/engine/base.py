@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from tessera.engine.batch import Cost, TextBatch, TextOutput, VisionBatch
+from tessera.engine.batch import Cost, TextBatch, VisionBatch
 from tessera.errors import ConfigError
 from tessera.launched import Launched
 from tessera.models.base import Model, VisionSpec
+from tessera.rows import Rows
 
 if TYPE_CHECKING:
     import torch
@@ -69,11 +70,11 @@ class TextEngine(Protocol):
     @property
     def gives_states(self) -> bool: ...
 
-    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
+    def launch(self, batch: TextBatch) -> Launched[Rows]:
         """Run a batch; the rows come in its order."""
         ...
 
-    def launch_states(self, batch: TextBatch) -> Launched[TextOutput]:
+    def launch_states(self, batch: TextBatch) -> Launched[Rows]:
         """As ``launch``, with each token's last hidden state; ``EngineFailed`` unless ``gives_states``."""
         ...
 

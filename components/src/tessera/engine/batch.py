@@ -13,6 +13,7 @@ import numpy.typing as npt
 from tessera.errors import EngineFailed
 from tessera.image_plan import ImagePlan
 from tessera.models.base import Model, Output, OutputKind, Pixels
+from tessera.rows import Rows
 
 if TYPE_CHECKING:
     import torch
@@ -150,42 +151,25 @@ class TextBatch:
     vision_index: npt.NDArray[np.int32]  # [sum of the rows of vision]
 
 
-def output_bounds(batch: TextBatch, output: Output) -> npt.NDArray[np.int32]:
-    """int32 ``[batch + 1]``: which of the output rows each input becomes."""
+def output_bounds(batch: TextBatch, output: Output) -> npt.NDArray[np.int64]:
+    """Return int64 ``[batch + 1]``, the bounds of each input among the output rows."""
     if output.kind is OutputKind.TOKENS:
-        return batch.cu_seqlens
-    return np.arange(len(batch.lengths) + 1, dtype=np.int32)
+        return batch.cu_seqlens.astype(np.int64)
+    return np.arange(len(batch.lengths) + 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextOutput:
-    """The result of a text batch: float32 ``rows`` ``[rows, width]``, ``norms`` ``[rows]``, int32 ``bounds``.
+def output_rows(computed: npt.NDArray[np.float32], batch: TextBatch, output: Output) -> Rows:
+    """Return the batch's computed float32 ``[rows, width]`` as its answer, scaled if ``output`` says so.
 
-    ``bounds`` ``[batch + 1]`` says which rows each input became. Where the family scales rows to unit length,
-    a row times its norm is what the model computed; elsewhere norms are 1.
+    A row shorter than 1e-12 is divided by 1e-12.
     """
-
-    rows: npt.NDArray[np.float32]
-    norms: npt.NDArray[np.float32]
-    bounds: npt.NDArray[np.int32]
-
-    @classmethod
-    def of(cls, computed: npt.NDArray[np.float32], batch: TextBatch, output: Output) -> TextOutput:
-        """Scale float32 rows if the output says so; a row shorter than 1e-12 is divided by 1e-12."""
-        bounds = output_bounds(batch, output)
-        if not output.unit_length:
-            return cls(rows=computed, norms=np.ones(len(computed), np.float32), bounds=bounds)
-        norms = np.sqrt(np.einsum("ij,ij->i", computed, computed))
-        # Rows that are not finite are found where they are answered.
-        with np.errstate(invalid="ignore"):
-            rows = computed / np.maximum(norms, _EPSILON)[:, None]
-        return cls(rows=rows, norms=norms, bounds=bounds)
-
-    def by_sequence(self) -> list[tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]]:
-        """Each sequence's rows with their norms."""
-        return [
-            (self.rows[first:last], self.norms[first:last]) for first, last in pairwise(self.bounds.tolist())
-        ]
+    bounds = output_bounds(batch, output)
+    if not output.unit_length:
+        return Rows(computed, bounds, np.ones(len(computed), np.float32))
+    norms = np.sqrt(np.einsum("ij,ij->i", computed, computed))
+    # Rows that are not finite are found where they are answered.
+    with np.errstate(invalid="ignore"):
+        return Rows(computed / np.maximum(norms, _EPSILON)[:, None], bounds, norms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

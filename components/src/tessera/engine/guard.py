@@ -7,17 +7,16 @@ later call fails, and only a new process helps. Running out of memory passes.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 import torch
 
 from tessera.engine.base import TextEngine, VisionEngine, vision_of
-from tessera.engine.batch import Cost, TextBatch, TextOutput, VisionBatch, blank, zeros
+from tessera.engine.batch import Cost, blank, zeros
 from tessera.engine.placement import Placement
 from tessera.errors import EngineDead, EngineFailed
-from tessera.launched import Launched
+from tessera.launched import guarded
 from tessera.models.base import Model
 
 log = logging.getLogger(__name__)
@@ -76,6 +75,7 @@ class GuardedVisionEngine:
         self.takes_floats = engine.takes_floats
         self.cost: Cost = engine.cost
         self.depth = engine.depth
+        self.launch = guarded(engine.launch, translate)
         self.close = engine.close
 
     def warm(self) -> None:
@@ -94,12 +94,6 @@ class GuardedVisionEngine:
         self.launch(batch, out).result()
         _require_finite("vision", all(bool(rows.isfinite().all()) for rows in out))
 
-    def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object]:
-        try:
-            return self._engine.launch(batch, out).map_error(translate)
-        except Exception as error:
-            raise translate(error) from error
-
 
 class GuardedTextEngine:
     """A ``TextEngine`` that raises ``EngineDead`` and ``EngineFailed``, see ``translate``.
@@ -113,22 +107,12 @@ class GuardedTextEngine:
         self.gives_states = engine.gives_states
         self.cost: Cost = engine.cost
         self.depth = engine.depth
+        self.launch = guarded(engine.launch, translate)
+        self.launch_states = guarded(engine.launch_states, translate)
         self.close = engine.close
 
     def warm(self) -> None:
         """Warm the engine; raises ``EngineFailed`` for rows that are not finite, too."""
         self._engine.warm()
         output = self.launch(zeros(self._model, _WARM_TOKENS, _WARM_TOKENS)).result()
-        _require_finite("text", bool(np.isfinite(output.rows).all() and np.isfinite(output.norms).all()))
-
-    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
-        try:
-            return self._engine.launch(batch).map_error(translate)
-        except Exception as error:
-            raise translate(error) from error
-
-    def launch_states(self, batch: TextBatch) -> Launched[TextOutput]:
-        try:
-            return self._engine.launch_states(batch).map_error(translate)
-        except Exception as error:
-            raise translate(error) from error
+        _require_finite("text", bool(np.isfinite(output.values).all() and np.isfinite(output.norms).all()))

@@ -138,7 +138,7 @@ def unit(pooled: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def unscaled(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Float32 rows as they are, with norms of 1, as ``engine.batch.TextOutput`` has them."""
+    """Float32 rows as they are, with norms of 1, as ``tessera.rows.Rows`` has them."""
     return rows, torch.ones_like(rows[:, 0])
 
 

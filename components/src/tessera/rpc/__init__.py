@@ -1,8 +1,9 @@
 """The one place that knows Dynamo: serving an endpoint, calling an instance, watching discovery."""
 
+from tessera.rpc.client import Client, least_loaded
 from tessera.rpc.discovery import FORGOTTEN, until_back
 from tessera.rpc.model_server import ModelServer
-from tessera.rpc.peers import DRAIN_PATIENCE_SECONDS, Check, Client, Peers, RetryBudget, least_loaded
+from tessera.rpc.peers import DRAIN_PATIENCE_SECONDS, Check, Peers
 from tessera.rpc.runtime import RpcSettings, Runtime, set_environment_defaults
 from tessera.rpc.server import Server, internal_error
 
@@ -13,7 +14,6 @@ __all__ = [
     "Client",
     "ModelServer",
     "Peers",
-    "RetryBudget",
     "RpcSettings",
     "Runtime",
     "Server",

@@ -35,6 +35,9 @@ from tessera.worker.metrics import WorkerMetrics
 
 log = logging.getLogger(__name__)
 
+Same = tuple[bytes, ImagePlan]
+"""``wire.Image.same``, by which images of one request are told apart."""
+
 
 class CacheFill:
     """Puts rows into the cache: from host memory at once, from a device when their copy has arrived.
@@ -97,13 +100,15 @@ class Job:
 class EncodedImage:
     """Rows ``[rows, row_width]`` that nothing writes to any more, and the time they took.
 
-    ``span`` is the one that they were made in, if it is kept; ``rounding`` is the engine's.
+    ``span`` is the one that they were made in, if it is kept; ``rounding`` is the engine's. ``cached`` says
+    that they came from the cache, or from an item before in the same request.
     """
 
     rows: torch.Tensor
     timings: wire.Timings
     span: Span | None = None
     rounding: str = ""
+    cached: bool = False
 
 
 class VisionSource(Protocol):
@@ -177,75 +182,56 @@ class ImageRows:
         if self._source is not None:
             await self._source.close()
 
-    def cached(self, images: Sequence[wire.Image | wire.Embeddings]) -> list[torch.Tensor] | None:
-        """The rows of a request's images where the cache has all; None, and nothing counts, where not.
+    def holds(self, image: wire.Image | wire.Embeddings) -> bool:
+        """Whether ``hit`` would find rows; counts as no lookup."""
+        return (
+            self._source is not None
+            and isinstance(image, wire.Image)
+            and self._cache.holds(*self._keys(image))
+        )
 
-        An image that is among them several times is looked up once.
-        """
-        if self._source is None:
+    def hit(self, image: wire.Image, span: Span) -> EncodedImage | None:
+        """Return the rows that the cache has of the image; counts as one lookup."""
+        cached = self._cache.get(*self._keys(image))
+        span.set_attributes(
+            {"tessera.cache": "miss" if cached is None else "hit", "tessera.units": image.units}
+        )
+        if cached is None:
             return None
-        files: list[wire.Image] = []
-        for image in images:
-            if isinstance(image, wire.Embeddings) or not self._cache.holds(*self._keys(image)):
-                return None
-            files.append(image)
-        found: dict[bytes, torch.Tensor] = {}
-        rows: list[torch.Tensor] = []
-        for image in files:
-            with tracing.span("vision rows", {"tessera.input": image.param}) as span:
-                same = image.digest + _named(image)
-                if same in found:
-                    span.set_attribute("tessera.cache", "hit")
-                else:
-                    encoded = self._hit(image, span)
-                    assert encoded is not None
-                    found[same] = encoded.rows
-                rows.append(found[same])
-        return rows
+        return self._checked(EncodedImage(cached, wire.Timings(), cached=True), image)
 
-    async def get(self, job: Job, image: wire.Image | wire.Embeddings) -> tuple[EncodedImage, bool]:
-        """One image's rows, and whether they came from the cache.
+    async def get(self, job: Job, image: wire.Image | wire.Embeddings) -> EncodedImage:
+        """Return one image's rows.
 
         Raises ``InvalidInput`` where no images are served, ``MediaNotCached`` for an image that was named
         without its bytes, and what the vision stage raises, with this request's name for the image.
         """
         with tracing.span("vision rows", {"tessera.input": image.param}) as span:
-            return await self._look_up(job, image, span)
-
-    async def _look_up(
-        self, job: Job, image: wire.Image | wire.Embeddings, span: Span
-    ) -> tuple[EncodedImage, bool]:
-        if isinstance(image, wire.Embeddings):
-            span.set_attributes({"tessera.cache": "precomputed", "tessera.transfer.route": image.handle.kind})
-            return EncodedImage(await self._precomputed.fetch(image), wire.Timings()), False
-        if self._source is None:
-            raise InvalidInput("this deployment serves text only", param=image.param)
-        if (cached := self._hit(image, span)) is not None:
-            return cached, True
-        if not image.data:
-            raise MediaNotCached(
-                f"{image.param}: the image is not cached any more; send it again", param=image.param
-            )
-        try:
-            encoded = await self._fly(job, image)
-        except TesseraError as error:
-            if error.param is None:
-                raise
-            # The flight may have been another request's, whose name for the image says nothing here.
-            raise error.named(image.param) from error
-        if encoded.span is not None and encoded.span is not tracing.here():
-            # Another request's flight, or another input's of this one.
-            span.set_attribute("tessera.cache", "joined")
-            span.add_link(encoded.span.get_span_context())
-        return self._checked(encoded, image), False
-
-    def _hit(self, image: wire.Image, span: Span) -> EncodedImage | None:
-        """What the cache has of the image; counts as one lookup."""
-        cached = self._cache.get(*self._keys(image))
-        span.set_attributes(
-            {"tessera.cache": "miss" if cached is None else "hit", "tessera.units": image.units}
-        )
-        return None if cached is None else self._checked(EncodedImage(cached, wire.Timings()), image)
+            if isinstance(image, wire.Embeddings):
+                span.set_attributes(
+                    {"tessera.cache": "precomputed", "tessera.transfer.route": image.handle.kind}
+                )
+                return EncodedImage(await self._precomputed.fetch(image), wire.Timings())
+            if self._source is None:
+                raise InvalidInput("this deployment serves text only", param=image.param)
+            if (cached := self.hit(image, span)) is not None:
+                return cached
+            if not image.data:
+                raise MediaNotCached(
+                    f"{image.param}: the image is not cached any more; send it again", param=image.param
+                )
+            try:
+                encoded = await self._fly(job, image)
+            except TesseraError as error:
+                if error.param is None:
+                    raise
+                # The flight may have been another request's, whose name for the image says nothing here.
+                raise error.named(image.param) from error
+            if encoded.span is not None and encoded.span is not tracing.here():
+                # Another request's flight, or another input's of this one.
+                span.set_attribute("tessera.cache", "joined")
+                span.add_link(encoded.span.get_span_context())
+            return self._checked(encoded, image)
 
     async def _fly(self, job: Job, image: wire.Image) -> EncodedImage:
         flight = image.digest + _named(image)
@@ -305,34 +291,58 @@ class RequestImages:
     def __init__(self, rows: ImageRows, job: Job, items: Sequence[wire.Item]) -> None:
         self._rows = rows
         self._job = job
-        self._first: dict[tuple[bytes, ImagePlan], wire.Image | wire.Embeddings] = {}
-        self._shared: dict[tuple[bytes, ImagePlan], asyncio.Task[tuple[EncodedImage, bool]] | None] = {}
+        self._first: dict[Same, wire.Image | wire.Embeddings] = {}
+        self._shared: set[Same] = set()
+        self._kept: dict[Same, EncodedImage] = {}
+        self._tasks: dict[Same, asyncio.Task[EncodedImage]] = {}
         for item in items:
             for image in item.images:
-                key = image.same
-                if self._first.setdefault(key, image) is not image:
-                    self._shared[key] = None
+                if self._first.setdefault(image.same, image) is not image:
+                    self._shared.add(image.same)
 
-    async def get(self, image: wire.Image | wire.Embeddings) -> tuple[EncodedImage, bool]:
+    def at_hand(self, images: Sequence[wire.Image | wire.Embeddings]) -> list[EncodedImage] | None:
+        """Return the rows of one item's images where the cache has all of them.
+
+        None, and nothing counts as a lookup, where not.
+        """
+        for image in images:
+            if image.same not in self._kept and (image.same in self._tasks or not self._rows.holds(image)):
+                return None
+        encoded: list[EncodedImage] = []
+        for image in images:
+            with tracing.span("vision rows", {"tessera.input": image.param}) as span:
+                kept = self._kept.get(image.same)
+                if kept is not None:
+                    span.set_attribute("tessera.cache", "hit")
+                else:
+                    assert isinstance(image, wire.Image)
+                    kept = self._rows.hit(image, span)
+                    assert kept is not None
+                    if image.same in self._shared:
+                        self._kept[image.same] = kept
+                encoded.append(kept)
+        return encoded
+
+    async def get(self, image: wire.Image | wire.Embeddings) -> EncodedImage:
         """As ``ImageRows.get``; rows that another item of the request asked for first count as cached."""
-        key = image.same
-        if key not in self._shared:
+        same = image.same
+        if same not in self._shared:
             return await self._rows.get(self._job, image)
-        task = self._shared[key]
-        if task is None:
-            task = self._shared[key] = asyncio.create_task(self._rows.get(self._job, self._first[key]))
+        task = self._tasks.get(same)
+        if task is None and same not in self._kept:
+            task = self._tasks[same] = asyncio.create_task(self._rows.get(self._job, self._first[same]))
             return await self._arrived(task, image)
         with tracing.span("vision rows", {"tessera.input": image.param}) as span:
-            encoded, cached = await self._arrived(task, image)
-            span.set_attribute("tessera.cache", "hit" if cached else "joined")
+            encoded = self._kept[same] if task is None else await self._arrived(task, image)
+            span.set_attribute("tessera.cache", "hit" if encoded.cached else "joined")
             if encoded.span is not None:
                 span.add_link(encoded.span.get_span_context())
-        return encoded, True
+        return replace(encoded, cached=True)
 
     async def _arrived(
-        self, task: asyncio.Task[tuple[EncodedImage, bool]], image: wire.Image | wire.Embeddings
-    ) -> tuple[EncodedImage, bool]:
-        """What the task gave; its error with this item's name for the image."""
+        self, task: asyncio.Task[EncodedImage], image: wire.Image | wire.Embeddings
+    ) -> EncodedImage:
+        """Return the task's rows; raises its error with this item's name for the image."""
         try:
             return await asyncio.shield(task)
         except TesseraError as error:
@@ -342,8 +352,8 @@ class RequestImages:
 
     def close(self) -> None:
         """End what is under way: nobody waits for it any more."""
-        for task in self._shared.values():
-            if task is not None and not task.cancel() and not task.cancelled():
+        for task in self._tasks.values():
+            if not task.cancel() and not task.cancelled():
                 # asyncio complains of an error that is not retrieved.
                 task.exception()
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from tessera import tracing, wire
+from tessera.budgets import RetryBudget
 from tessera.errors import DeadlineExceeded, HandOffError, ProtocolError, TesseraError, Unavailable
 from tessera.logs import count
-from tessera.rpc import DRAIN_PATIENCE_SECONDS, Check, Client, Peers, RetryBudget, least_loaded
+from tessera.rpc import DRAIN_PATIENCE_SECONDS, Check, Client, Peers, least_loaded
 from tessera.transport.inbox import Inbox
 from tessera.worker.image_rows import EncodedImage, Job
 from tessera.worker.metrics import WorkerMetrics
@@ -132,9 +133,9 @@ class RemoteVision:
 
     async def _choose(self, tried: set[int], deadline: float) -> int:
         # A worker that was restarted a moment ago is worth a short wait, a deployment without any is not.
-        if not await self._peers.wait_back(self._wait_seconds, deadline - time.monotonic()):
-            raise Unavailable("no encode worker is available, so images cannot be embedded", retry_after=1.0)
         ready = self._peers.ready
+        if not ready and not await self._peers.wait_back(self._wait_seconds, deadline - time.monotonic()):
+            raise Unavailable("no encode worker is available, so images cannot be embedded", retry_after=1.0)
         return least_loaded(ready.keys() - tried or ready.keys(), self._units)
 
     def _may_retry(self) -> bool:

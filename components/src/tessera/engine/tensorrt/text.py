@@ -12,7 +12,6 @@ from tessera.engine.batch import (
     Cost,
     PackedInput,
     TextBatch,
-    TextOutput,
     pack,
     packed_cost,
     padded_cost,
@@ -29,6 +28,7 @@ from tessera.engine.tensorrt.runs import BatchInputs, Run, RunInputs, Sizes
 from tessera.errors import EngineFailed, EngineMismatch
 from tessera.launched import Launched
 from tessera.models.base import Model, sequential
+from tessera.rows import Rows
 
 
 class TextRuns:
@@ -44,7 +44,7 @@ class TextRuns:
         self._buffers = Buffers(manifest, device)
         self._replays = Replays(loaded, streams)
 
-    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
+    def launch(self, batch: TextBatch) -> Launched[Rows]:
         with torch.inference_mode():
             inputs = BatchInputs(batch, self._layout)
             runs = self._sizes.cut(batch.lengths, inputs.rows)
@@ -67,11 +67,7 @@ class TextRuns:
                 # The runs take the sequences in another order than the batch.
                 order = np.argsort(np.concatenate([run.members for run in runs]))
                 return self._streams.launched(
-                    lambda: TextOutput(
-                        rows=vectors.numpy()[order],
-                        norms=norms.numpy()[order],
-                        bounds=np.arange(count + 1, dtype=np.int32),
-                    ),
+                    lambda: Rows(vectors.numpy()[order], np.arange(count + 1), norms.numpy()[order]),
                     keep=keep,
                 )
 
@@ -224,7 +220,7 @@ class TensorRTTextEngine:
     def depth(self) -> int:
         return 2
 
-    def launch_states(self, batch: TextBatch) -> Launched[TextOutput]:
+    def launch_states(self, batch: TextBatch) -> Launched[Rows]:
         raise EngineFailed("this engine gives no hidden states")
 
     def warm(self) -> None:
@@ -238,7 +234,7 @@ class TensorRTTextEngine:
             self._loaded.save_compiled()
         tune_interpreter()
 
-    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
+    def launch(self, batch: TextBatch) -> Launched[Rows]:
         return self._runs.launch(batch)
 
     def close(self) -> None:

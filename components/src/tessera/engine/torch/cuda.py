@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from tessera.dtypes import DTYPES
-from tessera.engine.batch import TextBatch, TextOutput, VisionBatch, output_bounds
+from tessera.engine.batch import TextBatch, VisionBatch, output_bounds, output_rows
 from tessera.engine.graphs import Graphs, graph_sizes
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
@@ -27,6 +27,7 @@ from tessera.models.base import (
     VisionModule,
     VisionSpec,
 )
+from tessera.rows import Rows
 
 
 def graph_cost(model: Model, settings: EngineSettings, placement: Placement, *, default: int) -> int:
@@ -68,16 +69,16 @@ class CudaText:
             with torch.inference_mode(), self._streams.computing():
                 self._graphs = self._recorded()
 
-    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
+    def launch(self, batch: TextBatch) -> Launched[Rows]:
         return self._launch(batch, self._module, self._graphs, self._output)
 
-    def launch_states(self, batch: TextBatch, module: StatesModule, output: Output) -> Launched[TextOutput]:
+    def launch_states(self, batch: TextBatch, module: StatesModule, output: Output) -> Launched[Rows]:
         """No graph was recorded of what comes before pooling."""
         return self._launch(batch, module.states, None, output)
 
     def _launch(
         self, batch: TextBatch, compute: TextModule, graphs: Graphs | None, output: Output
-    ) -> Launched[TextOutput]:
+    ) -> Launched[Rows]:
         if graphs is not None and not graphs.fits(len(batch.input_ids), len(batch.lengths)):
             graphs = None
         bounds = batch.cu_seqlens if graphs is None else graphs.bounds(batch.cu_seqlens)
@@ -101,7 +102,7 @@ class CudaText:
                 host.copy_(computed, non_blocking=True)
                 keep = (staged, indices, sources, rows, computed)
                 # Scaled on the host, once the rows are there.
-                return self._streams.launched(lambda: TextOutput.of(host.numpy(), batch, output), keep=keep)
+                return self._streams.launched(lambda: output_rows(host.numpy(), batch, output), keep=keep)
 
     def _recorded(self) -> Graphs:
         """Graphs of what follows the embedding, since vision rows have other places in each batch."""

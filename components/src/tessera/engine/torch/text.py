@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from tessera.engine.batch import Cost, TextBatch, TextOutput, packed_cost, split, zeros
+from tessera.engine.batch import Cost, TextBatch, output_rows, packed_cost, split, zeros
 from tessera.engine.lanes import Lanes
 from tessera.engine.placement import Placement
 from tessera.engine.process import one_thread, tune_interpreter
@@ -22,6 +22,7 @@ from tessera.models.base import (
     TextModule,
     stage_outputs,
 )
+from tessera.rows import Rows
 
 # Pieces of a batch on the CPU for each lane, so that a lane that is held up can leave some to the others; and
 # the fewest tokens of a piece, which keep the interpreter's share small.
@@ -81,25 +82,27 @@ class TorchTextEngine:
         self.launch(self._zeros(8, 8)).result()
         tune_interpreter()
 
-    def launch(self, batch: TextBatch) -> Launched[TextOutput]:
+    def launch(self, batch: TextBatch) -> Launched[Rows]:
         if self._cuda is not None:
             return self._cuda.launch(batch)
-        launched = self._in_lanes(batch) or Launched.later(lambda: self._computed(batch))
-        return launched.map(lambda computed: TextOutput.of(computed, batch, self._model.output))
+        output = self._model.output
+        return self._in_lanes(batch) or Launched.later(
+            lambda: output_rows(self._computed(batch), batch, output)
+        )
 
     @property
     def gives_states(self) -> bool:
         return isinstance(self._module, StatesModule) and self._states is not None
 
-    def launch_states(self, batch: TextBatch) -> Launched[TextOutput]:
+    def launch_states(self, batch: TextBatch) -> Launched[Rows]:
         module, output = self._module, self._states
         if not isinstance(module, StatesModule) or output is None:
             raise EngineFailed("this engine gives no hidden states")
         if self._cuda is not None:
             return self._cuda.launch_states(batch, module, output)
-        return Launched.later(lambda: TextOutput.of(self._computed(batch, module.states), batch, output))
+        return Launched.later(lambda: output_rows(self._computed(batch, module.states), batch, output))
 
-    def _in_lanes(self, batch: TextBatch) -> Launched[npt.NDArray[np.float32]] | None:
+    def _in_lanes(self, batch: TextBatch) -> Launched[Rows] | None:
         """Run the batch in pieces, side by side; None where pieces would not keep the lanes busy."""
         if self._lanes is None or self._lanes.count < 2:
             return None
@@ -107,7 +110,10 @@ class TorchTextEngine:
         sizes = [len(piece.input_ids) for piece in pieces]
         if not self._lanes.suit(sizes):
             return None
-        return Launched.of_futures(self._lanes.start(self._computed, pieces, sizes), np.concatenate)
+        return Launched.of_futures(
+            self._lanes.start(self._computed, pieces, sizes),
+            lambda computed: output_rows(np.concatenate(computed), batch, self._model.output),
+        )
 
     def _zeros(self, total: int, length: int) -> TextBatch:
         return zeros(self._model, total, length)

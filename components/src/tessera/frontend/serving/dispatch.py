@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera import wire
+from tessera.budgets import RetryBudget
 from tessera.errors import EngineDead, HandOffError, ProtocolError, TesseraError, Unavailable
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.row_lender import RowLender
@@ -23,7 +24,7 @@ from tessera.image_plan import ImagePlan
 from tessera.logs import count as count_on_line
 from tessera.models.base import SCORES, Output, RowKind
 from tessera.rows import Rows
-from tessera.rpc import Peers, RetryBudget, least_loaded
+from tessera.rpc import Peers, least_loaded
 from tessera.tasks import Deadline, run_all
 
 log = logging.getLogger(__name__)

@@ -88,8 +88,6 @@ class Vision:
 
 Visions = tuple[Vision, ...]
 
-_NOT_LOADED = RequestCancelled("not loaded, because an input before it failed")
-
 
 class ImageReader:
     """Loads all images of a request at the same time."""
@@ -141,7 +139,11 @@ class ImageReader:
             for task in tasks.values():
                 task.cancel()
         for index, task in tasks.items():
-            found[index] = _NOT_LOADED if task.cancelled() else task.result()
+            found[index] = (
+                RequestCancelled("not loaded, because an input before it failed")
+                if task.cancelled()
+                else task.result()
+            )
         return found
 
     async def _read_input(

@@ -415,7 +415,7 @@ async def _max_sims(
     """The queries' rows come here once, and go to the workers, which compare documents' rows with them."""
     items = [_item(*parts) for parts in zip(inputs, prompts, images, strict=True)]
     asked = await embed(items[:queries])
-    compared = [rows.values.tobytes() for rows in asked.rows.split()]
+    compared = [rows.values.tobytes() for rows in asked.rows]
     documents = [
         msgspec.structs.replace(item, query=min(index, queries - 1))
         for index, item in enumerate(items[queries:])

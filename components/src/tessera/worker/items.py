@@ -1,0 +1,97 @@
+"""Reads the items of a request: checks them, and makes the text engine's inputs of them."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from tessera import wire
+from tessera.engine.batch import PackedInput
+from tessera.errors import InvalidInput, ProtocolError, UnsupportedOperation
+from tessera.models.base import SCORES, Model, Output, OutputKind, RowKind, stage_outputs
+
+_INT32: Final = np.dtype("<i4")
+_UINT32: Final = np.dtype("<u4")
+_FLOAT32: Final = np.dtype("<f4")
+
+
+class ItemReader:
+    """Reads items for one model; ``states`` says that its text engine gives hidden states.
+
+    Without ``images`` no item may have any.
+    """
+
+    def __init__(self, model: Model, *, images: bool, states: bool) -> None:
+        self._model = model
+        self._images = images
+        self._states = states
+        self._outputs = {RowKind.OUTPUT: model.output, **stage_outputs(model)}
+        # Looked up once: they are used for every text.
+        self._vocab_size = model.vocab_size
+        self._max_tokens = model.max_tokens
+
+    def read(self, item: wire.Item, *, states: bool = False) -> PackedInput:
+        """Return the text engine's input, without the rows of its images.
+
+        ``states`` asks for its hidden states. Raises ``InvalidInput`` naming the item or one of its images.
+        """
+        if not item.tokens or len(item.tokens) % 4:
+            raise InvalidInput("the tokens are empty or not int32", param=item.param)
+        unsigned = np.frombuffer(item.tokens, _UINT32)
+        tokens = unsigned.view(_INT32)
+        # An id outside the table would read foreign memory on a GPU.
+        # A negative one is a large one when it is read as unsigned.
+        if np.maximum.reduce(unsigned) >= self._vocab_size:
+            raise InvalidInput(f"token ids must be in 0..{self._vocab_size - 1}", param=item.param)
+        if len(tokens) > self._max_tokens:
+            raise InvalidInput(
+                f"{len(tokens)} tokens are more than the model's {self._max_tokens}", param=item.param
+            )
+        if not item.images:
+            return PackedInput(tokens=tokens, positions=self._model.positions(tokens, ()), states=states)
+        if not self._images:
+            raise InvalidInput("the model reads text alone", param=item.images[0].param)
+        plans = [image.plan for image in item.images]
+        index = self._model.vision_index(tokens)
+        expected = sum(plan.rows for plan in plans)
+        if len(index) != expected or any(plan.rows < 1 for plan in plans):
+            raise InvalidInput(
+                f"found {len(index)} image tokens, but the {len(item.images)} images need {expected}",
+                param=item.param,
+            )
+        positions = self._model.positions(tokens, plans)
+        return PackedInput(tokens=tokens, positions=positions, vision_index=index, states=states)
+
+    def output(self, request: wire.EmbedRequest) -> Output:
+        """Return the output that the request asks for; raises what is wrong with it for rows of its kind."""
+        if request.rows == "output":
+            return SCORES if request.queries else self._model.output
+        kind = RowKind(request.rows)
+        if request.queries:
+            raise ProtocolError(f"queries came with a request for rows of kind {kind.value}")
+        if kind is RowKind.STATES and not (self._states and kind in self._outputs):
+            raise UnsupportedOperation(
+                "the text engine of this service gives no hidden states; they need engine: torch"
+            )
+        if kind is RowKind.VISION:
+            if kind not in self._outputs:
+                raise UnsupportedOperation("the model reads text alone: it has no vision rows")
+            for item in request.items:
+                # That there are as many placeholders as rows is checked as for any item.
+                if item.token_count != sum(image.plan.rows for image in item.images):
+                    raise InvalidInput("the tokens are not the images' placeholders alone", param=item.param)
+        return self._outputs[kind]
+
+    def queries(self, request: wire.EmbedRequest) -> list[npt.NDArray[np.float32]]:
+        """Return the rows of each query ``[rows, width]``; raises ``ProtocolError``."""
+        width = self._model.output.width
+        if self._model.output.kind is not OutputKind.TOKENS:
+            raise ProtocolError("queries came with items that do not become a row for each token")
+        if any(not query or len(query) % (4 * width) for query in request.queries):
+            raise ProtocolError(f"a query is not of rows of {width} float32 values")
+        if any(not 0 <= item.query < len(request.queries) for item in request.items):
+            raise ProtocolError(f"an item names none of the {len(request.queries)} queries")
+        # Copies: torch warns of memory that it might not write to.
+        return [np.frombuffer(query, _FLOAT32).reshape(-1, width).copy() for query in request.queries]
