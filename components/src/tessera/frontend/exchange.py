@@ -1,4 +1,4 @@
-"""One request of a client and its answer, as every door has it: HTTP, gRPC."""
+"""Keeps one request of a client together with its answer, as every door has it: HTTP, gRPC."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ class Exchange:
 
     @property
     def id(self) -> str:
-        """The request's id, which its body may set."""
+        """Return the request's id, which its body may set."""
         return self.line.request_id
 
     @property
     def client(self) -> str:
-        """The name by which clients share the service; empty where there are no keys."""
+        """Return the name by which clients share the service; empty where there are no keys."""
         return "" if self.key == ANONYMOUS else self.key
 
     def count(self) -> None:
@@ -111,7 +111,7 @@ class Exchange:
             self.ticket = None
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
-        """Give the result of ``work``; a client that goes away cancels it (``RequestCancelled``)."""
+        """Return the result of ``work``; a client that goes away cancels it (``RequestCancelled``)."""
         try:
             return await self.departure.during(work)
         except Left:
@@ -119,13 +119,13 @@ class Exchange:
 
 
 def exchange_of(scope: Scope) -> Exchange:
-    """Give the exchange of an HTTP request that the middleware has seen."""
+    """Return the exchange of an HTTP request that the middleware has seen."""
     exchange: Exchange = scope["state"]["exchange"]
     return exchange
 
 
 def _new_ids() -> Iterator[str]:
-    """32 hexadecimal digits each; asking the system for one at a time takes 3 µs and more."""
+    """Yield 32 hexadecimal digits each; asking the system for one at a time takes 3 µs and more."""
     while True:
         fresh = os.urandom(4096).hex()
         yield from (fresh[at : at + 32] for at in range(0, len(fresh), 32))
@@ -135,5 +135,5 @@ _IDS: Final = _new_ids()
 
 
 def new_request_id() -> str:
-    """For a request whose client gave none."""
+    """Return an id for a request whose client gave none."""
     return next(_IDS)
