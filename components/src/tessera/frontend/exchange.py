@@ -30,11 +30,12 @@ class Exchange:
     """Holds what is known of a request from its head to its answer; owned by one event loop.
 
     ``headers`` has the first of each name, in lower case. ``body_bytes`` is the length that was announced,
-    ``peer`` the client's address, ``key`` the name of the API key, also where there are none. ``rates`` is
-    None where no key has a rate. ``departure`` ends the work when the client goes away. ``model`` is the name
-    of the model that answers, once it is known, ``failure`` the answer where it is an error, ``error_shape``
-    its form where that is not the route's, ``unexpected`` an error that no handler knows, and ``body`` the
-    request's, once it has been read.
+    ``peer`` the client's address, ``key`` the name of the API key, also where there are none, and ``client``
+    the name by which clients share the service, empty where there are none. ``rates`` is None where no key
+    has a rate. ``departure`` ends the work when the client goes away. ``model`` is the name of the model
+    that answers, once it is known, ``failure`` the answer where it is an error, ``error_shape`` its form
+    where that is not the route's, ``unexpected`` an error that no handler knows, and ``body`` the request's,
+    once it has been read.
     """
 
     line: RequestLine
@@ -47,6 +48,7 @@ class Exchange:
     rates: RateLimiter | None = None
     departure: Departure = field(default_factory=Departure)
     key: str = ANONYMOUS
+    client: str = ""
     ticket: Ticket | None = None
     model: str = ""
     failure: Failure | None = None
@@ -63,7 +65,7 @@ class Exchange:
         given, length = headers.get(b"x-request-id", b""), headers.get(b"content-length", b"")
         state = scope.setdefault("state", {})
         exchange = state["exchange"] = cls(
-            line=RequestLine(given.decode("ascii") if _REQUEST_ID.fullmatch(given) else new_request_id()),
+            line=RequestLine(given.decode("ascii") if _REQUEST_ID.fullmatch(given) else next(_IDS)),
             deadline=Deadline.after(seconds),
             path=scope["path"],
             method=scope["method"],
@@ -79,11 +81,6 @@ class Exchange:
     def id(self) -> str:
         """Return the request's id, which its body may set."""
         return self.line.request_id
-
-    @property
-    def client(self) -> str:
-        """Return the name by which clients share the service; empty where there are no keys."""
-        return "" if self.key == ANONYMOUS else self.key
 
     def count(self) -> None:
         """Count the request in its key's rate, once; raises ``RateLimited``."""
@@ -135,5 +132,5 @@ _IDS: Final = _new_ids()
 
 
 def new_request_id() -> str:
-    """Return an id for a request whose client gave none."""
+    """Return an id for a call whose client gave none."""
     return next(_IDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from tessera.budgets import Budget
@@ -338,17 +339,17 @@ def _too_many(requests: int) -> Overloaded:
     return Overloaded(f"{requests} requests are being answered already", retry_after=1.0)
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
     """Holds one request's place, until it is closed."""
 
-    def __init__(self, admission: Admission, client: str, body_bytes: int | None) -> None:
-        self._admission = admission
-        self._client = client
-        self._body_bytes = body_bytes
-        self._room: Room | None = None
-        self._tokens = 0
-        self._units = 0
-        self._response_bytes = 0
+    _admission: Admission
+    _client: str
+    _body_bytes: int | None
+    _room: Room | None = None
+    _tokens: int = 0
+    _units: int = 0
+    _response_bytes: int = 0
 
     def enter(self, room: Room) -> None:
         """Take a place in the room of the request's model; raises ``Overloaded`` when it is full."""

@@ -216,14 +216,17 @@ class Translated:
                 bounds = np.arange(len(request.inputs) + 1)
             written = row * bounds[1:] + frame * np.arange(1, len(bounds))
             over = np.maximum(4 * output.width * bounds[1:], written) > limit
-            raise _too_large_answer(
-                nbytes,
-                limit,
-                f"the answer's {rows} rows of {width} values",
-                "send fewer inputs, or ask for base64 or fewer dimensions",
-                request.inputs[int(over.argmax())].param,
-            )
+            raise self._too_large(nbytes, limit, f"{rows} rows of {width}", int(over.argmax()))
         return nbytes
+
+    def _too_large(self, nbytes: int, limit: int, rows: str, first: int) -> ResponseTooLarge:
+        return _too_large_answer(
+            nbytes,
+            limit,
+            f"the answer's {rows} values",
+            "send fewer inputs, or ask for base64 or fewer dimensions",
+            self.request.inputs[first].param,
+        )
 
     def is_large(self, result: Result, output: Output) -> bool:
         """Return whether other requests would notice how long the answer takes to write."""

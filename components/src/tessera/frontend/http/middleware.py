@@ -205,7 +205,7 @@ class RequestMiddleware:
             key = self._keys.name_of(exchange.headers)
             if key is None:
                 return None
-            exchange.key = key
+            exchange.key = exchange.client = key
         overloaded = self._admission.refusal(exchange.client, exchange.body_bytes)
         if overloaded is None:
             return None
@@ -300,7 +300,7 @@ class RequestMiddleware:
             if key is None:
                 exchange.failure = self._unknown_key()
                 return True
-            exchange.key = key
+            exchange.key = exchange.client = key
         if exchange.method == "POST":
             try:
                 exchange.ticket = self._admission.enter(exchange.client, exchange.body_bytes)
