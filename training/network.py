@@ -16,8 +16,8 @@ from tessera.models.llama_nemotron_vl.loading import SOURCES
 from tessera.models.llama_nemotron_vl.tensors import expected
 from tessera.models.llama_nemotron_vl.vision import VisionTower
 from tessera.nn import loading
-from tessera.nn.blocks import LayerNorm, Linear, RmsNorm, use
 from tessera.nn.forms.plain import Form, Residual, Rows
+from tessera.nn.layer import LayerNorm, Linear, RmsNorm, use
 from tessera.nn.rotary import Rotary
 from tessera.nn.sequences import Packed, grouped
 from tessera.nn.text import TextTower

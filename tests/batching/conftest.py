@@ -17,7 +17,9 @@ async def make_batcher() -> AsyncIterator[MakeBatcher]:
     made: list[Batcher[int, int]] = []
 
     def make(launch: Any, **changes: Any) -> Batcher[int, int]:
-        events = {name: changes.pop(name) for name in ("ran", "died") if name in changes}
+        events = {
+            name: changes.pop(name) for name in ("entries", "sizes", "seconds", "died") if name in changes
+        }
         options: dict[str, Any] = {
             "events": Events(**events),
             "cost": packed_cost,

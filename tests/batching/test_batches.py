@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.batching import Batcher, BatchStats
+from tessera.batching import Batcher
 from tessera.engine.batch import packed_cost, padded_cost
 from tests.batching.conftest import MakeBatcher
 from tests.batching.engines import HeldEngine, until
@@ -102,15 +102,19 @@ async def test_an_entry_over_the_budget_rides_alone(make_batcher: MakeBatcher) -
 
 
 async def test_statistics_describe_the_batch(make_batcher: MakeBatcher) -> None:
-    seen: list[BatchStats] = []
+    entries: list[float] = []
+    sizes: list[float] = []
+    seconds: list[float] = []
     engine = HeldEngine()
-    batcher = make_batcher(engine.launch, ran=seen.append)
+    batcher = make_batcher(
+        engine.launch, entries=entries.append, sizes=[sizes.append], seconds=seconds.append
+    )
     first = await busy(batcher, engine)
     futures = [batcher.submit(payload, 10) for payload in (1, 2, 3)]
     engine.gate.set()
     await asyncio.gather(first, *futures)
-    assert [(stats.entries, stats.size) for stats in seen] == [(1, 1), (3, 30)]
-    assert all(stats.run_ms >= 0 for stats in seen)
+    assert list(zip(entries, sizes, strict=True)) == [(1, 1), (3, 30)]
+    assert len(seconds) == 2 and all(value >= 0 for value in seconds)
 
 
 @settings(max_examples=40, deadline=None)

@@ -16,8 +16,8 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionAttentio
 from transformers.models.siglip.configuration_siglip import SiglipVisionConfig
 from transformers.models.siglip.modeling_siglip import SiglipAttention
 
-from tessera.nn.attention import Attention
 from tessera.nn.forms.plain import Residual
+from tessera.nn.layer import Attention
 from tessera.nn.rotary import Rotary, inverse_frequencies
 from tessera.nn.sequences import Equal, Packed
 from tessera.nn.spec import LayerSpec, RopeSpec

@@ -21,9 +21,8 @@ from transformers.models.qwen3_vl.modeling_qwen3_vl import (
 from transformers.models.siglip.configuration_siglip import SiglipVisionConfig
 from transformers.models.siglip.modeling_siglip import SiglipMLP
 
-from tessera.nn.blocks import LayerNorm, RmsNorm
 from tessera.nn.forms.plain import Residual
-from tessera.nn.layer import GatedMlp, Mlp
+from tessera.nn.layer import GatedMlp, LayerNorm, Mlp, RmsNorm
 from tessera.nn.vision import Merger, PatchEmbedding
 from tests.nn.copying import copy, noise, randomise
 from tests.nn.test_attention import spec

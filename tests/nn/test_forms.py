@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch.nn.functional import layer_norm, linear
 
-from tessera.nn.blocks import LayerNorm, Linear, norm
 from tessera.nn.forms.exported import Exported
 from tessera.nn.forms.plain import PLAIN, Form, Residual, Rows, tensor
 from tessera.nn.kernels import exported_products, gemm
-from tessera.nn.layer import Stack
+from tessera.nn.layer import LayerNorm, Linear, Stack, norm
 from tessera.nn.sequences import Equal, Sequences
 from tessera.nn.vision import PatchEmbedding
 from tests.nn.copying import noise, randomise

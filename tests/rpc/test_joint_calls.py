@@ -246,11 +246,11 @@ async def test_a_large_message_travels_alone_and_many_make_several_calls(
     for size, reply in zip(asked, replies, strict=True):
         assert isinstance(reply, wire.EmbedReply) and len(reply.rows) == size
     sent = [call for call in payloads if isinstance(call, wire.Calls)]
-    assert [
-        call.requests for call in sent if any(wire.nbytes(each) > 64 * KIB for each in call.requests)
-    ] == [(echo(100 * KIB),)]
+    assert [call.requests for call in sent if any(each.size > 64 * KIB for each in call.requests)] == [
+        (echo(100 * KIB),)
+    ]
     assert len(sent) == 4
-    assert all(sum(map(wire.nbytes, call.requests)) <= 512 * KIB for call in sent)
+    assert all(sum(each.size for each in call.requests) <= 512 * KIB for call in sent)
     assert all(len(call.requests) <= 256 for call in sent)
 
 

@@ -29,7 +29,7 @@ class Launched(Generic[T_co]):
     device-side assert, the batch counts as done and ``result`` raises it.
     """
 
-    __slots__ = ("_done", "_error", "_keep", "_result", "_tell")
+    __slots__ = ("_done", "_error", "_keep", "_result", "_tell", "_translate")
 
     def __init__(
         self,
@@ -44,6 +44,7 @@ class Launched(Generic[T_co]):
         self._keep = keep
         self._tell = tell
         self._error: Exception | None = None
+        self._translate: Callable[[Exception], Exception] | None = None
 
     @classmethod
     def of(cls, value: T_co) -> Launched[T_co]:  # type: ignore[misc]
@@ -117,28 +118,25 @@ class Launched(Generic[T_co]):
 
     def result(self) -> T_co:
         """Wait for the batch; raises what the engine raised, whichever of its members did."""
-        if self._error is not None:
-            raise self._error
-        return self._result()
+        try:
+            if self._error is not None:
+                raise self._error
+            return self._result()
+        except Exception as error:
+            if self._translate is None:
+                raise
+            raise self._translate(error) from error
 
     def map(self, function: Callable[[T_co], R]) -> Launched[R]:
-        """The same batch with ``function`` of its result."""
-        return self._behind(lambda: function(self.result()))
+        """Return the same batch with ``function`` of its result."""
+        return Launched(
+            lambda: function(self.result()), done=self.done, tell=self.when_done if self.tells else None
+        )
 
     def map_error(self, translate: Callable[[Exception], Exception]) -> Launched[T_co]:
-        """The same batch; in place of an error of the engine it raises what ``translate`` makes of it."""
-
-        def result() -> T_co:
-            try:
-                return self.result()
-            except Exception as error:
-                raise translate(error) from error
-
-        return self._behind(result)
-
-    def _behind(self, result: Callable[[], R]) -> Launched[R]:
-        """Return a batch that is done when this one is, and whose errors come by this one's ``result``."""
-        return Launched(result, done=self.done, tell=self.when_done if self.tells else None)
+        """Have ``result`` raise ``translate`` of an error of the engine in its place; return the batch."""
+        self._translate = translate
+        return self
 
 
 def guarded(

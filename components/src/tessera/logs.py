@@ -213,7 +213,11 @@ class TextFormatter(logging.Formatter):
         if second != self._second:
             self._clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
             self._second = second
-        head, *rest = self._text(record)
+        text = f"{record.name}: {record.getMessage()}"
+        if record.exc_info or record.exc_text or record.stack_info or len(text) > _SHORT:
+            head, *rest = _lines_with_trace(text, record)
+        else:
+            head, *rest = _lines_of(text)
         began = f"{self._clock},{int(record.created % 1 * 1e3):03d} {self._role}[{os.getpid()}]"
         parts = [began, record.levelname, head]
         for name, value in _own_fields(record).items():
@@ -224,14 +228,12 @@ class TextFormatter(logging.Formatter):
         line = " ".join(parts)
         return "\n  ".join([line, *rest]) if rest else line
 
-    def _text(self, record: logging.LogRecord) -> Sequence[str]:
-        text = f"{record.name}: {record.getMessage()}"
-        below = [each for each in (exception_of(record), record.stack_info) if each]
-        if not below and len(text) <= _SHORT:
-            return _lines_of(text)
-        for each in below:
-            text += each if text.endswith("\n") else f"\n{each}"
-        return _lines(text)
+
+def _lines_with_trace(text: str, record: logging.LogRecord) -> Sequence[str]:
+    for below in (exception_of(record), record.stack_info):
+        if below:
+            text += below if text.endswith("\n") else f"\n{below}"
+    return _lines(text)
 
 
 class JsonFormatter(logging.Formatter):
@@ -410,7 +412,9 @@ class LineHandler(logging.Handler):
             self._left_out += 1
             return
         try:
-            self._waiting.append(_fixed(record))
+            # A request's own line is as it will be written.
+            is_line = isinstance(record, Line) and not record.exc_info
+            self._waiting.append(record if is_line else _fixed(record))
         except Exception:
             self.handleError(record)
         if not self._behind:
@@ -488,8 +492,6 @@ class LineHandler(logging.Handler):
 
 def _fixed(record: logging.LogRecord) -> logging.LogRecord:
     """The record with all that its line will say, whatever changes after this."""
-    if isinstance(record, Line) and not record.exc_info:
-        return record
     # Other handlers get the same record.
     record = copy.copy(record)
     if type(record.msg) is not str or not _are_fixed(record.args):

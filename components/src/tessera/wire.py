@@ -20,7 +20,7 @@ numbers costs ten times the space and a Python object for each.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import msgspec
 
@@ -29,9 +29,16 @@ from tessera.image_plan import ImagePlan
 
 VERSION: Final = 10
 
+M = TypeVar("M")
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, forbid_unknown_fields=True):
     """Base of everything that crosses a process boundary."""
+
+    @property
+    def size(self) -> int:
+        """The bytes of a message's files, tokens and rows: what makes it long."""
+        return 0
 
 
 class Failure(Message, frozen=True, kw_only=True):
@@ -69,6 +76,10 @@ class Image(Message, frozen=True, kw_only=True):
     grid: tuple[int, int, int] | None = None
     pixels: Literal["", "float32", "float16"] = ""
     param: str
+
+    @property
+    def size(self) -> int:
+        return len(self.data)
 
     @property
     def plan(self) -> ImagePlan:
@@ -124,6 +135,10 @@ class Embeddings(Message, frozen=True, kw_only=True):
     param: str
 
     @property
+    def size(self) -> int:
+        return len(self.handle.data)
+
+    @property
     def plan(self) -> ImagePlan:
         return ImagePlan(units=0, rows=self.handle.shape[0], grid=self.grid)
 
@@ -150,12 +165,8 @@ class Item(Message, frozen=True, kw_only=True):
         return len(self.tokens) // 4
 
     @property
-    def nbytes(self) -> int:
-        """The bytes of its tokens, files and rows."""
-        size = len(self.tokens)
-        for image in self.images:
-            size += len(image.data if isinstance(image, Image) else image.handle.data)
-        return size
+    def size(self) -> int:
+        return len(self.tokens) + sum([image.size for image in self.images])
 
 
 class EmbedRequest(Message, frozen=True, kw_only=True):
@@ -179,6 +190,10 @@ class EmbedRequest(Message, frozen=True, kw_only=True):
     queries: tuple[bytes, ...] = ()
     rows: Literal["output", "states", "vision"] = "output"
     trace: dict[str, str] = {}
+
+    @property
+    def size(self) -> int:
+        return sum([item.size for item in self.items]) + sum(map(len, self.queries))
 
 
 class Timings(Message, frozen=True, kw_only=True):
@@ -221,6 +236,10 @@ class EmbedReply(Message, frozen=True, kw_only=True):
     cached_tokens: tuple[int, ...]
     timings: Timings
 
+    @property
+    def size(self) -> int:
+        return len(self.rows) + len(self.norms)
+
 
 class ReaderInfo(Message, frozen=True, kw_only=True):
     """Who will read the rows, so that the producer can pick a route that reaches it.
@@ -249,6 +268,10 @@ class EncodeRequest(Message, frozen=True, kw_only=True):
     call: str = ""
     trace: dict[str, str] = {}
 
+    @property
+    def size(self) -> int:
+        return self.image.size
+
 
 class Forget(Message, frozen=True, kw_only=True):
     """The reader no longer wants what this call gave or will give; its rows may be reclaimed at once."""
@@ -263,6 +286,10 @@ class Forgotten(Message, frozen=True, kw_only=True):
 class EncodeReply(Message, frozen=True, kw_only=True):
     handle: Handle
     timings: Timings
+
+    @property
+    def size(self) -> int:
+        return len(self.handle.data)
 
 
 class Describe(Message, frozen=True, kw_only=True):
@@ -371,18 +398,17 @@ def encode(message: Message) -> bytes:
     return bytes((VERSION,)) + _encoder.encode(message)
 
 
-def nbytes(message: Request | Reply) -> int:
-    """The bytes of a message's files, tokens and rows: what makes it long."""
-    if isinstance(message, EmbedRequest):
-        return sum(item.nbytes for item in message.items) + sum(map(len, message.queries))
-    if isinstance(message, EmbedReply):
-        return len(message.rows) + len(message.norms)
-    if isinstance(message, EncodeRequest):
-        return len(message.image.data)
-    return len(message.handle.data) if isinstance(message, EncodeReply) else 0
+def decode_calls(payload: object) -> Calls:
+    """Read what a caller sent; raises ``ProtocolError``."""
+    return _decode(_calls, payload, "request")
 
 
-def _body(payload: object) -> memoryview:
+def decode_replies(payload: object) -> Replies | Failure | Piece:
+    """Read what an instance answered; raises ``ProtocolError``."""
+    return _decode(_replies, payload, "reply")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[M], payload: object, kind: str) -> M:
     if not isinstance(payload, bytes | bytearray | memoryview):
         raise ProtocolError(f"a message must be bytes, not {type(payload).__name__}")
     view = memoryview(payload)
@@ -390,18 +416,7 @@ def _body(payload: object) -> memoryview:
         raise ProtocolError("an empty message")
     if view[0] != VERSION:
         raise ProtocolError(f"this process speaks wire version {VERSION}, its peer sent version {view[0]}")
-    return view[1:]
-
-
-def decode_calls(payload: object) -> Calls:
     try:
-        return _calls.decode(_body(payload))
+        return decoder.decode(view[1:])
     except _MALFORMED as error:
-        raise ProtocolError(f"malformed request: {error}") from error
-
-
-def decode_replies(payload: object) -> Replies | Failure | Piece:
-    try:
-        return _replies.decode(_body(payload))
-    except _MALFORMED as error:
-        raise ProtocolError(f"malformed reply: {error}") from error
+        raise ProtocolError(f"malformed {kind}: {error}") from error

@@ -114,7 +114,9 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
 
 
 def listed(folder: Path, *others: str) -> list[dict[str, Any]]:
-    return [{"model": str(folder / name)} for name in (EMBEDDER, RERANKER, *others)]
+    """Each with a cache of a few images: a larger one would fill for as long as the test runs."""
+    cache = {"multimodal_embedding_cache_capacity_gb": 0.0002}
+    return [{"model": str(folder / name), **cache} for name in (EMBEDDER, RERANKER, *others)]
 
 
 def asked() -> list[Asked]:

@@ -15,9 +15,8 @@ from functools import partial
 from typing import Final, Generic
 
 from tessera import tracing
-from tessera.batching.engine_thread import Cancelled, Died, EngineThread, Failed, Launch, Ran, Report, Taken
-from tessera.batching.open_batch import Cost, OpenBatch
-from tessera.batching.queue import Entry, FairQueue, Outcome, P, R
+from tessera.batching.engine_thread import EngineThread, Failed, Launch, Ran, Reports
+from tessera.batching.queue import Cost, Entry, FairQueue, OpenBatch, Outcome, P, R
 from tessera.budgets import Budget, Clock
 from tessera.errors import EngineDead, Overloaded, TesseraError, Unavailable
 from tessera.logs import current_line
@@ -55,30 +54,23 @@ class Throughput:
         return max(0.1, size / self._rate) if self._rate else 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class BatchStats:
-    """One batch that ran: entries, their summed size, milliseconds in the engine."""
-
-    entries: int
-    size: int
-    run_ms: float
-
-
 def _ignore(*_: object) -> None:
     pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Events(Generic[P]):
-    """What a batcher calls, on its event loop.
+    """Callbacks of a batcher, on its event loop.
 
-    ``ran`` after each batch that gave results; ``cancelled`` for each entry that was cancelled before it ran;
-    ``died`` once, when the engine has raised ``EngineDead`` or its thread anything else: nothing is run any
-    more.
-    ``attributes`` gives those of a batch of payloads, for batches that are recorded in a trace.
+    After each batch that gave results, ``entries`` with their number, each of ``sizes`` with their summed
+    size, and ``seconds`` with the time in the engine; ``cancelled`` for each entry that was cancelled before
+    it ran; ``died`` once, when the engine has raised ``EngineDead`` or its thread anything else: nothing is
+    run any more. ``attributes`` gives those of a batch of payloads, for batches that are recorded in a trace.
     """
 
-    ran: Callable[[BatchStats], None] = _ignore
+    entries: Callable[[float], None] = _ignore
+    sizes: Sequence[Callable[[float], None]] = ()
+    seconds: Callable[[float], None] = _ignore
     cancelled: Callable[[], None] = _ignore
     died: Callable[[EngineDead], None] = _ignore
     attributes: Callable[[Sequence[P]], tracing.Attributes] = lambda _: {}
@@ -126,7 +118,18 @@ class Batcher(Generic[P, R]):
         self._closed = False
         self._waking = False
         self._engine: EngineThread[P, R] = EngineThread(
-            name, launch, self._open, depth=depth, report=self._handle, clock=clock
+            name,
+            launch,
+            self._open,
+            depth=depth,
+            reports=Reports(
+                taken=self._taken,
+                ran=self._ran,
+                cancelled=lambda batch: self._cancelled(batch.entries),
+                failed=self._failed,
+                died=self._died,
+            ),
+            clock=clock,
         )
 
     @property
@@ -163,8 +166,8 @@ class Batcher(Generic[P, R]):
         if self._closed:
             raise Unavailable(f"the {self.name} engine is closing")
         if not self.admits(size, client):
-            said = self._waiting.refusal(client, size, whole=f"the {self.name} queue", unit="waiting")
-            raise Overloaded(said, retry_after=self.seconds_to_drain())
+            refusal = self._waiting.refusal(client, size, whole=f"the {self.name} queue", unit="waiting")
+            raise Overloaded(refusal, retry_after=self.seconds_to_drain())
 
     def submit(
         self,
@@ -211,16 +214,9 @@ class Batcher(Generic[P, R]):
         """
         if not admitted or self._closed or self._engine.dead is not None:
             self.check(size, client)
-        line = current_line()
         entry: Entry[P, R] = Entry(
-            payload,
-            size,
-            client,
-            priority,
-            settle,
-            self._clock(),
-            on_cancelled,
-            request_id=line.request_id if line is not None else "",
+            *(payload, size, client, priority, settle, self._clock(), on_cancelled),
+            line=current_line(),
             span=tracing.here(),
         )
         self._waiting.take(client, size)
@@ -228,7 +224,7 @@ class Batcher(Generic[P, R]):
         if self._queue or not self._open.add(entry):
             self._queue.push(entry)
             if self._queue.head() is entry:
-                self._fill()
+                self._open.fill(self._queue)
         elif not self._waking:
             # Once for all that are put in this round of the loop. An engine that is idle would otherwise run
             # the first of them alone, and waking it takes as long as all else that is done here.
@@ -279,28 +275,18 @@ class Batcher(Generic[P, R]):
         else:
             self._running -= entry.size
 
-    def _fill(self) -> None:
+    def _taken(self, entries: list[Entry[P, R]], at: float) -> None:
+        for entry in entries:
+            self._release(entry)
+            self._running += entry.size
         self._open.fill(self._queue)
+        if tracing.recording():
+            tracing.batch_queued(self.name, ((entry.span, entry.enqueued) for entry in entries), at)
 
-    def _handle(self, report: Report[P, R]) -> None:
-        match report:
-            case Taken():
-                for entry in report.entries:
-                    self._release(entry)
-                    self._running += entry.size
-                self._fill()
-                waited = ((entry.span, entry.enqueued) for entry in report.entries)
-                tracing.batch_queued(self.name, waited, report.at)
-            case Ran():
-                self._ran(report)
-            case Cancelled():
-                self._cancelled(report.entries)
-            case Failed():
-                self._failed(report)
-            case Died():
-                self._events.died(report.error)
-                # What waits behind a batch that never came to be reported as taken fails, too.
-                self._fill()
+    def _died(self, error: EngineDead) -> None:
+        self._events.died(error)
+        # What waits behind a batch that never came to be reported as taken fails, too.
+        self._open.fill(self._queue)
 
     def _ran(self, batch: Ran[P, R]) -> None:
         run_ms = (batch.ended - batch.started) * 1e3
@@ -316,11 +302,16 @@ class Batcher(Generic[P, R]):
         # Small batches are slow for their size, and say nothing of what the engine does under load.
         full = 2 * self._cost(len(batch.entries), size, longest) >= self._budget
         self._throughput.add(size if full else 0, batch.started, batch.ended)
-        self._events.ran(BatchStats(len(batch.entries), size, run_ms))
-        self._trace(batch)
+        self._events.entries(len(batch.entries))
+        for observe in self._events.sizes:
+            observe(size)
+        self._events.seconds(run_ms / 1e3)
+        if tracing.recording():
+            self._trace(batch)
 
     def _failed(self, batch: Failed[P, R]) -> None:
-        self._trace(batch, batch.error)
+        if tracing.recording():
+            self._trace(batch, batch.error)
         if batch.final is None:
             return
         for entry in batch.entries:

@@ -10,11 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
-from tessera.batching.open_batch import OpenBatch
 from tessera.batching.pace import Pace
-from tessera.batching.queue import Entry, P, R, requests_of
+from tessera.batching.queue import Entry, OpenBatch, P, R, requests_of
 from tessera.budgets import Clock
 from tessera.errors import EngineDead, EngineFailed, TesseraError
 from tessera.launched import Launched
@@ -47,14 +46,6 @@ class Cancelled(Generic[P, R]):
 
 
 @dataclass(frozen=True, slots=True)
-class Taken(Generic[P, R]):
-    """Entries that the engine is about to run; ``at`` is a reading of ``perf_counter``."""
-
-    entries: list[Entry[P, R]]
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
 class Ran(Generic[P, R]):
     """A batch with its results."""
 
@@ -75,14 +66,22 @@ class Failed(Generic[P, R]):
     final: TesseraError | None
 
 
-@dataclass(frozen=True, slots=True)
-class Died:
-    """The engine has raised ``EngineDead``, or its thread anything unforeseen, for the first time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reports(Generic[P, R]):
+    """Callbacks of the engine thread, called on the event loop in the order in which things happened.
 
-    error: EngineDead
+    ``taken`` is called with the entries that the engine is about to run and a reading of ``perf_counter``;
+    ``died`` once, when the engine has raised ``EngineDead`` or its thread anything unforeseen.
+    """
+
+    taken: Callable[[list[Entry[P, R]], float], None]
+    ran: Callable[[Ran[P, R]], None]
+    cancelled: Callable[[Cancelled[P, R]], None]
+    failed: Callable[[Failed[P, R]], None]
+    died: Callable[[EngineDead], None]
 
 
-Report: TypeAlias = Cancelled[P, R] | Taken[P, R] | Ran[P, R] | Failed[P, R] | Died
+T = TypeVar("T", Cancelled[Any, Any], Ran[Any, Any], Failed[Any, Any])
 
 
 @dataclass(slots=True)
@@ -98,10 +97,10 @@ class EngineThread(Generic[P, R]):
 
     Behind one that runs the next is launched when it is full, or when that one is about to end (``Pace``);
     behind one that tells when it is done, only when it is full.
-    Calls ``report`` on the event loop that made the thread, in the order in which things happened. A batch
-    that fails is halved until the entries at fault stand alone. Once the engine has raised ``EngineDead``
-    (kept in ``dead``) nothing is launched any more and everything fails with it. An error outside a batch
-    is such a death, too: the thread itself goes on, so that every entry is settled, until it is closed.
+    A batch that fails is halved until the entries at fault stand alone. Once the engine has raised
+    ``EngineDead`` (kept in ``dead``) nothing is launched any more and everything fails with it. An error
+    outside a batch is such a death, too: the thread itself goes on, so that every entry is settled, until it
+    is closed.
     """
 
     def __init__(
@@ -111,7 +110,7 @@ class EngineThread(Generic[P, R]):
         batch: OpenBatch[P, R],
         *,
         depth: int,
-        report: Callable[[Report[P, R]], None],
+        reports: Reports[P, R],
         clock: Clock = time.perf_counter,
     ) -> None:
         self.dead: EngineDead | None = None
@@ -119,10 +118,11 @@ class EngineThread(Generic[P, R]):
         self._launch = launch
         self._batch = batch
         self._depth = depth
-        self._report = report
+        self._reports = reports
         self._clock = clock
         self._pace = Pace() if depth > 1 else None
         self._loop = asyncio.get_running_loop()
+        self._post = self._loop.call_soon_threadsafe
         self._running_since = math.inf
         self._in_flight: deque[_InFlight[P, R]] = deque()
         # Taken from the open batch, and not reported as ended yet.
@@ -156,7 +156,7 @@ class EngineThread(Generic[P, R]):
         now = self._clock()
         dead = self._died(EngineDead(f"the {self._name} engine failed: {type(error).__name__}: {error}"))
         self._in_flight.clear()
-        self._end(Failed(list(self._taken), dead, now, now, dead))
+        self._end(self._reports.failed, Failed(list(self._taken), dead, now, now, dead))
 
     def _run_batches(self) -> None:
         in_flight = self._in_flight
@@ -171,7 +171,7 @@ class EngineThread(Generic[P, R]):
             if taken:
                 self._taken.update(taken)
                 entries = self._without_cancelled(taken)
-                self._post(Taken(entries, self._clock()))
+                self._post(self._reports.taken, entries, self._clock())
                 self._start(entries, in_flight)
             if in_flight and (full or in_flight[0].launched.done() or taken is None):
                 self._finish(in_flight.popleft())
@@ -193,7 +193,7 @@ class EngineThread(Generic[P, R]):
         for entry in entries:
             (cancelled if entry.cancelled else kept).append(entry)
         if cancelled:
-            self._end(Cancelled(cancelled))
+            self._end(self._reports.cancelled, Cancelled(cancelled))
         return kept
 
     def _start(self, entries: list[Entry[P, R]], in_flight: deque[_InFlight[P, R]]) -> None:
@@ -228,17 +228,19 @@ class EngineThread(Generic[P, R]):
         ended = self._clock()
         if self._pace is not None:
             self._pace.ran(batch.size, batch.started, ended)
-        self._end(Ran(batch.entries, values, batch.started, ended))
+        self._end(self._reports.ran, Ran(batch.entries, values, batch.started, ended))
 
     def _fail(self, entries: list[Entry[P, R]], error: Exception, started: float) -> None:
         ended = self._clock()
         if isinstance(error, EngineDead):
             self._died(error)
-            self._end(Failed(entries, error, started, ended, error))
+            self._end(self._reports.failed, Failed(entries, error, started, ended, error))
         elif len(entries) == 1:
-            self._end(Failed(entries, error, started, ended, self._final(entries, error)))
+            self._end(
+                self._reports.failed, Failed(entries, error, started, ended, self._final(entries, error))
+            )
         else:
-            self._post(Failed(entries, error, started, ended, None))
+            self._post(self._reports.failed, Failed(entries, error, started, ended, None))
             self._halve(entries, error)
 
     def _died(self, error: EngineDead) -> EngineDead:
@@ -246,7 +248,7 @@ class EngineThread(Generic[P, R]):
         if self.dead is None:
             self.dead = error
             log.critical("%s engine: %s", self._name, error)
-            self._post(Died(error))
+            self._post(self._reports.died, error)
         return self.dead
 
     def _final(self, entries: list[Entry[P, R]], error: Exception) -> TesseraError:
@@ -269,10 +271,7 @@ class EngineThread(Generic[P, R]):
             if in_flight:
                 self._finish(in_flight.popleft())
 
-    def _end(self, report: Cancelled[P, R] | Ran[P, R] | Failed[P, R]) -> None:
+    def _end(self, report: Callable[[T], None], batch: T) -> None:
         """Report what became of these entries in the end."""
-        self._post(report)
-        self._taken.difference_update(report.entries)
-
-    def _post(self, report: Report[P, R]) -> None:
-        self._loop.call_soon_threadsafe(self._report, report)
+        self._post(report, batch)
+        self._taken.difference_update(batch.entries)

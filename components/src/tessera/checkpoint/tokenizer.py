@@ -77,24 +77,22 @@ class WordCache:
         # The first has no space before it, and no word has one in it.
         words[0] = f" {words[0]}"
         known = self._known
-        found = [known.get(word) for word in words]
-        new = [place for place, ids in enumerate(found) if ids is None]
-        if not new:
-            return np.frombuffer(b"".join(found), np.int32)  # type: ignore[arg-type]
+        of_words = [known.get(word) for word in words]
+        new = [place for place, ids in enumerate(of_words) if ids is None]
         for place in new[:_NEW_WORDS]:
             word = words[place]
             if len(word) > _ALONE_CHARACTERS:
                 return None
             alone = word[1:] if not place else f" {word}"
-            made = as_ids(self._tokenizer.encode(alone, add_special_tokens=False).ids).tobytes()
+            ids = as_ids(self._tokenizer.encode(alone, add_special_tokens=False).ids).tobytes()
             if len(word) <= _WORD_CHARACTERS:
                 if len(known) >= _KNOWN_WORDS:
                     known.clear()
-                known[word] = made
-            found[place] = made
+                known[word] = ids
+            of_words[place] = ids
         if len(new) > _NEW_WORDS:
             return None
-        return np.frombuffer(b"".join(found), np.int32)  # type: ignore[arg-type]
+        return np.frombuffer(b"".join(of_words), np.int32)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

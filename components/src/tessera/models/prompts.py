@@ -189,34 +189,22 @@ class Assembler:
         images = [segment for segment in segments if isinstance(segment, ImagePlan)]
         image_tokens = sum([image.rows for image in images])
         try:
-            known = [self._known(segment) for segment in segments]
-            fixed = image_tokens + sum(map(len, known))
+            tokens = [self._known(segment) for segment in segments]
             if images:  # before placeholders are built, however many
-                refuse_images(images, fixed, max_tokens, param)
-            parts = {
-                place: self._tokenizer.ids(segment.prefix + segment.text)
-                for place, segment in enumerate(segments)
-                if isinstance(segment, Run)
-            }
+                refuse_images(images, image_tokens + sum(map(len, tokens)), max_tokens, param)
+            for place, segment in enumerate(segments):
+                if isinstance(segment, Run):
+                    tokens[place] = self._tokenizer.ids(segment.prefix + segment.text)
         except UnicodeEncodeError as error:
             raise no_text(error, param) from error
-        length = fixed + sum(map(len, parts.values()))
+        length = image_tokens + sum(map(len, tokens))
         truncated = length > max_tokens
         if truncated:
             refuse_unless_truncating(length, max_tokens, truncate, param)
-            heads = {place: self._head(segments[place], ids) for place, ids in parts.items()}
-            besides = fixed + sum(heads.values())
-            keep = max_tokens - besides
-            if keep < (not images):
-                raise InvalidInput(
-                    f"{param} cannot be truncated to {max_tokens} tokens:"
-                    f" the prompt takes {besides} tokens besides the text",
-                    param=param,
-                )
-            _cut(parts, heads, keep, truncate)
-        tokens = [
-            self._ids(segment, known[place], parts.get(place)) for place, segment in enumerate(segments)
-        ]
+            self._cut(segments, tokens, length, max_tokens, truncate, param)
+        for place, segment in enumerate(segments) if images else ():
+            if isinstance(segment, ImagePlan):
+                tokens[place] = np.full(segment.rows, self._placeholder, np.int32)
         return Prompt(tokens=np.concatenate(tokens), image_tokens=image_tokens, truncated=truncated)
 
     def pieces(self, segments: Sequence[Segment], *, param: str) -> list[Piece]:
@@ -251,10 +239,34 @@ class Assembler:
             return self._cached(segment.text) if short else self._tokenizer.ids(segment.text)
         return _NO_IDS
 
-    def _ids(self, segment: Segment, known: Int32Array, part: Int32Array | None) -> Int32Array:
-        if isinstance(segment, ImagePlan):
-            return np.full(segment.rows, self._placeholder, np.int32)
-        return known if part is None else part
+    def _cut(
+        self,
+        segments: Sequence[Segment],
+        tokens: list[Int32Array],
+        length: int,
+        max_tokens: int,
+        truncate: Truncate,
+        param: str,
+    ) -> None:
+        """Take tokens off the ends or the beginnings of the runs, behind their prefixes.
+
+        Raises ``InvalidInput`` naming ``param`` where nothing is left of them, and there is no image.
+        """
+        runs = [place for place, segment in enumerate(segments) if isinstance(segment, Run)]
+        heads = {place: self._head(segments[place], tokens[place]) for place in runs}
+        besides = length - sum(len(tokens[place]) - heads[place] for place in runs)
+        keep = max_tokens - besides
+        if keep < (not any(isinstance(segment, ImagePlan) for segment in segments)):
+            raise InvalidInput(
+                f"{param} cannot be truncated to {max_tokens} tokens:"
+                f" the prompt takes {besides} tokens besides the text",
+                param=param,
+            )
+        for place in runs if truncate is Truncate.END else reversed(runs):
+            ids, head = tokens[place], heads[place]
+            room = min(keep, len(ids) - head)
+            tokens[place] = np.concatenate((ids[:head], shorten(ids[head:], room, truncate)))
+            keep -= room
 
     def _head(self, run: Segment, ids: Int32Array) -> int:
         """How many tokens of a run are its prefix: one that reaches into the text is not."""
@@ -263,13 +275,3 @@ class Assembler:
             return 0
         offsets = self._tokenizer.encode(run.prefix + run.text).offsets
         return sum(1 for _ in takewhile(lambda span: span[1] <= len(run.prefix), offsets))
-
-
-def _cut(parts: dict[int, Int32Array], heads: dict[int, int], keep: int, truncate: Truncate) -> None:
-    """Keep the first or last ``keep`` tokens of all runs, beside the prefixes."""
-    order = list(parts) if truncate is Truncate.END else list(reversed(parts))
-    for place in order:
-        ids, head = parts[place], heads[place]
-        room = min(keep, len(ids) - head)
-        parts[place] = np.concatenate((ids[:head], shorten(ids[head:], room, truncate)))
-        keep -= room

@@ -98,17 +98,19 @@ class TowerModel:
         raise NotImplementedError
 
     def prompt(self, content: Content, *, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
-        if not self.takes_instructions:
+        if content.instruction is not None and not self.takes_instructions:
             refuse_instruction(content, param=param)
-        ids = token_ids(content, param=param)
-        if ids is None:
-            if not any(content.parts):
-                lacks = "no text" if self.placeholder is None else "neither text nor an image"
-                raise InvalidInput(f"{param} is empty: it has {lacks}", param=param)
-            segments = self.segments(content, param=param)
-            return self._assembler.prompt(segments, max_tokens=max_tokens, truncate=truncate, param=param)
+        if any(isinstance(part, tuple) for part in content.parts):
+            return self._prompt_of_ids(content, max_tokens, truncate, param)
+        if not any(content.parts):
+            lacks = "no text" if self.placeholder is None else "neither text nor an image"
+            raise InvalidInput(f"{param} is empty: it has {lacks}", param=param)
+        segments = self.segments(content, param=param)
+        return self._assembler.prompt(segments, max_tokens=max_tokens, truncate=truncate, param=param)
+
+    def _prompt_of_ids(self, content: Content, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
         return prompt_of_ids(
-            ids,
+            token_ids(content, param=param) or (),
             vocab_size=self.vocab_size,
             placeholder=self.placeholder,
             max_tokens=max_tokens,

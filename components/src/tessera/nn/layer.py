@@ -1,29 +1,138 @@
-"""Layers, their MLPs, and a stack of them."""
+"""Layers and a stack of them; what they are made of: products, norms, attention and MLPs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from tessera.nn.attention import Attention
-from tessera.nn.blocks import Block, LayerNorm, Linear, Norm, norm, use
-from tessera.nn.forms.plain import Form, Residual
+from tessera.nn.forms.plain import PLAIN, Form, Residual
 from tessera.nn.rotary import Rotation
 from tessera.nn.sequences import Sequences
 from tessera.nn.spec import LayerSpec
-from tessera.nn.vision import PatchEmbedding
 
 if TYPE_CHECKING:
+    from tessera.nn.forms.fp8 import Fp8Weight
     from tessera.nn.forms.plain import Rows
+    from tessera.nn.vision import PatchEmbedding
 
 # Products whose width is a multiple of this run at full rate. At 32 tiles on an H100 the two products of
 # SigLIP's MLP take 1.01 ms with 4352 columns and 1.04 ms with 4304. Its heads are left as they are: 72 padded
 # to 80 makes attention 0.03 ms faster and the products around it 0.06 ms slower.
 _MULTIPLE = 128
+
+
+class Block(nn.Module):
+    """A module whose operations are those of its form; plain torch until ``use`` says otherwise."""
+
+    form: Form = PLAIN
+
+
+def use(module: nn.Module, form: Form) -> None:
+    """Have ``module`` and every block below it run in ``form``; call it when their weights are in place."""
+    for block in module.modules():
+        if isinstance(block, Block):
+            block.form = form
+            form.prepare(block)
+
+
+class Linear(Block):
+    """``rows @ weight.T + bias``, given as it is or added to the residual stream.
+
+    ``deferred`` says that ``add_to`` leaves the bias out, because the norms that read the stream add it.
+    ``float_bias`` and ``fp8`` are the bias and the weight as some forms take them.
+    """
+
+    def __init__(self, inner: int, columns: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(columns, inner))
+        self.bias = nn.Parameter(torch.empty(columns)) if bias else None
+        self.deferred = False
+        self.float_bias: torch.Tensor | None = None
+        self.fp8: Fp8Weight | None = None
+
+    def forward(self, rows: Rows) -> torch.Tensor:
+        """``[tokens, inner]`` to ``[tokens, columns]``."""
+        return self.form.product(self, rows)
+
+    def add_to(self, stream: Residual, rows: Rows) -> None:
+        """Add the product of ``[tokens, inner]`` to the stream."""
+        self.form.add_product(stream, self, rows)
+
+
+class RmsNorm(Block):
+    """``x / sqrt(mean(x²) + eps) * weight``, computed in float32 whatever the rows' type."""
+
+    def __init__(self, width: int, *, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, stream: Residual) -> Rows:
+        """``[tokens, width]`` in the stream's type, or as the products of an FP8 layer take it."""
+        return self.form.rms_norm(stream, self)
+
+
+class LayerNorm(Block):
+    """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias``, computed in float32 whatever the rows' type.
+
+    ``offset``, float32 ``[width]``, is what the stream lacks: biases of products, the same for every row.
+    """
+
+    def __init__(self, width: int, *, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.empty(width))
+        self.bias = nn.Parameter(torch.empty(width))
+        self.offset: torch.Tensor | None
+        self.register_buffer("offset", None, persistent=False)
+
+    def forward(self, stream: Residual) -> Rows:
+        """``[tokens, width]`` in the stream's type, or as the products of an FP8 layer take it."""
+        return self.form.layer_norm(stream, self)
+
+
+Norm = RmsNorm | LayerNorm
+
+
+def norm(kind: Literal["rms", "layer"], width: int, *, eps: float) -> Norm:
+    """The norm of that name."""
+    return RmsNorm(width, eps=eps) if kind == "rms" else LayerNorm(width, eps=eps)
+
+
+class Attention(Block):
+    """Attention within each sequence, with q, k and v from one product, in this order.
+
+    Queries and keys go through a norm of their own if the spec has one, and are rotated if there is a
+    rotation. Scores are scaled by ``head_dim ** -0.5``.
+    """
+
+    def __init__(self, spec: LayerSpec) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = spec.heads, spec.kv_heads, spec.head_dim
+        self.causal = spec.causal
+        self.qkv_proj = Linear(spec.hidden, spec.qkv_width, bias=spec.qkv_bias)
+        self.q_norm = RmsNorm(spec.head_dim, eps=spec.eps) if spec.qk_norm else None
+        self.k_norm = RmsNorm(spec.head_dim, eps=spec.eps) if spec.qk_norm else None
+        self.o_proj = Linear(spec.heads * spec.head_dim, spec.hidden, bias=spec.out_bias)
+
+    def forward(
+        self, normed: Rows, stream: Residual, sequences: Sequences, rotation: Rotation | None
+    ) -> None:
+        """Add the attention of ``normed`` ``[tokens, hidden]`` to the stream."""
+        qkv = self.qkv_proj(normed)
+        heads = qkv.view(qkv.shape[0], -1, self.head_dim)
+        q, k, v = self.form.rotated(heads, self, rotation)
+        attended = sequences.attend(q, k, v, causal=self.causal)
+        self.o_proj.add_to(stream, attended.flatten(1))
+
+    def split(self, heads: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries, keys and values in ``[tokens, heads + 2 * kv_heads, head_dim]``."""
+        q, k, v = torch.split(heads, [self.heads, self.kv_heads, self.kv_heads], dim=1)
+        return q, k, v
 
 
 class Mlp(Block):

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
-from tessera.nn.blocks import norm
 from tessera.nn.forms.choice import form_for, fp8
 from tessera.nn.forms.plain import PLAIN, Form, Residual, tensor
-from tessera.nn.layer import Stack
+from tessera.nn.layer import Stack, norm
 from tessera.nn.rotary import Rotary
 from tessera.nn.sequences import Sequences, pool
 from tessera.nn.spec import HeadSpec, TextSpec

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from tessera.nn.blocks import Block, Linear, norm
 from tessera.nn.forms.plain import Residual, activation_function
+from tessera.nn.layer import Block, Linear, norm
 
 
 class PatchEmbedding(Block):

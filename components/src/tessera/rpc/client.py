@@ -149,7 +149,7 @@ class _Channel:
         return len(self._waiting) + sum(len(joint.unanswered) - len(joint.left) for joint in self._joints)
 
     def add(self, request: wire.Request) -> _Call:
-        call = _Call(request, wire.nbytes(request), self._loop.create_future())
+        call = _Call(request, request.size, self._loop.create_future())
         if call.nbytes > _LARGE_BYTES:
             self._start([call], large=True)
         else:

@@ -83,7 +83,7 @@ class _Joint:
         size = 0
         chunk: dict[int, wire.Reply] = {}
         for position, reply in list(self._ready.items()):
-            size += wire.nbytes(reply)
+            size += reply.size
             if chunk and size > _CHUNK_BYTES:
                 break
             chunk[position] = self._ready.pop(position)

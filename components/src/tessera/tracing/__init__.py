@@ -164,7 +164,7 @@ def past(
 
 def calling(address: str, instance: int, message: wire.Request) -> AbstractContextManager[Span]:
     """The span of a call to that instance."""
-    if _recorder is None or not isinstance(message, _WORK):
+    if not isinstance(message, _WORK):
         return INVALID_SPAN
     attributes = _call(address, message) | {"tessera.instance": f"{instance:x}"}
     return span(str(attributes["rpc.method"]), attributes, SpanKind.CLIENT)
@@ -188,10 +188,8 @@ def answering(address: str, message: wire.Request) -> AbstractContextManager[Spa
 def batch_queued(stage: str, entries: Iterable[tuple[Span | None, float]], ended: float) -> None:
     """A batch's time in the queue until ``ended``: one span in each request, from its first entry on.
 
-    ``entries`` are the batch's: the span each was submitted in, and when.
+    ``entries`` are the batch's: the span each was submitted in, and when. Call it while ``recording``.
     """
-    if _recorder is None:
-        return
     began: dict[Span, float] = {}
     for request, enqueued in entries:
         if request is not None:
@@ -211,10 +209,8 @@ def batch_ran(
     """A batch as a trace of its own, linked to all of its requests; and a span in each request's trace.
 
     ``entries`` are the spans that the batch's entries were submitted in; ``describe`` gives the batch's
-    attributes, and is called only for a batch with a request that is kept.
+    attributes, and is called only for a batch with a request that is kept. Call it while ``recording``.
     """
-    if _recorder is None:
-        return
     spans = list(entries)
     shares = Counter(filter(None, spans))
     if not shares:

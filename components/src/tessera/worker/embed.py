@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 
 from tessera import tracing, wire
-from tessera.batching import Batcher, Entry, Events, Outcome
+from tessera.batching import Batcher, Entry, Outcome
 from tessera.batching.engine_thread import Values
 from tessera.engine.base import TextEngine
 from tessera.engine.batch import PackedInput, pack
@@ -33,7 +33,7 @@ from tessera.models.base import Model, Output, OutputKind
 from tessera.rows import Rows
 from tessera.tasks import Promise, run_all
 from tessera.worker.frontend_shares import FrontendShares
-from tessera.worker.image_rows import EncodedImage, ImageRows, Job, RequestImages
+from tessera.worker.image_rows import ImageRows, Job, RequestImages
 from tessera.worker.items import ItemReader
 from tessera.worker.max_sim import MaxSim
 from tessera.worker.metrics import WorkerMetrics
@@ -83,12 +83,7 @@ class EmbedService:
             max_queued=config.max_queue_cost,
             max_wait=config.max_queue_seconds,
             depth=engine.depth,
-            events=Events(
-                ran=metrics.batch("text"),
-                cancelled=metrics.cancelled("text"),
-                died=died,
-                attributes=_attributes,
-            ),
+            events=metrics.events("text", died=died, attributes=_attributes),
         )
         metrics.watch_queue(
             "text", lambda: float(self.batcher.queued), limit=lambda: float(self.batcher.limit)
@@ -166,9 +161,11 @@ class RequestInFlight:
         self._tokens = tokens = sum([item.token_count for item in request.items])
         service.in_flight += tokens
         self.reply.when_cancelled = self._cancelled
+        self._output = service.model.output
+        self._queries: list[npt.NDArray[np.float32]] = []
         try:
-            self._output = service.items.output(request)
-            self._queries = service.items.queries(request) if request.queries else []
+            if request.queries or request.rows != "output":
+                self._output, self._queries = service.items.output(request), service.items.queries(request)
             # A lone input asks for room when it is queued.
             self._fits = (
                 len(request.items) > 1
@@ -210,32 +207,44 @@ class RequestInFlight:
         except TesseraError as error:
             self._parts[index] = error
             return
-        size, cached, work = len(packed.tokens), 0, None
         if item.images or self._queries:
-            # Asked before the images cost anything, and not again when their rows are there.
-            if not self._fits and request.rows != "vision":
-                service.batcher.check(size, request.client)
-            if request.rows == "vision":
-                work = self._vision(item)
-            elif self._queries or (encoded := self._at_hand(item)) is None:
-                work = self._embed(item, packed)
-            else:
-                cached = sum([len(image.rows) for image in encoded])
-                packed = replace(packed, vision=tuple([image.rows for image in encoded]))
-        if work is not None:
-            task = self._running[index] = service.loop.create_task(work)
-            task.add_done_callback(partial(self._ended, index))
+            work = self._with_images(index, item, packed)
         else:
-            self._running[index] = service.batcher.put(
-                packed,
-                size,
-                partial(self._ran, index, cached),
-                client=request.client,
-                priority=request.priority,
-                admitted=self._fits or bool(item.images),
-            )
+            work = self._put(index, packed, admitted=self._fits)
+        self._running[index] = work
         self._admitted = True
-        self._size += size
+        self._size += item.token_count
+
+    def _put(
+        self, index: int, packed: PackedInput, *, cached: int = 0, admitted: bool = True
+    ) -> Entry[PackedInput, Rows]:
+        return self._service.batcher.put(
+            packed,
+            len(packed.tokens),
+            partial(self._ran, index, cached),
+            client=self._request.client,
+            priority=self._request.priority,
+            admitted=admitted,
+        )
+
+    def _with_images(
+        self, index: int, item: wire.Item, packed: PackedInput
+    ) -> Entry[PackedInput, Rows] | asyncio.Task[Embedded]:
+        """Begin an input with images, or that is scored: queued at once if all that it needs is at hand."""
+        service, request = self._service, self._request
+        if request.rows == "vision":
+            work = self._vision(item)
+        else:
+            # Asked before the images cost anything, and not again when their rows are there.
+            if not self._fits:
+                service.batcher.check(len(packed.tokens), request.client)
+            if not self._queries and (encoded := self._request_images().at_hand(item.images)) is not None:
+                rows = tuple([image.rows for image in encoded])
+                return self._put(index, replace(packed, vision=rows), cached=sum(map(len, rows)))
+            work = self._embed(item, packed)
+        task = service.loop.create_task(work)
+        task.add_done_callback(partial(self._ended, index))
+        return task
 
     def _ran(self, index: int, cached: int, outcome: Outcome[Rows] | TesseraError) -> None:
         if isinstance(outcome, TesseraError):
@@ -301,7 +310,7 @@ class RequestInFlight:
                 service.count(part.code, 1)
         timings = self._timings or wire.Timings()
         service.answered(len(answered))
-        service.queued(timings.queue_ms)
+        service.queued(timings.queue_ms / 1e3)
         return wire.EmbedReply(
             rows=memoryview(b"") if rows is None else _bytes(rows.values),
             norms=memoryview(b"") if rows is None else _bytes(rows.norms),
@@ -361,9 +370,6 @@ class RequestInFlight:
             self._images = RequestImages(rows, job, request.items)
         return self._images
 
-    def _at_hand(self, item: wire.Item) -> list[EncodedImage] | None:
-        return self._request_images().at_hand(item.images)
-
     async def _encoded(self, item: wire.Item) -> tuple[list[torch.Tensor], int, wire.Timings]:
         """Return the rows of each of an item's images, how many of them were cached, and their timings."""
         if not item.images:
@@ -415,11 +421,14 @@ def _host_rows(images: Sequence[torch.Tensor]) -> npt.NDArray[np.float32]:
 
 def _launch(engine: TextEngine, inputs: Sequence[PackedInput]) -> Launched[Values[Rows]]:
     """Launch a batch; inputs that ask for hidden states go apart, so that the others pay nothing for them."""
-    with_states = [entry.states for entry in inputs]
-    if True not in with_states:
-        return engine.launch(pack(inputs))
-    order = sorted(range(len(inputs)), key=with_states.__getitem__)
-    first = with_states.count(False)
+    if any(entry.states for entry in inputs):
+        return _launch_apart(engine, inputs)
+    return engine.launch(pack(inputs))
+
+
+def _launch_apart(engine: TextEngine, inputs: Sequence[PackedInput]) -> Launched[list[Rows]]:
+    order = sorted(range(len(inputs)), key=lambda number: inputs[number].states)
+    first = len(inputs) - sum(entry.states for entry in inputs)
     launched = [
         launch(pack([inputs[number] for number in numbers]))
         for launch, numbers in ((engine.launch, order[:first]), (engine.launch_states, order[first:]))

@@ -49,8 +49,11 @@ class ItemReader:
             raise InvalidInput(
                 f"{len(tokens)} tokens are more than the model's {self._max_tokens}", param=item.param
             )
-        if not item.images:
-            return PackedInput(tokens=tokens, positions=self._model.positions(tokens, ()), states=states)
+        if item.images:
+            return self._with_images(item, tokens, states)
+        return PackedInput(tokens=tokens, positions=self._model.positions(tokens, ()), states=states)
+
+    def _with_images(self, item: wire.Item, tokens: npt.NDArray[np.int32], states: bool) -> PackedInput:
         if not self._images:
             raise InvalidInput("the model reads text alone", param=item.images[0].param)
         plans = [image.plan for image in item.images]
@@ -65,9 +68,12 @@ class ItemReader:
         return PackedInput(tokens=tokens, positions=positions, vision_index=index, states=states)
 
     def output(self, request: wire.EmbedRequest) -> Output:
-        """Return the output that the request asks for; raises what is wrong with it for rows of its kind."""
+        """Return the output of a request with queries, or for rows of another kind than the model's output.
+
+        Raises what is wrong with such a request.
+        """
         if request.rows == "output":
-            return SCORES if request.queries else self._model.output
+            return SCORES
         kind = RowKind(request.rows)
         if request.queries:
             raise ProtocolError(f"queries came with a request for rows of kind {kind.value}")
@@ -86,6 +92,8 @@ class ItemReader:
 
     def queries(self, request: wire.EmbedRequest) -> list[npt.NDArray[np.float32]]:
         """Return the rows of each query ``[rows, width]``; raises ``ProtocolError``."""
+        if not request.queries:
+            return []
         width = self._model.output.width
         if self._model.output.kind is not OutputKind.TOKENS:
             raise ProtocolError("queries came with items that do not become a row for each token")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,12 +16,14 @@ from prometheus_client import (
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from tessera import __version__, wire
-from tessera.batching import BatchStats
+from tessera import __version__, tracing, wire
+from tessera.batching import Events
 from tessera.cache import CacheStats
-from tessera.errors import DeadlineExceeded, EngineFailed, Overloaded, Unavailable
+from tessera.errors import DeadlineExceeded, EngineDead, EngineFailed, Overloaded, Unavailable
 from tessera.loop_metrics import count_loop_failures
 from tessera.transport.slab.slab import SlabStats
+
+P = TypeVar("P")
 
 # From a copy within one GPU to a queue at its deadline.
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -51,11 +54,11 @@ class WorkerMetrics:
         self._queue = self._seconds(
             "tessera_queue_seconds", "Time that an image or a request's slowest input waited", "stage"
         )
-        self._preprocess = self._seconds(
+        self.preprocess_seconds = self._seconds(
             "tessera_preprocess_seconds",
             "Time to decode an image and make its pixels, with its wait for a thread",
         )
-        self._transfer = self._seconds(
+        self.transfer_seconds = self._seconds(
             "tessera_transfer_seconds", "Time to read an image's rows from an encode worker", "route"
         )
         self.transfers = Counter(
@@ -106,9 +109,14 @@ class WorkerMetrics:
         )
         info.labels(role, model, __version__).set(1)
 
-    def batch(self, stage: str) -> Callable[[BatchStats], None]:
-        """An observer for the batcher of stage ``text`` or ``vision``."""
-        entries = self._entries.labels(stage)
+    def events(
+        self,
+        stage: str,
+        *,
+        died: Callable[[EngineDead], None],
+        attributes: Callable[[Sequence[P]], tracing.Attributes],
+    ) -> Events[P]:
+        """Return the callbacks of the batcher of stage ``text`` or ``vision``; called once for each."""
         if stage == "text":
             seconds = self._seconds("tessera_embed_seconds", "Time of a text batch in its engine")
             sizes = [self._sizes("tessera_batch_tokens", "Tokens in a text batch", _TOKENS)]
@@ -121,31 +129,18 @@ class WorkerMetrics:
             ]
         for outcome in _OUTCOMES:
             self.items.labels(_ROLE[stage], outcome)
-
-        def observe(stats: BatchStats) -> None:
-            entries.observe(stats.entries)
-            for size in sizes:
-                size.observe(stats.size)
-            seconds.observe(stats.run_ms / 1e3)
-
-        return observe
-
-    def cancelled(self, stage: str) -> Callable[[], None]:
-        """Counts that stage's entries that were cancelled before they ran."""
-        return self._cancelled.labels(stage).inc
+        return Events(
+            entries=self._entries.labels(stage).observe,
+            sizes=[size.observe for size in sizes],
+            seconds=seconds.observe,
+            cancelled=self._cancelled.labels(stage).inc,
+            died=died,
+            attributes=attributes,
+        )
 
     def queued(self, stage: str) -> Callable[[float], None]:
-        """Observes milliseconds in the queue of stage ``text`` or ``vision``."""
-        observe = self._queue.labels(stage).observe
-        return lambda milliseconds: observe(milliseconds / 1e3)
-
-    def preprocessed(self, milliseconds: float) -> None:
-        self._preprocess.observe(milliseconds / 1e3)
-
-    def transferred(self, route: str, nbytes: int, milliseconds: float) -> None:
-        self.transfers.labels(route, "ok").inc()
-        self.transfer_bytes.labels(route).inc(nbytes)
-        self._transfer.labels(route).observe(milliseconds / 1e3)
+        """Return the observer of seconds in the queue of stage ``text`` or ``vision``."""
+        return self._queue.labels(stage).observe
 
     def watch_queue(self, stage: str, read: Callable[[], float], *, limit: Callable[[], float]) -> None:
         self._queues[stage] = read

@@ -197,9 +197,11 @@ class RemoteVision:
         except HandOffError as error:
             self._metrics.transfers.labels(handle.kind, error.code).inc()
             raise
-        elapsed = (time.perf_counter() - started) * 1e3
-        self._metrics.transferred(handle.kind, rows.nbytes, elapsed)
-        return rows, msgspec.structs.replace(reply.timings, transfer_ms=elapsed)
+        elapsed = time.perf_counter() - started
+        self._metrics.transfers.labels(handle.kind, "ok").inc()
+        self._metrics.transfer_bytes.labels(handle.kind).inc(rows.nbytes)
+        self._metrics.transfer_seconds.labels(handle.kind).observe(elapsed)
+        return rows, msgspec.structs.replace(reply.timings, transfer_ms=elapsed * 1e3)
 
     def _connect(self, producer: str, info: wire.WorkerInfo) -> None:
         # Restarted workers come back under new names: what is not listed any more is let go here.

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tessera import tracing, wire
-from tessera.batching import Batcher, Events, Outcome
+from tessera.batching import Batcher, Outcome
 from tessera.budgets import Budget
 from tessera.engine.base import VisionEngine
 from tessera.engine.batch import pack_images
@@ -84,12 +84,7 @@ class VisionStage:
             max_queued=settings.max_queue_cost,
             max_wait=settings.max_queue_seconds,
             depth=engine.depth,
-            events=Events(
-                ran=metrics.batch("vision"),
-                cancelled=metrics.cancelled("vision"),
-                died=died,
-                attributes=self._attributes,
-            ),
+            events=metrics.events("vision", died=died, attributes=self._attributes),
         )
         self._admitted = Budget(lambda: self._batcher.limit)
         metrics.watch_queue(
@@ -155,7 +150,7 @@ class VisionStage:
         with tracing.span("preprocess", attributes):
             pixels, positions = await asyncio.get_running_loop().run_in_executor(self._threads, decode)
         elapsed = (time.perf_counter() - started) * 1e3
-        self._metrics.preprocessed(elapsed)
+        self._metrics.preprocess_seconds.observe(elapsed / 1e3)
         return Preprocessed(pixels=pixels, positions=positions, milliseconds=elapsed)
 
     async def encode(
@@ -188,7 +183,7 @@ class VisionStage:
                 future.exception()
                 on_cancelled()
             raise
-        self._queued(outcome.queue_ms)
+        self._queued(outcome.queue_ms / 1e3)
         return outcome
 
     async def close(self) -> None:

@@ -207,7 +207,7 @@ class _Request:
 
     def parts(self, item: wire.Item) -> dict[_Part, int]:
         """Return the images and the query of an item, and their bytes."""
-        parts: dict[_Part, int] = {image.same: _nbytes(image) for image in item.images}
+        parts: dict[_Part, int] = {image.same: image.size for image in item.images}
         if self.call.queries:
             parts[item.query] = len(self.call.queries[item.query])
         return parts
@@ -389,10 +389,6 @@ def _emptied(image: wire.Image | wire.Embeddings) -> wire.Image | wire.Embedding
     if isinstance(image, wire.Image):
         return msgspec.structs.replace(image, data=b"")
     return msgspec.structs.replace(image, handle=msgspec.structs.replace(image.handle, data=b""))
-
-
-def _nbytes(image: wire.Image | wire.Embeddings) -> int:
-    return len(image.data) if isinstance(image, wire.Image) else len(image.handle.data)
 
 
 def _is_retryable(error: TesseraError | None) -> bool:

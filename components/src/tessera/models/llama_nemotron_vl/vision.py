@@ -9,10 +9,9 @@ from torch import nn
 
 from tessera.models.llama_nemotron_vl.config import ImageConfig, ModelConfig, VisionConfig
 from tessera.models.llama_nemotron_vl.layers import vision_layer
-from tessera.nn.blocks import LayerNorm
 from tessera.nn.forms.choice import form_for, fp8
 from tessera.nn.forms.plain import PLAIN, Form
-from tessera.nn.layer import Stack
+from tessera.nn.layer import LayerNorm, Stack
 from tessera.nn.table import Table
 from tessera.nn.vision import Merger, PatchEmbedding, pixel_shuffle
 

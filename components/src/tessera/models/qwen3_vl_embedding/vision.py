@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from tessera.models.qwen3_vl_embedding.config import ModelConfig, VisionConfig
-from tessera.nn.blocks import use
 from tessera.nn.forms.choice import form_for, fp8
 from tessera.nn.forms.plain import PLAIN, Residual
-from tessera.nn.layer import Stack
+from tessera.nn.layer import Stack, use
 from tessera.nn.rotary import Rotary
 from tessera.nn.table import Table
 from tessera.nn.vision import Merger, PatchEmbedding

@@ -19,9 +19,8 @@ from tessera.nn.rotary import Rotation
 from tessera.nn.sequences import Masked, Sequences
 
 if TYPE_CHECKING:
-    from tessera.nn.attention import Attention
-    from tessera.nn.blocks import Block, LayerNorm, Linear
     from tessera.nn.forms.plain import Residual
+    from tessera.nn.layer import Attention, Block, LayerNorm, Linear
 
 
 class Exported(Form):

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from tessera.nn.blocks import LayerNorm, Linear, RmsNorm
 from tessera.nn.forms.fused import Fused, gate_by
 from tessera.nn.forms.plain import GELU_TANH, Residual, Rows, activation_function
 from tessera.nn.kernels import fp8
+from tessera.nn.layer import LayerNorm, Linear, RmsNorm
 
 if TYPE_CHECKING:
-    from tessera.nn.blocks import Block
+    from tessera.nn.layer import Block
 
 
 class Fp8Weight:

@@ -12,17 +12,15 @@ import torch
 from torch.nn import functional
 
 from tessera.errors import ConfigError
-from tessera.nn.blocks import LayerNorm, Linear
 from tessera.nn.forms.plain import GELU_TANH, Form, Heads, Residual, Rows, activation_function, tensor
 from tessera.nn.kernels import attention as kernel
 from tessera.nn.kernels import flash, gate, gemm, mean, norm, patches, rotary, rows
-from tessera.nn.layer import Mlp
+from tessera.nn.layer import LayerNorm, Linear, Mlp
 from tessera.nn.rotary import Rotation
 from tessera.nn.sequences import Equal, Packed, Sequences
 
 if TYPE_CHECKING:
-    from tessera.nn.attention import Attention
-    from tessera.nn.blocks import Block, RmsNorm
+    from tessera.nn.layer import Attention, Block, RmsNorm
     from tessera.nn.spec import LayerSpec
     from tessera.nn.vision import PatchEmbedding
 

@@ -16,8 +16,7 @@ from tessera.nn import sequences
 from tessera.nn.rotary import Rotation, rotate
 
 if TYPE_CHECKING:
-    from tessera.nn.attention import Attention
-    from tessera.nn.blocks import Block, LayerNorm, Linear, RmsNorm
+    from tessera.nn.layer import Attention, Block, LayerNorm, Linear, RmsNorm
     from tessera.nn.spec import LayerSpec
     from tessera.nn.vision import PatchEmbedding
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tessera.models.graph import Graph, Node
-from tessera.nn.blocks import LayerNorm, Linear
+from tessera.nn.layer import LayerNorm, Linear
 
 _FLOAT16_MAX = 65504.0
 

@@ -10,9 +10,8 @@ from torch import nn
 
 from tessera.models.graph import Samples
 from tessera.models.llama_nemotron_vl.vision import VisionTower
-from tessera.nn.blocks import Linear, use
 from tessera.nn.forms.plain import PLAIN, Form, Rows, tensor
-from tessera.nn.layer import Stack
+from tessera.nn.layer import Linear, Stack, use
 from tessera.nn.text import TextTower
 
 _FLOAT8_MAX = 448.0

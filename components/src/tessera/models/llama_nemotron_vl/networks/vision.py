@@ -8,8 +8,7 @@ from tessera.models.graph import UNITS, Graph, Node
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.networks.arithmetic import Arithmetic
 from tessera.models.llama_nemotron_vl.vision import VisionTower
-from tessera.nn.blocks import LayerNorm
-from tessera.nn.layer import Layer, Mlp
+from tessera.nn.layer import Layer, LayerNorm, Mlp
 
 
 class VisionNetwork:
