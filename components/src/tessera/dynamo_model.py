@@ -19,6 +19,7 @@ from tessera.errors import (
 )
 from tessera.frontend.api.formats import finish
 from tessera.frontend.api.openai import parse_embeddings
+from tessera.frontend.exchange import Exchange
 from tessera.frontend.http.errors import render
 from tessera.frontend.media import ImageLimits, MediaBudget, MediaLoader, MediaPolicy
 from tessera.frontend.metrics import FrontendMetrics
@@ -27,6 +28,7 @@ from tessera.frontend.serving.dispatch import Call
 from tessera.frontend.serving.local import Ask, LocalEmbedder
 from tessera.frontend.serving.pipeline import Pipeline, Result
 from tessera.frontend.settings import Limits
+from tessera.logs import RequestLine
 from tessera.models.base import Model, OutputKind
 from tessera.rpc import ModelServer, Runtime, Server
 from tessera.tasks import Deadline
@@ -96,9 +98,12 @@ class DynamoModel:
         self._in_flight += 1
         try:
             deadline = Deadline.after(self._limits.timeout_seconds)
+            exchange = Exchange(line=RequestLine(request_id), deadline=deadline, path=ROUTE)
             request = self._read(body)
             call = Call(request_id=request_id, deadline=deadline, priority=request.priority)
-            result = await self._pipeline.embed(await self._pipeline.prepare(request, call), call)
+            work = await self._pipeline.prepare(request, call)
+            exchange.pay(work.cost.tokens, work.cost.units, 0)
+            result = await self._pipeline.embed(work, call)
             return self._write(request, result)
         finally:
             self._in_flight -= 1

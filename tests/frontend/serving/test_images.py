@@ -23,7 +23,7 @@ from tests.rpc.conftest import until
 
 def one(*urls: str) -> Input:
     images = tuple(ImageSource(url=url, param=f"input[{index}]") for index, url in enumerate(urls))
-    return Input(parts=images, role=Role.PASSAGE, param="input")
+    return Input.of(parts=images, role=Role.PASSAGE, param="input")
 
 
 class Web:

@@ -96,9 +96,9 @@ class Served:
     async def score(self, queries: Sequence[str], documents: Sequence[str], **changes: Any) -> Scores:
         return await self.score_request(
             ScoreRequest(
-                queries=tuple(Input(parts=(text,), role=Role.QUERY, param="query") for text in queries),
+                queries=tuple(Input.of(parts=(text,), role=Role.QUERY, param="query") for text in queries),
                 documents=tuple(
-                    Input(parts=(text,), role=Role.PASSAGE, param=f"documents[{index}]")
+                    Input.of(parts=(text,), role=Role.PASSAGE, param=f"documents[{index}]")
                     for index, text in enumerate(documents)
                 ),
                 **changes,
@@ -328,7 +328,7 @@ def ids(text: str) -> bytes:
 
 
 def side(*parts: str | ImageSource, param: str, role: Role = Role.PASSAGE) -> Input:
-    return Input(parts=parts, role=role, param=param)
+    return Input.of(parts=parts, role=role, param=param)
 
 
 def reranker() -> Served:

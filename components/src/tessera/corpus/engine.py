@@ -156,7 +156,7 @@ class Engine:
     def _request(self, items: Sequence[Item]) -> EmbeddingsRequest:
         return EmbeddingsRequest(
             inputs=tuple(
-                Input(
+                Input.of(
                     parts=tuple(
                         _File(url="", param="image", data=part.data) if isinstance(part, Picture) else part
                         for part in item.parts

@@ -1,4 +1,4 @@
-"""One request of a client and its answer, as every door has it: HTTP, gRPC."""
+"""Keeps one request of a client together with its answer, as every door has it: HTTP, gRPC."""
 
 from __future__ import annotations
 
@@ -30,11 +30,12 @@ class Exchange:
     """Holds what is known of a request from its head to its answer; owned by one event loop.
 
     ``headers`` has the first of each name, in lower case. ``body_bytes`` is the length that was announced,
-    ``peer`` the client's address, ``key`` the name of the API key, also where there are none. ``rates`` is
-    None where no key has a rate. ``departure`` ends the work when the client goes away. ``model`` is the name
-    of the model that answers, once it is known, ``failure`` the answer where it is an error, ``error_shape``
-    its form where that is not the route's, ``unexpected`` an error that no handler knows, and ``body`` the
-    request's, once it has been read.
+    ``peer`` the client's address, ``key`` the name of the API key, also where there are none, and ``client``
+    the name by which clients share the service, empty where there are none. ``rates`` is None where no key
+    has a rate. ``departure`` ends the work when the client goes away. ``model`` is the name of the model
+    that answers, once it is known, ``failure`` the answer where it is an error, ``error_shape`` its form
+    where that is not the route's, ``unexpected`` an error that no handler knows, and ``body`` the request's,
+    once it has been read.
     """
 
     line: RequestLine
@@ -47,6 +48,7 @@ class Exchange:
     rates: RateLimiter | None = None
     departure: Departure = field(default_factory=Departure)
     key: str = ANONYMOUS
+    client: str = ""
     ticket: Ticket | None = None
     model: str = ""
     failure: Failure | None = None
@@ -63,7 +65,7 @@ class Exchange:
         given, length = headers.get(b"x-request-id", b""), headers.get(b"content-length", b"")
         state = scope.setdefault("state", {})
         exchange = state["exchange"] = cls(
-            line=RequestLine(given.decode("ascii") if _REQUEST_ID.fullmatch(given) else new_request_id()),
+            line=RequestLine(given.decode("ascii") if _REQUEST_ID.fullmatch(given) else next(_IDS)),
             deadline=Deadline.after(seconds),
             path=scope["path"],
             method=scope["method"],
@@ -77,13 +79,8 @@ class Exchange:
 
     @property
     def id(self) -> str:
-        """The request's id, which its body may set."""
+        """Return the request's id, which its body may set."""
         return self.line.request_id
-
-    @property
-    def client(self) -> str:
-        """The name by which clients share the service; empty where there are no keys."""
-        return "" if self.key == ANONYMOUS else self.key
 
     def count(self) -> None:
         """Count the request in its key's rate, once; raises ``RateLimited``."""
@@ -111,7 +108,7 @@ class Exchange:
             self.ticket = None
 
     async def during(self, work: Coroutine[Any, Any, T]) -> T:
-        """Give the result of ``work``; a client that goes away cancels it (``RequestCancelled``)."""
+        """Return the result of ``work``; a client that goes away cancels it (``RequestCancelled``)."""
         try:
             return await self.departure.during(work)
         except Left:
@@ -119,13 +116,13 @@ class Exchange:
 
 
 def exchange_of(scope: Scope) -> Exchange:
-    """Give the exchange of an HTTP request that the middleware has seen."""
+    """Return the exchange of an HTTP request that the middleware has seen."""
     exchange: Exchange = scope["state"]["exchange"]
     return exchange
 
 
 def _new_ids() -> Iterator[str]:
-    """32 hexadecimal digits each; asking the system for one at a time takes 3 µs and more."""
+    """Yield 32 hexadecimal digits each; asking the system for one at a time takes 3 µs and more."""
     while True:
         fresh = os.urandom(4096).hex()
         yield from (fresh[at : at + 32] for at in range(0, len(fresh), 32))
@@ -135,5 +132,5 @@ _IDS: Final = _new_ids()
 
 
 def new_request_id() -> str:
-    """For a request whose client gave none."""
+    """Return an id for a call whose client gave none."""
     return next(_IDS)

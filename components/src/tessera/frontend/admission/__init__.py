@@ -1,1 +1,1 @@
-"""How much work the frontend admits at a time, and how much one API key may use per minute."""
+"""Admits requests: what is in flight at a time, and what one API key may use per minute."""

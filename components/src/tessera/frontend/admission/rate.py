@@ -1,4 +1,4 @@
-"""How much one API key may use per minute."""
+"""Limits what one API key may use per minute."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tessera.frontend.group import REQUEST_RATE, TOKEN_RATE, FrontendGroup
 
 
 class Rate:
-    """A token bucket that all frontends of a group take from: a minute's worth, and perhaps a debt.
+    """Keeps a token bucket that all frontends of a group take from: a minute's worth, and perhaps a debt.
 
     Each writes what it has taken, and with that a record of the whole bucket as it found it. Whoever asks
     goes on from the newest record, less what others have taken since. No take is lost; two at the same
@@ -33,7 +33,7 @@ class Rate:
         self._epoch = -1
 
     def wait(self, amount: float = 0.0) -> float:
-        """Seconds until more than nothing, and as much as ``amount`` or a full bucket, is there; 0 if now."""
+        """Return seconds until more than nothing, and ``amount`` or a full bucket, is there; 0 if now."""
         level, _ = self._look(self._clock())
         if level > 0 and level >= min(amount, self._capacity):
             return 0.0
@@ -52,7 +52,7 @@ class Rate:
         words[own] += 1
 
     def _look(self, now: float) -> tuple[float, float]:
-        """The bucket's level, and what has ever been taken from it."""
+        """Return the bucket's level, and what has ever been taken from it."""
         group = self._group
         if self._epoch != group.epoch:
             # What a frontend took that is not there any more stays taken.
@@ -63,11 +63,11 @@ class Rate:
         taken, newest, level, seen = 0.0, -math.inf, self._capacity, None
         for at in self._places:
             version, own = words[at], reals[at + 1]
-            found, left, when = reals[at + 2], reals[at + 3], reals[at + 4]
+            sum_then, left, when = reals[at + 2], reals[at + 3], reals[at + 4]
             taken += own
             # One that is being written is passed over: an older one says the same.
             if when > newest and version and not version % 2 and words[at] == version:
-                newest, level, seen = when, left, found
+                newest, level, seen = when, left, sum_then
         if seen is None:
             return self._capacity, taken
         refilled = level + max(0.0, now - newest) * self._per_second
@@ -75,7 +75,7 @@ class Rate:
 
 
 class RateLimiter:
-    """Two buckets for each key, of a minute's worth, that its ``group`` shares; a rate of 0 sets no limit.
+    """Keeps two buckets for each key, of a minute's worth, that its ``group`` shares; a rate of 0 is none.
 
     Owned by one event loop.
     """

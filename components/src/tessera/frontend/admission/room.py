@@ -1,8 +1,9 @@
-"""What is in flight: rooms of models, and the tickets of the requests in them."""
+"""Counts what is in flight: rooms of models, and the tickets of the requests in them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from tessera.budgets import Budget
@@ -29,7 +30,7 @@ _BYTES_PER_TOKEN: Final = 4
 
 
 class _Costs:
-    """What requests cost in tokens: a moving average for bodies of about one length, or of no known one.
+    """Learns what requests cost in tokens: a moving average for bodies of about one length, or of none known.
 
     A single one would take a short text for an image, and an image for a text, whenever both are sent. Where
     ``pairs`` are scored a body has many more tokens than its length says: its query is in each of them.
@@ -55,7 +56,7 @@ class _Costs:
 
 
 def _kind(body_bytes: int | None) -> int:
-    """Bodies of one kind differ in length by less than a factor of two."""
+    """Return the kind of a body; those of one kind differ in length by less than a factor of two."""
     # A length that no server takes is what a client says, and must not make kinds without end.
     return -1 if body_bytes is None else min(64, body_bytes.bit_length())
 
@@ -65,7 +66,7 @@ RESPONSES_IN_FLIGHT: Final = 16
 
 
 class Capacity:
-    """The tokens and units that the workers together take from here at a time, as they say themselves.
+    """Sums the tokens and units that the workers together take from here at a time, by their own account.
 
     Nothing is admitted beyond that: a worker would refuse it when its body had been read and made into
     tokens. ``tokens`` and ``units`` ask for the sums over the workers that are there now. With no worker
@@ -97,7 +98,7 @@ class Capacity:
 
 
 class _Places:
-    """Where it stands what all, and each client, hold of ``owner``, in the own slot and the others'."""
+    """Finds where the table has what all, and each client, hold of ``owner``, in every slot."""
 
     def __init__(self, group: FrontendGroup, owner: str) -> None:
         self._group = group
@@ -106,7 +107,7 @@ class _Places:
         self._by_client: dict[str, tuple[int, list[int]]] = {}
 
     def find(self, client: str) -> tuple[int, list[int]]:
-        """Those of a client; of "" those of all."""
+        """Return the places of a client, or of all for "": in the own slot, in the others."""
         if self._epoch != self._group.epoch:
             self._by_client.clear()
             self._epoch = self._group.epoch
@@ -119,7 +120,7 @@ class _Places:
 
 
 class GroupBudget(Budget):
-    """A budget whose counts are in the table: ``word`` of the entries of all, and of each client.
+    """Keeps a budget's counts in the table: ``word`` of the entries of all, and of each client.
 
     ``unit`` is the noun of errors. Two frontends that admit at the same instant do not see each other.
     """
@@ -152,7 +153,7 @@ class GroupBudget(Budget):
         return super().admits(client, amount) or (self._group.look() and super().admits(client, amount))
 
     def overloaded(self, client: str, amount: int) -> Overloaded:
-        """Give the error for an amount that is not admitted."""
+        """Return the error for an amount that is not admitted."""
         message = self.refusal(client, amount, whole="the service", unit=f"{self._unit} in flight")
         return Overloaded(message, retry_after=1.0)
 
@@ -176,7 +177,7 @@ class GroupBudget(Budget):
 
 
 class Room:
-    """What the requests for one model have in flight, up to its workers' capacity and to a number of them.
+    """Bounds what the requests for one model have in flight, by its workers' capacity and by a number.
 
     Tokens and units are shared fairly between clients. ``pairs`` says that the model scores pairs. What the
     frontends of a ``group`` have in flight counts together.
@@ -201,21 +202,21 @@ class Room:
 
     @property
     def tokens(self) -> int:
-        """Tokens in flight."""
+        """Return the tokens in flight."""
         return self._tokens.used
 
     @property
     def units(self) -> int:
-        """What the vision stage has to do, in flight."""
+        """Return the units of the vision stage in flight."""
         return self._units.used
 
     @property
     def requests(self) -> int:
-        """Requests in flight."""
+        """Return the requests in flight."""
         return self._requests.used
 
     def refusal(self, client: str, body_bytes: int | None) -> Overloaded | None:
-        """Give the error that ``enter`` would raise now."""
+        """Return the error that ``enter`` would raise now."""
         if not self._requests.admits("", 1):
             return _too_many(self.requests)
         guess = self._guess(body_bytes)
@@ -224,7 +225,7 @@ class Room:
     def enter(self, client: str, body_bytes: int | None) -> int:
         """Take a place for a request; raises ``Overloaded`` when the room is full.
 
-        Gives the tokens that it holds until its cost is known: what the last requests with bodies of about
+        Returns the tokens that it holds until its cost is known: what the last requests with bodies of about
         this length cost, or, but for pairs, what such a body could hold at most.
         """
         if (refusal := self.refusal(client, body_bytes)) is not None:
@@ -246,7 +247,7 @@ class Room:
             self._units.take(client, units)
 
     def check(self, client: str, tokens: int, units: int) -> tuple[int, int]:
-        """Give what a request is to hold for its cost; raises ``Overloaded`` when that is too much now."""
+        """Return what a request is to hold for its cost; raises ``Overloaded`` when that is too much now."""
         tokens, units = self._tokens.share(tokens), self._units.share(units)
         self._tokens.check(client, tokens)
         if units:
@@ -285,27 +286,27 @@ class Admission:
         )
 
     def open_room(self, model: str, capacity: Capacity, *, pairs: bool = False) -> Room:
-        """Room for a model's requests, until it is closed; ``pairs`` says that the model scores pairs."""
+        """Open a room for a model's requests, until it is closed; ``pairs`` as in ``Room``."""
         room = Room(model, capacity, max_requests=self._max_requests, pairs=pairs, group=self._group)
         self._rooms.append(room)
         return room
 
     def close_room(self, room: Room) -> None:
-        """Nothing is let in for its sake any more; what is in it stays until it is done."""
+        """Let nothing in for a room's sake any more; what is in it stays until it is done."""
         self._rooms.remove(room)
 
     @property
     def requests(self) -> int:
-        """Requests in flight."""
+        """Return the requests in flight."""
         return int(self._group.words[self._group.base + REQUESTS]) + self._group.elsewhere(REQUESTS)
 
     @property
     def response_bytes(self) -> int:
-        """Bytes of the answers to what is in flight."""
+        """Return the bytes of the answers to what is in flight."""
         return self.answers.used
 
     def refusal(self, client: str, body_bytes: int | None = None) -> Overloaded | None:
-        """Give the error that ``enter`` would raise now."""
+        """Return the error that ``enter`` would raise now."""
         most = self._max_requests * max(1, len(self._rooms))
         if self.requests >= most and not (self._group.look() and self.requests < most):
             return _too_many(self.requests)
@@ -338,17 +339,17 @@ def _too_many(requests: int) -> Overloaded:
     return Overloaded(f"{requests} requests are being answered already", retry_after=1.0)
 
 
+@dataclass(slots=True, eq=False)
 class Ticket:
-    """One request's place, until it is closed."""
+    """Holds one request's place, until it is closed."""
 
-    def __init__(self, admission: Admission, client: str, body_bytes: int | None) -> None:
-        self._admission = admission
-        self._client = client
-        self._body_bytes = body_bytes
-        self._room: Room | None = None
-        self._tokens = 0
-        self._units = 0
-        self._response_bytes = 0
+    _admission: Admission
+    _client: str
+    _body_bytes: int | None
+    _room: Room | None = None
+    _tokens: int = 0
+    _units: int = 0
+    _response_bytes: int = 0
 
     def enter(self, room: Room) -> None:
         """Take a place in the room of the request's model; raises ``Overloaded`` when it is full."""

@@ -105,14 +105,21 @@ class InputBuilder:
 
         ``stated`` and ``instruction`` are the input's own.
         """
+        images = tuple([part for part in parts if isinstance(part, ImageSource)])
+        # What the message says, or the body or the model's name.
+        role = self.role if stated is None else stated
+        if role is None:
+            role = Role.PASSAGE if images else Role.NONE
         entry = Input(
             parts=tuple(filter(None, parts)),
-            role=_decide(stated, self.role, parts),
+            role=role,
             instruction=self.instruction if instruction is None else instruction,
             param=param,
+            images=images,
+            size=sum([len(part) for part in parts if isinstance(part, str)]),
         )
         limits = self.limits
-        if not 0 < entry.size <= limits.characters or len(entry.images) > limits.images_per_input:
+        if not entry.parts or entry.size > limits.characters or len(images) > limits.images_per_input:
             self._check(entry)
         return entry
 
@@ -161,15 +168,6 @@ def check_modality(found: Input, modality: Modality | None) -> Input:
             param=found.param,
         )
     return found
-
-
-def _decide(stated: Role | None, requested: Role | None, parts: Sequence[str | ImageSource]) -> Role:
-    """``stated`` comes from the message, ``requested`` from the body or the model's name."""
-    if stated is not None:
-        return stated
-    if requested is not None:
-        return requested
-    return Role.PASSAGE if any(isinstance(part, ImageSource) for part in parts) else Role.NONE
 
 
 def message_role(value: Json, param: str) -> Role | None:
@@ -503,4 +501,4 @@ def read_tokens(value: list[Json], param: str, builder: InputBuilder) -> Input:
         raise InvalidInput(
             f"{param}: token ids are taken as they are, without an instruction", param="instruction"
         )
-    return Input(parts=(tuple(tokens),), role=Role.NONE, param=param)
+    return Input(parts=(tuple(tokens),), role=Role.NONE, param=param, size=len(tokens))

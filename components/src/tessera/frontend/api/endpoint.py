@@ -1,4 +1,4 @@
-"""One HTTP request that embeds: its body, a client's form of it, the pipeline, and the answer."""
+"""Leads one HTTP request from its body over a client's form and the pipeline to the answer."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _UNSPECIFIED: Final = "default/not-specified"
 
 
 async def read_body(request: Request, *, limit: int, timeout: float) -> bytes:
-    """The whole body; ``limit`` in bytes, ``timeout`` in seconds.
+    """Read the whole body; ``limit`` in bytes, ``timeout`` in seconds.
 
     The announced length is refused before a byte is read, and what arrives is counted as well. A compressed
     body is refused: how large it becomes is known only after it has been decompressed.
@@ -167,7 +167,7 @@ class LoopFairness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translated:
-    """A request for vectors in the service's own terms, and how its answer is written for the client.
+    """Holds a request for vectors in the service's own terms, and how its answer is written.
 
     ``forms`` are the element types and encodings in which the answer has each row, where they are not the
     request's own.
@@ -184,7 +184,7 @@ class Translated:
         note(inputs=len(inputs), images=sum([len(entry.images) for entry in inputs]))
 
     async def run(self, served: ServedModel, exchange: Exchange, call: Call, limits: Limits) -> Result:
-        """Prepare, pay, run."""
+        """Prepare the request, pay for it and run it."""
         work = await served.pipeline.prepare(self.request, call)
         cost = work.cost
         if work.good:
@@ -199,7 +199,7 @@ class Translated:
     def _size(
         self, output: Output, limit: int, rows: int, bounds: npt.NDArray[np.int64] | None = None
     ) -> int:
-        """The bytes that rows take at most, in the answer or as they come, of which ``limit`` are allowed.
+        """Return the bytes that rows take at most, in the answer or as they come; ``limit`` are allowed.
 
         Raises ``ResponseTooLarge``, which names the first input over the limit. ``bounds`` says which rows
         are an input's; None before that is known.
@@ -216,24 +216,27 @@ class Translated:
                 bounds = np.arange(len(request.inputs) + 1)
             written = row * bounds[1:] + frame * np.arange(1, len(bounds))
             over = np.maximum(4 * output.width * bounds[1:], written) > limit
-            raise _too_large_answer(
-                nbytes,
-                limit,
-                f"the answer's {rows} rows of {width} values",
-                "send fewer inputs, or ask for base64 or fewer dimensions",
-                request.inputs[int(over.argmax())].param,
-            )
+            raise self._too_large(nbytes, limit, f"{rows} rows of {width}", int(over.argmax()))
         return nbytes
 
+    def _too_large(self, nbytes: int, limit: int, rows: str, first: int) -> ResponseTooLarge:
+        return _too_large_answer(
+            nbytes,
+            limit,
+            f"the answer's {rows} values",
+            "send fewer inputs, or ask for base64 or fewer dimensions",
+            self.request.inputs[first].param,
+        )
+
     def is_large(self, result: Result, output: Output) -> bool:
-        """Whether other requests would notice how long the answer takes to write."""
+        """Return whether other requests would notice how long the answer takes to write."""
         most = _LARGE_BYTES if output.kind is OutputKind.TOKENS else _LARGE_VECTORS_BYTES
         return result.rows.values.nbytes >= most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TranslatedScores:
-    """A request for scores in the service's own terms, and how its answer is written for the client.
+    """Holds a request for scores in the service's own terms, and how its answer is written.
 
     ``copies`` says how often the request's documents stand in the answer.
     """
@@ -250,7 +253,7 @@ class TranslatedScores:
         note(inputs=len(inputs), pairs=len(request.documents), images=images)
 
     async def run(self, served: ServedModel, exchange: Exchange, call: Call, limits: Limits) -> Scores:
-        """Prepare, pay, run."""
+        """Prepare the request, pay for it and run it."""
         work = await served.pipeline.prepare_scores(self.request, call)
         note(output_rows=work.cost.rows)
         nbytes = self._size(served.served.output.width, limits.max_response_bytes, work.cost, exchange)
@@ -258,7 +261,7 @@ class TranslatedScores:
         return await served.pipeline.score(work, call)
 
     def _size(self, width: int, limit: int, cost: Cost, exchange: Exchange) -> int:
-        """The bytes of rows or of the answer, whichever are more; raises ``ResponseTooLarge``."""
+        """Return the bytes of rows or of the answer, the larger; raises ``ResponseTooLarge``."""
         request, documents = self.request, len(self.request.documents)
         copied = self.copies * len(exchange.body or b"")
         nbytes = max(4 * width * cost.rows, _SCORE_BYTES * documents + copied)
@@ -275,7 +278,7 @@ class TranslatedScores:
         return nbytes
 
     def is_large(self, result: Scores, output: Output) -> bool:
-        """Scores are numbers, one for a document."""
+        """Return False: scores are one number for a document."""
         return False
 
 
@@ -291,7 +294,7 @@ R = TypeVar("R", Result, Scores)
 
 
 class Task(Protocol[R]):
-    """A request in the service's own terms: ``Translated`` or ``TranslatedScores``."""
+    """Declares a request in the service's own terms: ``Translated`` or ``TranslatedScores``."""
 
     @property
     def request(self) -> EmbeddingsRequest | ScoreRequest: ...
@@ -307,7 +310,7 @@ class Task(Protocol[R]):
 
 
 class Endpoint:
-    """Answers requests that the middleware has admitted; ``limiter`` is None where no key has a rate."""
+    """Answers requests that the middleware has admitted."""
 
     def __init__(self, models: Models, limits: Limits) -> None:
         self.models = models
@@ -325,7 +328,7 @@ class Endpoint:
         first: OutputKind | None = None,
         name: str | None = None,
     ) -> Response:
-        """The answer in the form that ``translate`` knows; errors are raised, for the route's own shape.
+        """Answer in the form that ``translate`` gives; errors are raised, for the route's own shape.
 
         ``name`` is the model's where the path has it; ``kinds`` and ``first`` are as in ``choose``.
         """
@@ -337,7 +340,7 @@ class Endpoint:
         async with self._fairness:
             with tracing.span("parse"):
                 parsed = self._parsed(exchange, raw)
-                served = self.choose(exchange, name or asked_model(parsed), kinds, first=first)
+                served = self.choose(exchange, parsed, kinds, first=first, name=name)
                 task = translate(parsed, served.served)
         call = self.call(exchange, task.request, served.served)
         task.begin(served.served, self._limits)
@@ -368,30 +371,32 @@ class Endpoint:
         kinds: frozenset[OutputKind] = ALL_KINDS,
         name: str | None = None,
     ) -> Response:
-        """As ``answer``, for scores."""
+        """Answer a request for scores, as ``answer``."""
         return await self.answer(http, translate, kinds=kinds, first=OutputKind.SCORE, name=name)
 
     def choose(
         self,
         exchange: Exchange,
-        asked: str | None,
+        body: Json,
         kinds: frozenset[OutputKind] = ALL_KINDS,
         *,
         first: OutputKind | None = None,
+        name: str | None = None,
     ) -> ServedModel:
-        """The model that a request means, which the request now counts for.
+        """Return the model that a request means, which the request now counts for.
 
-        Without a name the only one whose output is of ``kinds``; of several the only one of kind ``first``:
-        an embedding model answers routes for scores, too, but not beside a reranker. Raises
-        ``ModelNotFound``, ``Unavailable`` for a model that is not there yet, ``UnsupportedRoute``,
-        ``InvalidInput`` where the name is missing, and ``Overloaded`` when that model has too much to do.
+        Its name stands in the path, or in the body. Without one it is the only model whose output is of
+        ``kinds``; of several the only one of kind ``first``: an embedding model answers routes for scores,
+        too, but not beside a reranker. Raises ``ModelNotFound``, ``Unavailable`` for one that is not there
+        yet, ``UnsupportedRoute``, ``InvalidInput`` where the name is missing, and ``Overloaded`` when that
+        model has too much to do.
         """
         models = self.models
         if len(models.served) == 1 and not models.waiting:
             # A name is checked once the body has been read by the client's own rules.
             served = models.served[0]
         else:
-            served = self._find(exchange, asked, kinds, first)
+            served = self._find(exchange, name or _asked_model(body), kinds, first)
         check_kind(exchange.path, served, kinds)
         exchange.model = served.served.model
         note(model=exchange.model)
@@ -428,7 +433,7 @@ class Endpoint:
         raise ModelNotFound("no model is served here", param="model")
 
     def check_route(self, exchange: Exchange, kinds: frozenset[OutputKind]) -> None:
-        """Raises ``UnsupportedRoute`` where no model's output is one that the route answers."""
+        """Raise ``UnsupportedRoute`` where no model's output is one that the route answers."""
         models = self.models
         if models.waiting or any(model.served.output.kind in kinds for model in models.served):
             return
@@ -436,7 +441,7 @@ class Endpoint:
             check_kind(exchange.path, model, kinds)
 
     def call(self, exchange: Exchange, request: EmbeddingsRequest | ScoreRequest, served: Served) -> Call:
-        """What work for the request has in common; the body may set the request's id.
+        """Return what all work for the request has in common; the body may set the request's id.
 
         Raises ``ModelNotFound`` for a model that is not served here.
         """
@@ -453,7 +458,7 @@ class Endpoint:
         )
 
     async def json(self, http: Request) -> Json:
-        """The request's parsed body; it may be asked for again."""
+        """Return the request's parsed body; it may be asked for again."""
         exchange = exchange_of(http.scope)
         return self._parsed(exchange, await self._body(http, exchange))
 
@@ -473,7 +478,7 @@ class Endpoint:
 
 
 def check_kind(path: str, model: ServedModel, kinds: frozenset[OutputKind]) -> None:
-    """Raises ``UnsupportedRoute`` unless the model's output is one that the route answers."""
+    """Raise ``UnsupportedRoute`` unless the model's output is one that the route answers."""
     kind = model.served.output.kind
     if kind not in kinds:
         raise UnsupportedRoute(
@@ -482,8 +487,8 @@ def check_kind(path: str, model: ServedModel, kinds: frozenset[OutputKind]) -> N
         )
 
 
-def asked_model(body: Json) -> str | None:
-    """The model that a body names, in whichever client's form; what is no name is for that to refuse."""
+def _asked_model(body: Json) -> str | None:
+    """Return the model that a body names; the client's form refuses what is no name."""
     asked = body.get("model") if isinstance(body, dict) else None
     return asked if isinstance(asked, str) else None
 
@@ -493,7 +498,7 @@ def _listed(kinds: frozenset[OutputKind]) -> str:
 
 
 def _timings(timings: wire.Timings) -> dict[str, str]:
-    """Milliseconds for each stage, for clients that send ``X-Tessera-Timings``."""
+    """Return milliseconds for each stage, for clients that send ``X-Tessera-Timings``."""
     return {
         f"x-tessera-{name.removesuffix('_ms')}-ms": f"{getattr(timings, name):.2f}"
         for name in timings.__struct_fields__

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api import tei
-from tessera.frontend.api.endpoint import Endpoint, asked_model
+from tessera.frontend.api.endpoint import Endpoint
 from tessera.frontend.api.openai import EMBEDDINGS_SCHEMA, FIELDS, parse_embeddings
 from tessera.frontend.api.schema import (
     BOOLEAN,
@@ -65,7 +65,7 @@ async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
     """The tokens that the same inputs would be embedded as."""
     exchange = exchange_of(http.scope)
     body = json_object(await endpoint.json(http))
-    model = endpoint.choose(exchange, asked_model(body))
+    model = endpoint.choose(exchange, body)
     served, pipeline = model.served, model.pipeline
     if "inputs" in body:
         # Errors from here on are in TEI's shape, too.

@@ -78,7 +78,7 @@ class Authenticator:
         self._keys = tuple(keys)
 
     def name_of(self, headers: Mapping[bytes, bytes]) -> str | None:
-        """The name of the key in ``Authorization: Bearer`` or ``X-API-Key``; None when there is no known one.
+        """Return the name of the key in ``Authorization: Bearer`` or ``X-API-Key``; None for no known one.
 
         ``headers`` has names in lower case. Digests are compared, and always all of them, so that the time
         taken says nothing about a key.

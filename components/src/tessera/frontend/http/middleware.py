@@ -188,7 +188,7 @@ class RequestMiddleware:
         self._refused = {why: metrics.refused.labels(why).inc for why in ("unknown key", "rate", "full")}
 
     def refuse_at_once(self, scope: Scope) -> Answer | None:
-        """The answer to one more request in a flood of those that find the service full; None for all others.
+        """Answer one more request in a flood of those that find the service full; None for all others.
 
         A call of this object would answer and count alike and write no line either, in a task of its own and
         past all layers around it: 0.2 ms more where engines run on the same cores.
@@ -205,7 +205,7 @@ class RequestMiddleware:
             key = self._keys.name_of(exchange.headers)
             if key is None:
                 return None
-            exchange.key = key
+            exchange.key = exchange.client = key
         overloaded = self._admission.refusal(exchange.client, exchange.body_bytes)
         if overloaded is None:
             return None
@@ -260,7 +260,7 @@ class RequestMiddleware:
             self._log.write(exchange, route=route, status=status, seconds=seconds, unread=refused)
 
     def _route(self, scope: Scope) -> str:
-        """The route's path, for metrics: whatever else clients ask for is one."""
+        """Return the route's path, for metrics: all unknown paths count as one."""
         matched = scope.get("route")
         if matched is not None:
             return str(matched.path)
@@ -268,7 +268,7 @@ class RequestMiddleware:
         return scope["path"] if scope["path"] in self._error_shapes else OTHER
 
     async def _send_failure(self, exchange: Exchange, send: Send) -> None:
-        """Without a ``Response``, which takes as long as all else about a refusal."""
+        """Send a failure without a ``Response``, which takes as long as all else about a refusal."""
         assert exchange.failure is not None
         status, headers, body = self._failed(exchange.failure, exchange)
         await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -292,7 +292,7 @@ class RequestMiddleware:
         return self._waiting.shape if self._waiting is not None and self._waits(path) else shape
 
     def _refuses(self, exchange: Exchange) -> bool:
-        """Whether the request is refused for its key, its rate or for want of room."""
+        """Return whether the request is refused for its key, its rate or for want of room."""
         if exchange.path in self._open_paths and exchange.method != "POST":
             return False
         if self._keys is not None:
@@ -300,7 +300,7 @@ class RequestMiddleware:
             if key is None:
                 exchange.failure = self._unknown_key()
                 return True
-            exchange.key = key
+            exchange.key = exchange.client = key
         if exchange.method == "POST":
             try:
                 exchange.ticket = self._admission.enter(exchange.client, exchange.body_bytes)
@@ -316,7 +316,7 @@ class RequestMiddleware:
         return failure
 
     def _turns_away(self, exchange: Exchange, error: TesseraError) -> bool:
-        """Whether a request that found no room, or no rate, is refused: some routes wait for room."""
+        """Return whether a request without room or rate is refused: some routes wait for room."""
         rate = isinstance(error, RateLimited)
         if not rate and self._waits(exchange.path):
             return False
@@ -392,7 +392,7 @@ class Application(FastAPI):
 
     @property
     def refuse_at_once(self) -> Callable[[Scope], Answer | None]:
-        """As ``RequestMiddleware`` has it, where that is the outermost layer."""
+        """Return the method of ``RequestMiddleware``, where that is the outermost layer."""
         if self.middleware_stack is None:
             self.middleware_stack = self.build_middleware_stack()
         stack = self.middleware_stack

@@ -34,7 +34,6 @@ from tessera.errors import (
 )
 from tessera.frontend.exchange import Exchange, new_request_id
 from tessera.frontend.http.access_log import AccessLog
-from tessera.frontend.http.auth import ANONYMOUS
 from tessera.frontend.http.errors import Failure, release, render, render_status
 from tessera.frontend.http.middleware import AnswerCounts
 from tessera.frontend.http.tls import Accepted, Certificate
@@ -421,7 +420,8 @@ class GrpcServer:
 
         All have the stream's metadata, so that a key that is refused ends the stream.
         """
-        if self._key(_headers(context.invocation_metadata() or ())) is None:
+        keys = self._service.keys
+        if keys is not None and keys.name_of(_headers(context.invocation_metadata() or ())) is None:
             with self._serving(_STREAM, context) as exchange:
                 failure = self._failed(_Refused(), exchange)
             await _abort(context, failure)
@@ -478,14 +478,12 @@ class GrpcServer:
 
     def _open(self, name: str, exchange: Exchange) -> None:
         """Check the key; raises ``_Refused``."""
-        key = self._key(exchange.headers)
-        if key is None and name not in _OPEN:
-            raise _Refused
-        exchange.key = key or ANONYMOUS
-
-    def _key(self, headers: Mapping[bytes, bytes]) -> str | None:
-        keys = self._service.keys
-        return ANONYMOUS if keys is None else keys.name_of(headers)
+        if self._service.keys is not None:
+            key = self._service.keys.name_of(exchange.headers)
+            if key is not None:
+                exchange.key = exchange.client = key
+            elif name not in _OPEN:
+                raise _Refused
 
     def _failed(self, error: Exception, exchange: Exchange) -> Failure:
         if isinstance(error, _Refused):

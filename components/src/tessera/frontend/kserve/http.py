@@ -344,7 +344,7 @@ class Routes:
 
 
 def _shape(request: Request) -> Exchange:
-    """Give a request's exchange, whose errors are in Triton's shape.
+    """Return a request's exchange, whose errors are in Triton's shape.
 
     Most paths have a model's name in them, and the application knows whole paths.
     """

@@ -222,7 +222,7 @@ class Router:
         pixels = call.inputs.get("pixel_values")
         filled = [index for index, row in enumerate(rows) if len(row)]
         inputs = tuple(
-            Input(
+            Input.of(
                 parts=(tuple(rows[index].tolist()), *self._tiles(rows[index], pixels, index)),
                 role=Role.NONE,
                 param=f"input_ids[{index}]",
@@ -388,7 +388,7 @@ class Vit:
         shape = (rows, vision.rows(pixels.shape[1] if several else 1), vision.row_width)
         placeholders = (self.model.image_token_id,) * shape[1]
         inputs = tuple(
-            Input(
+            Input.of(
                 parts=(
                     placeholders,
                     PixelSource(
