@@ -342,15 +342,15 @@ async def test_the_slot_of_a_killed_reader_comes_back(
     outbox = make_outbox(transport=case.kind, device=case.device, lease_seconds=2.0)
     reader = await mortal_peer.call("open_inbox", case.kind, "encoder-1", outbox.infos())
     for seed in range(2):
-        slot = await outbox.acquire(20, timeout=1)
+        slot = await outbox.slab.acquire(20, timeout=1)
         slot.rows.copy_(sample(seed, 20))
         handle = await outbox.publish(slot, reader)
         if seed == 0:
             rows = torch.tensor(await mortal_peer.call("fetch", handle))
             assert same_bits(rows, sample(0, 20))
     mortal_peer.kill()
-    assert await outbox.drain(timeout=10)
-    stats = outbox.stats()
+    assert await outbox.slab.drain(timeout=10)
+    stats = outbox.slab.stats()
     assert (stats.used_bytes, stats.released, stats.expired) == (0, 1, 1)
 
 
@@ -449,14 +449,14 @@ async def test_closing_twice_and_using_what_is_closed(case: Case, peer: Peer, ma
 @every_kind
 async def test_an_outbox_closes_under_its_views(case: Case, make_outbox: Callable[..., Outbox]) -> None:
     outbox = make_outbox(transport=case.kind, device=case.device)
-    slot = await outbox.acquire(20, timeout=1)
+    slot = await outbox.slab.acquire(20, timeout=1)
     view = slot.rows
     outbox.close()
     outbox.close()
     view.fill_(1)
     assert bool((view == 1).all())
     with pytest.raises(HandOffError):
-        await outbox.acquire(1, timeout=1)
+        await outbox.slab.acquire(1, timeout=1)
 
 
 @every_kind

@@ -91,11 +91,11 @@ async def test_an_image_larger_than_the_staging_memory_is_refused(
     outbox = make_outbox(transport="nixl", capacity_rows=64 * BLOCK_ROWS)
     inbox = make_inbox("nixl", nixl={"staging_bytes": 64 << 10})
     inbox.connect("encoder-1", outbox.infos())
-    slot = await outbox.acquire(64 * BLOCK_ROWS, timeout=1)
+    slot = await outbox.slab.acquire(64 * BLOCK_ROWS, timeout=1)
     handle = await outbox.publish(slot, inbox.reader_info("encoder-1"))
     with pytest.raises(HandOffError, match="never fit the NIXL staging memory"):
         await inbox.fetch(handle)
-    assert await outbox.drain(timeout=2)
+    assert await outbox.slab.drain(timeout=2)
 
 
 async def test_reads_wait_for_staging_memory(
@@ -106,7 +106,7 @@ async def test_reads_wait_for_staging_memory(
     inbox.connect("encoder-1", outbox.infos())
     handles = []
     for seed in range(4):
-        slot = await outbox.acquire(BLOCK_ROWS, timeout=1)
+        slot = await outbox.slab.acquire(BLOCK_ROWS, timeout=1)
         slot.rows.copy_(sample(seed, BLOCK_ROWS))
         handles.append(await outbox.publish(slot, inbox.reader_info("encoder-1")))
     for seed, rows in enumerate(await asyncio.gather(*map(inbox.fetch, handles))):
@@ -119,9 +119,9 @@ async def test_closing_takes_back_every_registration(
     outbox = make_outbox(transport="nixl", lease_seconds=0.01)
     inbox = make_inbox("nixl")
     inbox.connect("encoder-1", outbox.infos())
-    slot = await outbox.acquire(1, timeout=1)
+    slot = await outbox.slab.acquire(1, timeout=1)
     handle = await outbox.publish(slot, inbox.reader_info("encoder-1"))
-    assert await outbox.drain(timeout=1)
+    assert await outbox.slab.drain(timeout=1)
     with pytest.raises(LeaseExpired):
         await inbox.fetch(handle)
     agents = []

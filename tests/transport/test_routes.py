@@ -29,7 +29,7 @@ MakeOutbox = Callable[..., Outbox]
 
 
 async def hand_off(outbox: Outbox, reader: ReaderInfo, seed: int = 1) -> Handle:
-    slot = await outbox.acquire(20, timeout=1)
+    slot = await outbox.slab.acquire(20, timeout=1)
     slot.rows.copy_(sample(seed, 20))
     return await outbox.publish(slot, reader)
 
@@ -107,7 +107,7 @@ async def test_auto_ends_with_inline(make_outbox: MakeOutbox, make_inbox: MakeIn
     assert reader.kinds == ("inline",)
     handle = await hand_off(outbox, reader)
     assert same_bits(await inbox.fetch(handle), sample(1, 20))
-    assert outbox.stats().used_bytes == 0
+    assert outbox.slab.stats().used_bytes == 0
 
 
 async def test_shared_memory_is_not_offered_across_hosts(make_outbox: MakeOutbox) -> None:
@@ -117,7 +117,7 @@ async def test_shared_memory_is_not_offered_across_hosts(make_outbox: MakeOutbox
     with pytest.raises(TransportUnavailable, match="no transport leads to this reader"):
         await hand_off(outbox, ReaderInfo(host="elsewhere", kinds=("shm", "cuda_ipc")))
     # The slot of a failed hand-off still belongs to the caller.
-    assert outbox.stats().held == 1
+    assert outbox.slab.stats().held == 1
     assert host_id() != "elsewhere"
 
 
@@ -135,7 +135,7 @@ async def test_a_slab_that_is_let_go_and_reached_again_while_its_rows_are_copied
     inbox.connect("encoder-1", outbox.infos())
     assert not fetching.done()
     assert same_bits(await fetching, sample(1, 20))
-    assert await outbox.drain(timeout=1)
+    assert await outbox.slab.drain(timeout=1)
     inbox.close()
 
 
@@ -207,7 +207,7 @@ async def test_an_expired_handle_does_not_end_the_route(
     inbox = make_inbox("shm")
     inbox.connect("encoder-1", outbox.infos())
     handle = await hand_off(outbox, inbox.reader_info("encoder-1"))
-    assert await outbox.drain(timeout=1)
+    assert await outbox.slab.drain(timeout=1)
     with pytest.raises(LeaseExpired):
         await inbox.fetch(handle)
     assert inbox.reader_info("encoder-1").kinds == ("shm",)
@@ -239,7 +239,7 @@ async def test_a_checksum_proves_the_rows(make_outbox: MakeOutbox, make_inbox: M
     forged = msgspec.structs.replace(other, checksum=handle.checksum)
     with pytest.raises(HandOffError, match="not what was published"):
         await inbox.fetch(forged)
-    assert outbox.stats().held == 0
+    assert outbox.slab.stats().held == 0
 
 
 async def test_without_a_checksum_nothing_is_compared(make_outbox: MakeOutbox, make_inbox: MakeInbox) -> None:

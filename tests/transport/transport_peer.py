@@ -84,7 +84,7 @@ class Host:
 
     async def publish(self, seed: int, rows: int, reader: ReaderInfo, timeout: float = 1.0) -> Handle:
         assert self.outbox is not None
-        slot = await self.outbox.acquire(rows, timeout=timeout)
+        slot = await self.outbox.slab.acquire(rows, timeout=timeout)
         config = self.outbox.config
         slot.rows.copy_(sample(seed, rows, config.dtype, config.row_width))
         if self.outbox.slab.device.type == "cuda":
@@ -94,7 +94,7 @@ class Host:
     async def stats(self) -> Any:
         assert self.outbox is not None
         self.outbox.slab.sweep()
-        return self.outbox.stats()
+        return self.outbox.slab.stats()
 
     async def expire(self) -> None:
         """End every lease as if its time had run out."""
@@ -105,7 +105,7 @@ class Host:
 
     async def drain(self, timeout: float) -> bool:
         assert self.outbox is not None
-        return await self.outbox.drain(timeout=timeout)
+        return await self.outbox.slab.drain(timeout=timeout)
 
     async def open_inbox(
         self, kind: str, producer: str, infos: tuple[SlabInfo, ...], timeout: float = 5.0

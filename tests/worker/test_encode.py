@@ -38,7 +38,7 @@ async def encoder(model: Model) -> AsyncIterator[Encoder]:
 
 
 def empty(encoder: Encoder) -> bool:
-    stats = encoder.outbox.stats()
+    stats = encoder.outbox.slab.stats()
     return (stats.held, stats.leased, stats.used_bytes, encoder.queued()) == (0, 0, 0, 0.0)
 
 
@@ -59,7 +59,7 @@ async def test_a_slot_is_held_until_the_engine_is_done_with_it(encoder: Encoder)
     with pytest.raises(asyncio.CancelledError):
         await task
     await asyncio.sleep(0.05)
-    assert encoder.outbox.stats().held == 1, "the engine is still writing"
+    assert encoder.outbox.slab.stats().held == 1, "the engine is still writing"
     encoder.engine.gate.set()
     await until(lambda: empty(encoder))
 
@@ -90,10 +90,10 @@ async def test_a_reader_that_has_gone_has_its_slot_freed_at_once(model: Model) -
         request, reader=wire.ReaderInfo(host=host_id(), kinds=("shm",)), call="reader-1"
     )
     await encoder.service.handle(request)
-    assert encoder.outbox.stats().leased == 1
+    assert encoder.outbox.slab.stats().leased == 1
     assert isinstance(await encoder.service.handle(wire.Forget(call="reader-1")), wire.Forgotten)
     assert empty(encoder)
-    assert encoder.outbox.stats().expired == 0
+    assert encoder.outbox.slab.stats().expired == 0
     # Twice, or for a call that never was, does no harm.
     await encoder.service.handle(wire.Forget(call="reader-1"))
     await encoder.service.handle(wire.Forget(call="reader-2"))
@@ -115,7 +115,7 @@ async def test_a_reader_that_goes_before_its_rows_are_there_gets_no_lease(model:
     with pytest.raises(RequestCancelled):
         await task
     assert empty(encoder)
-    assert encoder.outbox.stats().published == 0
+    assert encoder.outbox.slab.stats().published == 0
     await encoder.close()
 
 

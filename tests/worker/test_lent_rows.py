@@ -21,8 +21,8 @@ from tessera.rpc import Client, Peers
 from tessera.tasks import Deadline
 from tessera.transport.host import host_id
 from tessera.transport.lending import inline_handle
-from tessera.worker.image_rows import PrecomputedRows
 from tessera.worker.metrics import WorkerMetrics
+from tessera.worker.precomputed import PrecomputedRows
 from tests.rpc.conftest import INFO, Deployment, until
 
 WIDTH = INFO.row_width

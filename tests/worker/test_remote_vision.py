@@ -101,7 +101,7 @@ class Cluster:
 
 
 def _empty(encoder: Encoder) -> bool:
-    stats = encoder.outbox.stats()
+    stats = encoder.outbox.slab.stats()
     return stats.held == stats.leased == stats.used_bytes == 0
 
 

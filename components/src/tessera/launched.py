@@ -24,7 +24,7 @@ class Launched(Generic[T_co]):
     """What ``launch`` returns: the batch may still be running.
 
     ``keep`` holds what the work reads and writes until the result is taken. ``tell`` calls what it is given,
-    on any thread, whenever the batch may have become done; None where nobody tells.
+    on any thread, whenever the batch may have become done; None where nobody does.
     An error has one way out: where ``done`` or ``tell`` raises, as ``torch.cuda.Event.query`` does behind a
     device-side assert, the batch counts as done and ``result`` raises it.
     """

@@ -82,14 +82,17 @@ class Packed(Bounded):
     def attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool) -> torch.Tensor:
         k, v = grouped(q, k), grouped(q, v)
         if q.is_cuda and q.dtype != torch.float32 and not causal:
-            from torch.nn.attention.varlen import varlen_attn
-
-            longest, bounds = max(self.lengths), self.cu_seqlens
-            packed = varlen_attn(q, k, v, bounds, bounds, longest, longest)
-            return packed if isinstance(packed, torch.Tensor) else packed[0]
+            return self._attend_packed(q, k, v)
         if len(set(self.lengths)) == 1:
             return _equal_lengths(q, k, v, self.lengths[0], causal)
         return _by_length(q, k, v, self.lengths, causal)
+
+    def _attend_packed(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        from torch.nn.attention.varlen import varlen_attn
+
+        longest, bounds = max(self.lengths), self.cu_seqlens
+        packed = varlen_attn(q, k, v, bounds, bounds, longest, longest)
+        return packed if isinstance(packed, torch.Tensor) else packed[0]
 
 
 class Equal:

@@ -86,8 +86,15 @@ class TextTower(nn.Module):
     def embed(
         self, input_ids: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
     ) -> Embedded:
-        """Token embeddings with the vision rows in their places."""
+        """Return token embeddings with the vision rows in their places."""
         embedded: torch.Tensor = self.embed_tokens(input_ids)
+        if self.spec.levels or vision_index.shape[0]:
+            return self._with_vision(embedded, vision_rows, vision_index)
+        return (embedded,)
+
+    def _with_vision(
+        self, embedded: torch.Tensor, vision_rows: torch.Tensor, vision_index: torch.Tensor
+    ) -> Embedded:
         hidden, levels = self.spec.layer.hidden, self.spec.levels
         deep = [embedded.new_zeros(len(embedded), levels * hidden)] if levels else []
         if vision_index.shape[0]:
@@ -122,20 +129,20 @@ class TextTower(nn.Module):
 
     def rows(self, hidden: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """What the last hidden state is pooled to, behind the head if there is one: float32."""
-        return answer(pool(hidden, sequences, self.spec.pooling), self.head)
+        pooled = pool(hidden, sequences, self.spec.pooling)
+        return pooled if self.head is None else answer(pooled, self.head)
 
     def encode(self, embedded: Embedded, positions: torch.Tensor, sequences: Sequences) -> torch.Tensor:
         """The last hidden state ``[tokens, hidden]``, behind the final norm if there is one."""
         stream = Residual(embedded[0])
-        self.layers(stream, sequences, self.rotary(positions), self._deep(embedded))
+        deep = self._deep(embedded) if self.spec.levels else None
+        self.layers(stream, sequences, self.rotary(positions), deep)
         if self.norm is None:
             return self.layers.output(stream, len(self.layers) - 1)
         return tensor(self.norm(stream))
 
-    def _deep(self, embedded: Embedded) -> Callable[[int, Residual], None] | None:
-        """What is added behind the first layers."""
-        if not self.spec.levels:
-            return None
+    def _deep(self, embedded: Embedded) -> Callable[[int, Residual], None]:
+        """Return the addition of DeepStack's levels behind the first layers."""
         levels = embedded[1].chunk(self.spec.levels, dim=1)
 
         def add(number: int, stream: Residual) -> None:

@@ -98,13 +98,13 @@ class ModelServer(Server):
 
     async def _unless_gone(self, work: Coroutine[Any, Any, Json], context: Any) -> Json:
         """The result of ``work``; cancels it and raises ``RequestCancelled`` when its caller goes away."""
-        self._in_flight += 1
+        self.under_way += 1
         try:
             return await run_until(context.async_killed_or_stopped(), work)
         except Left:
             raise RequestCancelled("the caller went away") from None
         finally:
-            self._in_flight -= 1
+            self.under_way -= 1
 
     async def _embed(self, request: Mapping[str, Any], context: Any) -> Json:
         # The span is the work's own: a generator may be resumed in another context than it began in.

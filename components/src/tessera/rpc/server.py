@@ -31,24 +31,23 @@ class _Joint:
 
     def __init__(self, calls: wire.Calls, server: Server) -> None:
         self._server = server
-        self._calls = calls
         self._ready: dict[int, wire.Reply] = {}
         self._running: dict[int, asyncio.Future[wire.Reply]] = {}
         self._woken: asyncio.Future[None] | None = None
-        self._cut = 0
+        self._sending = 0
         for position, request in enumerate(calls.requests):
-            begun = server.begin(request)
-            self._running[position] = begun
-            server.began(calls.caller, calls.first + position, begun)
-            begun.add_done_callback(partial(self._ended, position))
+            key = calls.caller, calls.first + position
+            reply = self._running[position] = server.running[key] = server.begin(request)
+            reply.add_done_callback(partial(self._ended, position, key))
 
     async def payloads(self) -> AsyncIterator[bytes]:
         """Replies as they are ready. Of those that go in pieces the one goes on that has the least left."""
         cut: list[Cut] = []
         number = 0
         while True:
-            if not cut:
-                await self._wait()
+            if not cut and not self._ready and self._running:
+                self._woken = asyncio.get_running_loop().create_future()
+                await self._woken
             if replies := self._take():
                 payload = wire.encode(wire.Replies(replies=replies))
                 del replies
@@ -57,26 +56,21 @@ class _Joint:
                 else:
                     cut.append(Cut(number, payload))
                     number += 1
-                    self._sending(1)
+                    self._send(1)
                 del payload
             elif cut:
-                first = min(cut, key=lambda one: one.left)
+                first = min(cut, key=lambda payload: payload.left)
                 yield first.next()
                 if not first.left:
                     cut.remove(first)
-                    self._sending(-1)
+                    self._send(-1)
             else:
                 return
 
-    def _sending(self, more: int) -> None:
-        self._cut += more
-        self._server.sending(more)
-
-    async def _wait(self) -> None:
-        """Wait until replies are ready, or none will be."""
-        if not self._ready and self._running:
-            self._woken = asyncio.get_running_loop().create_future()
-            await self._woken
+    def _send(self, more: int) -> None:
+        """Count so many more long replies, which are in flight until they are sent."""
+        self._sending += more
+        self._server.under_way += more
 
     def _take(self) -> dict[int, wire.Reply]:
         """Replies that are ready; what is long comes alone."""
@@ -91,18 +85,18 @@ class _Joint:
 
     def stop(self, _: object = None) -> None:
         """Cancel what is not done. The caller, if it still listens, is told so."""
-        for begun in self._running.values():
-            begun.cancel()
+        for reply in self._running.values():
+            reply.cancel()
 
     def end(self) -> None:
         """Nothing is sent any more."""
         self.stop()
-        self._sending(-self._cut)
+        self._server.under_way -= self._sending
 
-    def _ended(self, position: int, ended: asyncio.Future[wire.Reply]) -> None:
+    def _ended(self, position: int, key: tuple[int, int], reply: asyncio.Future[wire.Reply]) -> None:
         del self._running[position]
-        self._server.ended(self._calls.caller, self._calls.first + position)
-        self._ready[position] = _DROPPED if ended.cancelled() else self._server.reply(ended)
+        self._server.running.pop(key, None)
+        self._ready[position] = _DROPPED if reply.cancelled() else self._server.reply(reply)
         if self._woken is not None and not self._woken.done():
             self._woken.set_result(None)
 
@@ -112,14 +106,16 @@ class Server:
 
     A handler's errors travel as ``Failure`` replies; a caller that goes away cancels its handler. The
     instance leaves discovery first when it stops, so that what is in flight can finish undisturbed.
+    ``running`` has the replies to come by their caller and number; ``under_way`` counts long ones that are
+    being sent, and what a server of another kind answers.
     """
 
     def __init__(self, runtime: Runtime, address: str, handler: Handler) -> None:
         self._endpoint: Any = runtime.endpoint(address)
         self._handler = handler
         self._runtime = runtime
-        self._in_flight = 0
-        self._running: dict[tuple[int, int], asyncio.Future[wire.Reply]] = {}
+        self.running: dict[tuple[int, int], asyncio.Future[wire.Reply]] = {}
+        self.under_way = 0
         self._served: asyncio.Future[Any] | None = None
         self._watchdog: asyncio.Task[None] | None = None
         self._stopping = False
@@ -132,7 +128,8 @@ class Server:
 
     @property
     def in_flight(self) -> int:
-        return self._in_flight
+        """Requests that are run, and long replies that are being sent."""
+        return len(self.running) + self.under_way
 
     def expose_metrics(self, render: Callable[[], str]) -> None:
         """Add Prometheus text to the runtime's own ``/metrics``."""
@@ -172,17 +169,15 @@ class Server:
         # Callers learn of the departure a moment later; an empty set just now proves nothing.
         quiet_since: float | None = None
         while (now := asyncio.get_running_loop().time()) < deadline:
-            if self._in_flight:
+            if self.in_flight:
                 quiet_since = None
             elif quiet_since is None:
                 quiet_since = now
             elif now - quiet_since >= 0.5:
                 break
             await asyncio.sleep(0.05)
-        if self._in_flight:
-            log.warning(
-                "%s: %d calls were still running after %.0f s", self.address, self._in_flight, timeout
-            )
+        if self.in_flight:
+            log.warning("%s: %d calls were still running after %.0f s", self.address, self.in_flight, timeout)
 
     async def closed(self) -> None:
         """Wait for the runtime to let go of the endpoint, after its ``shutdown``.
@@ -232,7 +227,7 @@ class Server:
             yield wire.encode(wire.Failure.of(error))
             return
         for number in calls.cancelled:
-            if unwanted := self._running.get((calls.caller, number)):
+            if unwanted := self.running.get((calls.caller, number)):
                 unwanted.cancel()
         if not calls.requests:
             yield wire.encode(wire.Replies(replies={}))
@@ -249,18 +244,6 @@ class Server:
             if not gone.cancel() and not gone.cancelled():
                 # An error counts as leaving; asyncio complains of one that is not retrieved.
                 gone.exception()
-
-    def sending(self, more: int) -> None:
-        """So many more long replies are being sent, which count as in flight until then."""
-        self._in_flight += more
-
-    def began(self, caller: int, number: int, reply: asyncio.Future[wire.Reply]) -> None:
-        self._in_flight += 1
-        self._running[caller, number] = reply
-
-    def ended(self, caller: int, number: int) -> None:
-        self._in_flight -= 1
-        self._running.pop((caller, number), None)
 
     async def answer(self, message: wire.Request) -> wire.Reply:
         """What the handler replies to a message of this process's own; errors are ``Failure``s."""
@@ -280,10 +263,11 @@ class Server:
             return failed
 
     def reply(self, ended: asyncio.Future[wire.Reply]) -> wire.Reply:
-        """What a future that was not cancelled gave; errors are ``Failure``s."""
+        """Return the result of a future that was not cancelled; errors are ``Failure``s."""
         error = ended.exception()
-        if error is None:
-            return ended.result()
+        return ended.result() if error is None else self._failure(error)
+
+    def _failure(self, error: BaseException) -> wire.Failure:
         if isinstance(error, TesseraError):
             return wire.Failure.of(error)
         if not isinstance(error, Exception):

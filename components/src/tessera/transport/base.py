@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, Protocol
 
-from tessera.wire import Handle, SlabInfo
+from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +43,15 @@ class Transport(Protocol):
     @property
     def info(self) -> SlabInfo | None:
         """How readers reach this process's slab, or None when it has none or the kind needs none."""
+        ...
+
+    @property
+    def registrations(self) -> int:
+        """Regions of this process's memory that are registered for peers or reads."""
+        ...
+
+    def reaches(self, reader: ReaderInfo) -> bool:
+        """Whether the reader, if it uses this kind, can get at this process's slab."""
         ...
 
     async def publish(self, slot: Slot) -> Handle:

@@ -16,7 +16,7 @@ from tessera.errors import ConfigError, HandOffError, LeaseExpired, TransportUna
 from tessera.transport.base import PeerSlab, Transport
 from tessera.transport.host import device_ids, host_id
 from tessera.transport.kinds.inline import INLINE
-from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
+from tessera.transport.kinds.nixl import NixlOptions
 from tessera.transport.kinds.select import make_transport, select_kinds
 from tessera.transport.settings import TransportSettings
 from tessera.transport.slab.geometry import unknown_slab
@@ -170,8 +170,7 @@ class Inbox:
     @property
     def nixl_registrations(self) -> int:
         """Regions of memory that are registered with NIXL."""
-        nixl = self._transports.get("nixl")
-        return nixl.registrations if isinstance(nixl, NixlTransport) else 0
+        return sum(transport.registrations for transport in self._transports.values())
 
     def routes(self) -> Mapping[str, str]:
         """The kind that each producer's rows came by last."""

@@ -10,14 +10,12 @@ import torch
 
 from tessera.errors import ConfigError, TransportUnavailable
 from tessera.transport.base import Transport
-from tessera.transport.host import device_ids, host_id
-from tessera.transport.kinds.nixl import NixlOptions, NixlTransport
-from tessera.transport.kinds.select import make_transport, select_kinds
+from tessera.transport.kinds.nixl import NixlOptions
+from tessera.transport.kinds.select import make_transport, needs_host_copy, select_kinds
 from tessera.transport.settings import TransportSettings
-from tessera.transport.slab.device_memory import index_of
 from tessera.transport.slab.geometry import Geometry
 from tessera.transport.slab.rows import dtype_name, rows_checksum
-from tessera.transport.slab.slab import Slab, SlabStats, Slot
+from tessera.transport.slab.slab import Slab, Slot
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 _log = logging.getLogger(__name__)
@@ -45,7 +43,10 @@ class OutboxConfig:
 
 
 class Outbox:
-    """Owns the slab of one producer. Not thread-safe: every call is made from one event loop."""
+    """Owns the ``slab`` of one producer, whose slots it publishes.
+
+    Not thread-safe: every call is made from one event loop.
+    """
 
     def __init__(self, config: OutboxConfig) -> None:
         try:
@@ -65,7 +66,7 @@ class Outbox:
             geometry,
             device=device,
             lease_seconds=config.settings.lease_seconds,
-            mirror="shm" in self.kinds or ("nixl" in self.kinds and not self._nixl.gpu_direct),
+            mirror=any(needs_host_copy(kind, nixl=self._nixl) for kind in self.kinds),
         )
         self._transports: dict[str, Transport] = {}
         try:
@@ -75,10 +76,6 @@ class Outbox:
             self.close()
             raise
 
-    async def acquire(self, rows: int, *, timeout: float) -> Slot:
-        """A slot to write ``[rows, row_width]`` into; see ``Slab.acquire``."""
-        return await self.slab.acquire(rows, timeout=timeout)
-
     async def publish(self, slot: Slot, reader: ReaderInfo) -> Handle:
         """Make a filled slot readable, by the first of the reader's kinds that leads from here to it.
 
@@ -87,7 +84,7 @@ class Outbox:
         """
         for kind in reader.kinds:
             transport = self._transports.get(kind)
-            if transport is not None and self._reaches(kind, reader):
+            if transport is not None and transport.reaches(reader):
                 checksum = rows_checksum(slot.rows) if self.config.settings.checksum else b""
                 handle = await transport.publish(slot)
                 return msgspec.structs.replace(handle, checksum=checksum) if checksum else handle
@@ -95,10 +92,6 @@ class Outbox:
             f"no transport leads to this reader: it can use {', '.join(reader.kinds) or 'none'}, "
             f"{self.config.producer} offers {', '.join(self.kinds)}"
         )
-
-    def release(self, lease: int) -> bool:
-        """End a lease whose reader has gone; false when it had ended before."""
-        return self.slab.release(lease)
 
     def infos(self) -> tuple[SlabInfo, ...]:
         """How readers reach the slab, best kind first."""
@@ -108,15 +101,7 @@ class Outbox:
     @property
     def nixl_registrations(self) -> int:
         """Regions of memory that are registered with NIXL."""
-        nixl = self._transports.get("nixl")
-        return nixl.registrations if isinstance(nixl, NixlTransport) else 0
-
-    def stats(self) -> SlabStats:
-        return self.slab.stats()
-
-    async def drain(self, *, timeout: float) -> bool:
-        """Wait until no reader holds a lease; false when ``timeout`` seconds were not enough."""
-        return await self.slab.drain(timeout=timeout)
+        return sum(transport.registrations for transport in self._transports.values())
 
     def close(self) -> None:
         """Deregister and let go of the slab; a second call does nothing."""
@@ -135,10 +120,3 @@ class Outbox:
             self.kinds = tuple(other for other in self.kinds if other != kind)
         else:
             self._transports[kind] = transport
-
-    def _reaches(self, kind: str, reader: ReaderInfo) -> bool:
-        if kind in ("shm", "cuda_ipc") and reader.host != host_id():
-            return False
-        if kind == "cuda_ipc":
-            return device_ids()[index_of(self.slab.device)] in reader.devices
-        return True

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,7 +38,7 @@ class Part:
     ended_at: float = 0.0
     calls: int = 0
     running: int = 0
-    sums: dict[str, int] = field(default_factory=dict)
+    sums: Counter[str] = field(default_factory=Counter)
     timings: wire.Timings | None = None
     failure: wire.Failure | None = None
     fault: bool = False
@@ -178,33 +179,34 @@ async def _translated(work: Awaitable[wire.Reply]) -> wire.Reply:
 
 
 def _add(part: Part, message: Work, outcome: wire.Reply | BaseException) -> None:
-    sums = part.sums
     if isinstance(message, wire.EmbedRequest):
-        tokens = images = 0
-        for item in message.items:
-            tokens += item.token_count
-            images += len(item.images)
-        sums["inputs"] = sums.get("inputs", 0) + len(message.items)
-        sums["tokens"] = sums.get("tokens", 0) + tokens
-        sums["images"] = sums.get("images", 0) + images
+        part.sums.update(
+            inputs=len(message.items),
+            tokens=sum([item.token_count for item in message.items]),
+            images=sum([len(item.images) for item in message.items]),
+        )
     else:
-        sums["images"] = sums.get("images", 0) + 1
-        sums["units"] = sums.get("units", 0) + message.image.units
-    if isinstance(outcome, wire.EmbedReply):
-        sums["cached_tokens"] = sums.get("cached_tokens", 0) + sum(outcome.cached_tokens)
-        if (rows := sum(outcome.counts)) != len(outcome.counts):
-            sums["output_rows"] = sums.get("output_rows", 0) + rows
-        if outcome.failures:
-            sums["failed_inputs"] = sums.get("failed_inputs", 0) + len(outcome.failures)
-            for failure in outcome.failures.values():
-                _add_failure(part, failure.error())
+        part.sums.update(images=1, units=message.image.units)
     if isinstance(outcome, wire.EmbedReply | wire.EncodeReply):
         part.timings = outcome.timings if part.timings is None else part.timings.merge(outcome.timings)
-    elif isinstance(outcome, TesseraError):
-        _add_failure(part, outcome)
-    elif isinstance(outcome, Exception):
-        _add_failure(part, TesseraError(f"{type(outcome).__name__}: {outcome}"))
+        if isinstance(outcome, wire.EmbedReply):
+            part.sums["cached_tokens"] += sum(outcome.cached_tokens)
+            if (rows := sum(outcome.counts)) != len(outcome.counts):
+                part.sums["output_rows"] += rows
+            if outcome.failures:
+                part.sums["failed_inputs"] += len(outcome.failures)
+                for failure in outcome.failures.values():
+                    _add_failure(part, failure.error())
     elif isinstance(outcome, BaseException):
+        _add_error(part, outcome)
+
+
+def _add_error(part: Part, error: BaseException) -> None:
+    if isinstance(error, TesseraError):
+        _add_failure(part, error)
+    elif isinstance(error, Exception):
+        _add_failure(part, TesseraError(f"{type(error).__name__}: {error}"))
+    else:
         _add_failure(part, RequestCancelled("the caller went away"))
 
 

@@ -298,16 +298,6 @@ class RequestInFlight:
         if rows is not None and (faulty := rows.faulty(unit_length=output.unit_length)) is not None:
             self._drop(np.logical_or.reduceat(faulty, rows.bounds[:-1]).tolist())
             return self._answer()
-        failures: dict[int, wire.Failure] = {}
-        counts: list[int] = []
-        for index, part in enumerate(self._parts):
-            counts.append(len(part.values) if isinstance(part, Rows) else 0)
-            if isinstance(part, TesseraError):
-                if isinstance(part, EngineFailed) and part.param is None:
-                    # An engine knows no names.
-                    part = part.named(self._request.items[index].param)
-                failures[index] = wire.Failure.of(part)
-                service.count(part.code, 1)
         timings = self._timings or wire.Timings()
         service.answered(len(answered))
         service.queued(timings.queue_ms / 1e3)
@@ -315,11 +305,22 @@ class RequestInFlight:
             rows=memoryview(b"") if rows is None else _bytes(rows.values),
             norms=memoryview(b"") if rows is None else _bytes(rows.norms),
             width=output.width,
-            counts=tuple(counts),
-            failures=failures,
+            counts=tuple([len(part.values) if isinstance(part, Rows) else 0 for part in self._parts]),
+            failures={} if len(answered) == len(self._parts) else self._failures(),
             cached_tokens=tuple(self._cached),
             timings=timings,
         )
+
+    def _failures(self) -> dict[int, wire.Failure]:
+        failures: dict[int, wire.Failure] = {}
+        for index, part in enumerate(self._parts):
+            if isinstance(part, TesseraError):
+                if isinstance(part, EngineFailed) and part.param is None:
+                    # An engine knows no names.
+                    part = part.named(self._request.items[index].param)
+                failures[index] = wire.Failure.of(part)
+                self._service.count(part.code, 1)
+        return failures
 
     def _drop(self, faulty: Sequence[bool]) -> None:
         """Put an error in place of the rows of each answered input that is ``faulty``."""

@@ -74,7 +74,7 @@ class EncodeService:
             return self._metrics.state()
         if isinstance(request, wire.Forget):
             if (lease := self._leases.forget(request.call)) is not None:
-                self._outbox.release(lease)
+                self._outbox.slab.release(lease)
             return wire.Forgotten()
         if not isinstance(request, wire.EncodeRequest):
             raise ProtocolError(f"an encode worker does not answer {type(request).__name__}")
@@ -99,7 +99,7 @@ class EncodeService:
         # Shorter than the request's own time, so that a full slab is reported as such.
         wait = _SLOT_SHARE * request.timeout_ms / 1e3
         with tracing.span("slab"):
-            slot = await self._outbox.acquire(request.image.rows, timeout=wait)
+            slot = await self._outbox.slab.acquire(request.image.rows, timeout=wait)
         try:
             outcome = await self._stage.encode(
                 image,
@@ -131,7 +131,7 @@ class EncodeService:
 
     async def drain(self, timeout: float) -> None:
         """Wait at most ``timeout`` seconds for readers that are still copying."""
-        if not await self._outbox.drain(timeout=timeout):
+        if not await self._outbox.slab.drain(timeout=timeout):
             log.warning("leases were still held after %.0f s", timeout)
 
     def running_seconds(self) -> float:

@@ -117,7 +117,7 @@ class Builder:
                 settings=self.settings.stages.transport,
             )
         )
-        self.metrics.watch_slab(outbox.stats)
+        self.metrics.watch_slab(outbox.slab.stats)
         self.metrics.watch_registrations(lambda: outbox.nixl_registrations)
         return EncodeService(stage, outbox, self.metrics, self._info(model, placement, outbox.infos()))
 

@@ -44,7 +44,12 @@ class TorchTextEngine:
         self._max_tokens = max(settings.max_batch_cost, model.max_tokens)
         self._placement = placement
         self._cuda: CudaText | None = None
-        self._lanes = None if placement.is_cuda or not self._divisible else Lanes()
+        self._lanes: Lanes | None = None
+        if not placement.is_cuda and self._divisible and (lanes := Lanes()).count > 1:
+            self._lanes = lanes
+        self._no_rows = torch.empty(
+            *(0, model.vision.row_width if model.vision else 0), dtype=placement.torch_dtype
+        )
         if placement.is_cuda:
             self._cuda = self._on_cuda(self._module, placement, graph_tokens)
 
@@ -63,7 +68,7 @@ class TorchTextEngine:
 
     @property
     def depth(self) -> int:
-        return 2 if self._placement.is_cuda or (self._lanes and self._lanes.count > 1) else 1
+        return 2 if self._placement.is_cuda or self._lanes is not None else 1
 
     def warm(self) -> None:
         if self._cuda is None:
@@ -85,9 +90,9 @@ class TorchTextEngine:
     def launch(self, batch: TextBatch) -> Launched[Rows]:
         if self._cuda is not None:
             return self._cuda.launch(batch)
-        output = self._model.output
-        return self._in_lanes(batch) or Launched.later(
-            lambda: output_rows(self._computed(batch), batch, output)
+        in_lanes = None if self._lanes is None else self._in_lanes(batch, self._lanes)
+        return in_lanes or Launched.later(
+            lambda: output_rows(self._computed(batch), batch, self._model.output)
         )
 
     @property
@@ -102,27 +107,24 @@ class TorchTextEngine:
             return self._cuda.launch_states(batch, module, output)
         return Launched.later(lambda: output_rows(self._computed(batch, module.states), batch, output))
 
-    def _in_lanes(self, batch: TextBatch) -> Launched[Rows] | None:
+    def _in_lanes(self, batch: TextBatch, lanes: Lanes) -> Launched[Rows] | None:
         """Run the batch in pieces, side by side; None where pieces would not keep the lanes busy."""
-        if self._lanes is None or self._lanes.count < 2:
-            return None
-        pieces = split(batch, self._pieces(batch))
+        pieces = split(batch, self._pieces(batch, lanes))
         sizes = [len(piece.input_ids) for piece in pieces]
-        if not self._lanes.suit(sizes):
+        if not lanes.suit(sizes):
             return None
         return Launched.of_futures(
-            self._lanes.start(self._computed, pieces, sizes),
+            lanes.start(self._computed, pieces, sizes),
             lambda computed: output_rows(np.concatenate(computed), batch, self._model.output),
         )
 
     def _zeros(self, total: int, length: int) -> TextBatch:
         return zeros(self._model, total, length)
 
-    def _pieces(self, batch: TextBatch) -> int:
-        """How many pieces: the same number for each lane, unless they would be too small."""
-        assert self._lanes is not None
-        most = min(_PIECES * self._lanes.count, len(batch.input_ids) // _LEAST_TOKENS)
-        return max(1, most - most % self._lanes.count if most > self._lanes.count else most)
+    def _pieces(self, batch: TextBatch, lanes: Lanes) -> int:
+        """Return how many pieces: the same number for each lane, unless they would be too small."""
+        most = min(_PIECES * lanes.count, len(batch.input_ids) // _LEAST_TOKENS)
+        return max(1, most - most % lanes.count if most > lanes.count else most)
 
     def _computed(self, batch: TextBatch, compute: TextModule | None = None) -> npt.NDArray[np.float32]:
         with torch.inference_mode():
@@ -131,7 +133,7 @@ class TorchTextEngine:
                 torch.from_numpy(batch.positions),
                 torch.from_numpy(batch.cu_seqlens),
                 batch.lengths,
-                self._gather(batch),
+                self._gather(batch) if batch.vision else self._no_rows,
                 torch.from_numpy(batch.vision_index),
             )
             return computed.numpy()

@@ -132,19 +132,32 @@ class Form:
 
         ``heads`` ``[tokens, heads + 2 * kv_heads, head_dim]`` may be overwritten.
         """
-        q, k, v = attention.split(heads)
         if attention.q_norm is not None and attention.k_norm is not None:
-            q, k = (
-                functional.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
-                for x, norm in ((q, attention.q_norm), (k, attention.k_norm))
-            )
-            if rotation is not None:
-                q, k = (rotate(x, rotation.cosines, rotation.sines) for x in (q, k))
-        elif rotation is not None:
-            # Side by side as they lie in the product: one pass over both.
-            both = rotate(heads[:, : -attention.kv_heads], rotation.cosines, rotation.sines)
-            q, k = both[:, : attention.heads], both[:, attention.heads :]
-        return q if rotation is None else rotation.scaled(q), k, v
+            return self._normed(heads, attention, attention.q_norm, attention.k_norm, rotation)
+        if rotation is None:
+            return attention.split(heads)
+        # Side by side as they lie in the product: one pass over both.
+        both = rotate(heads[:, : -attention.kv_heads], rotation.cosines, rotation.sines)
+        q, k = both[:, : attention.heads], both[:, attention.heads :]
+        return rotation.scaled(q), k, heads[:, -attention.kv_heads :]
+
+    def _normed(
+        self,
+        heads: torch.Tensor,
+        attention: Attention,
+        q_norm: RmsNorm,
+        k_norm: RmsNorm,
+        rotation: Rotation | None,
+    ) -> Heads:
+        q, k, v = attention.split(heads)
+        q, k = (
+            functional.rms_norm(x, norm.weight.shape, norm.weight, norm.eps)
+            for x, norm in ((q, q_norm), (k, k_norm))
+        )
+        if rotation is None:
+            return q, k, v
+        q, k = (rotate(x, rotation.cosines, rotation.sines) for x in (q, k))
+        return rotation.scaled(q), k, v
 
     def packed(self, cu_seqlens: torch.Tensor, lengths: Sequence[int]) -> sequences.Sequences:
         """Sequences end to end, as ``sequences.Packed`` says."""

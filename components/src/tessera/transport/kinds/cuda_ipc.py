@@ -7,8 +7,8 @@ import torch
 
 from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError, TransportUnavailable
-from tessera.transport.host import device_ids
-from tessera.transport.kinds.mapped import MappedSlab
+from tessera.transport.host import device_ids, host_id
+from tessera.transport.kinds.shm import MappedSlab
 from tessera.transport.slab.device_memory import DeviceMemory, finished, index_of
 from tessera.transport.slab.geometry import (
     Geometry,
@@ -18,7 +18,7 @@ from tessera.transport.slab.geometry import (
 )
 from tessera.transport.slab.memory import HostAddress, HostMemory
 from tessera.transport.slab.slab import Slab, Slot
-from tessera.wire import Handle, SlabInfo
+from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 
 class CudaIpcAddress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -34,6 +34,7 @@ class CudaIpcTransport:
     """Kind ``cuda_ipc``; see ``Transport`` for the contract."""
 
     kind = "cuda_ipc"
+    registrations = 0
 
     def __init__(self, producer: str, slab: Slab | None = None) -> None:
         self._producer = producer
@@ -45,6 +46,10 @@ class CudaIpcTransport:
         if self._slab is not None and self._info is None:
             self._info = slab_info(self.kind, self._producer, self._slab, _share(self._slab))
         return self._info
+
+    def reaches(self, reader: ReaderInfo) -> bool:
+        assert self._slab is not None
+        return reader.host == host_id() and device_ids()[index_of(self._slab.device)] in reader.devices
 
     async def publish(self, slot: Slot) -> Handle:
         if self._slab is None:

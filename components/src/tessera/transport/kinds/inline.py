@@ -11,7 +11,7 @@ from tessera.errors import HandOffError
 from tessera.transport.slab.geometry import check_shape
 from tessera.transport.slab.rows import TORCH_DTYPES, check_destination, dtype_name
 from tessera.transport.slab.slab import Slot
-from tessera.wire import Handle, SlabInfo
+from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 if TYPE_CHECKING:
     from tessera.transport.base import Destination
@@ -21,6 +21,7 @@ class InlineTransport:
     """Kind ``inline``; see ``Transport`` for the contract. The slot is free as soon as it is published."""
 
     kind = "inline"
+    registrations = 0
 
     def __init__(self, producer: str) -> None:
         self._producer = producer
@@ -28,6 +29,9 @@ class InlineTransport:
     @property
     def info(self) -> SlabInfo | None:
         return None
+
+    def reaches(self, reader: ReaderInfo) -> bool:
+        return True
 
     async def publish(self, slot: Slot) -> Handle:
         if not slot.held:

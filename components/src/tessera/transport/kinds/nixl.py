@@ -28,7 +28,7 @@ from tessera.transport.slab.geometry import (
 from tessera.transport.slab.rows import TORCH_DTYPES, check_destination, copy_rows
 from tessera.transport.slab.slab import Slab, Slot
 from tessera.transport.slab.space import Space
-from tessera.wire import Handle, SlabInfo
+from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 if TYPE_CHECKING:
     from tessera.transport.base import Destination
@@ -122,6 +122,9 @@ class NixlTransport:
     @property
     def info(self) -> SlabInfo | None:
         return self._info
+
+    def reaches(self, reader: ReaderInfo) -> bool:
+        return True
 
     async def publish(self, slot: Slot) -> Handle:
         if self._slab is None:

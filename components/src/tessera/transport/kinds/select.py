@@ -43,6 +43,11 @@ def _obstacle(kind: str, slab_device: torch.device | None) -> str | None:
     return None
 
 
+def needs_host_copy(kind: str, *, nixl: NixlOptions) -> bool:
+    """Whether readers by this kind copy a slab out of host memory, wherever it lies itself."""
+    return kind == ShmTransport.kind or (kind == NixlTransport.kind and not nixl.gpu_direct)
+
+
 def make_transport(kind: str, name: str, slab: Slab | None, *, nixl: NixlOptions) -> Transport:
     """A transport of ``kind`` for the process called ``name``; with a slab it can publish."""
     match kind:
