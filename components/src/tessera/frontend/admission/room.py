@@ -322,11 +322,11 @@ class Admission:
 
         With one model it enters that one's room at once.
         """
-        if (refusal := self.refusal(client, body_bytes)) is not None:
-            raise refusal
         ticket = Ticket(self, client, body_bytes)
         if len(self._rooms) == 1:
             ticket.enter(self._rooms[0])
+        elif (refusal := self.refusal(client, body_bytes)) is not None:
+            raise refusal
         self.count(1)
         return ticket
 
