@@ -14,7 +14,7 @@ from tessera.errors import EngineDead
 from tessera.frontend import service as frontend_service
 from tessera.frontend.group import FrontendGroup
 from tessera.frontend.http.tls import Certificate
-from tessera.worker import idle_memory, stall
+from tessera.worker import free_memory, stall
 from tests.authority import Authority, needs_openssl
 from tests.loops import Switch, fails_and_goes_on, quick
 from tests.rpc.conftest import until
@@ -101,8 +101,8 @@ async def test_memory_is_given_back_after_an_error(
 
         perf_counter = process_time
 
-    monkeypatch.setattr(idle_memory, "time", Clock)
-    loop = idle_memory.give_back_when_idle(every=0.01)
+    monkeypatch.setattr(free_memory, "time", Clock)
+    loop = free_memory.give_back_free_memory(every=0.01)
     if loop is None:
         pytest.skip("the C library is not glibc")
     await until(lambda: looks > 1)

@@ -14,7 +14,7 @@ from tessera.corpus.frames import Answer, Begun, Channel, First, Question, Refus
 from tessera.errors import EngineDead, TesseraError
 from tessera.process_exit import ENGINE_DEAD
 from tessera.sandbox.confinement import die_with_parent
-from tessera.worker.idle_memory import give_back_when_idle
+from tessera.worker.free_memory import give_back_free_memory
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ async def answer_parent(descriptor: int, start: Callable[[First, Died], Awaitabl
         await channel.send(Refused(error.code, error.message))
         return 1
     await channel.send(answerer.begun)
-    giving_back = give_back_when_idle()
+    giving_back = give_back_free_memory()
     answering: set[asyncio.Task[None]] = set()
 
     async def answer(question: Question) -> None:

@@ -24,7 +24,7 @@ with quick_imports():
     from tessera.worker import stall
     from tessera.worker.access_log import AccessLog
     from tessera.worker.embed import EmbedService
-    from tessera.worker.idle_memory import give_back_when_idle
+    from tessera.worker.free_memory import give_back_free_memory
     from tessera.worker.metrics import WorkerMetrics
     from tessera.worker.roles import COMPONENT, Builder
     from tessera.worker.settings import WorkerSettings, parse
@@ -106,7 +106,7 @@ async def serve(settings: WorkerSettings) -> None:
             settings.served_model_names[0],
             address,
         )
-    loops = [stall.watch(service, settings, died), give_back_when_idle()]
+    loops = [stall.watch(service, settings, died), give_back_free_memory()]
     reason = await ending
     for loop in loops:
         if loop is not None:

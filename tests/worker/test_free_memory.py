@@ -1,0 +1,57 @@
+"""Memory that nobody uses goes back to the system."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+# Blocks that the C library takes from its heap, not from the system one by one; what lies above the others
+# keeps the heap from shrinking by itself.
+PROGRAM = """
+import asyncio, ctypes, sys, time
+from tessera.worker.free_memory import give_back_free_memory, resident_bytes
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+busy, count = sys.argv[1] == "busy", int(sys.argv[2])
+
+def allocate() -> list[int]:
+    blocks = [libc.malloc(100_000) for _ in range(count)]
+    for block in blocks:
+        ctypes.memset(block, 1, 100_000)
+    return blocks
+
+async def main() -> tuple[int, int, int]:
+    giving_back = give_back_free_memory(every=0.2)
+    await asyncio.sleep(0.1)
+    blocks = allocate()
+    full = resident_bytes()
+    for block in blocks[:-1]:
+        libc.free(block)
+    freed = resident_bytes()
+    until = time.monotonic() + 3
+    while time.monotonic() < until:
+        if busy:
+            sum(range(100_000))
+        await asyncio.sleep(0 if busy else 0.1)
+    giving_back.cancel()
+    return full, freed, resident_bytes()
+
+print(*asyncio.run(main()))
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="the C library is not glibc")
+@pytest.mark.parametrize(("load", "blocks"), [("idle", 2000), ("busy", 4000)])
+def test_a_worker_keeps_no_free_memory(load: str, blocks: int) -> None:
+    """One that has nothing to do none at all, one that works none by which it has grown much."""
+    words = [sys.executable, "-c", PROGRAM, load, str(blocks)]
+    ran = subprocess.run(words, capture_output=True, text=True, check=True, timeout=120)
+    full, freed, after = (int(nbytes) >> 20 for nbytes in ran.stdout.split())
+    # Freeing alone gave nothing back: otherwise this would prove nothing.
+    assert full - freed < 20
+    assert freed - after > 150
