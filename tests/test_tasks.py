@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from tessera.errors import InvalidInput, Overloaded
-from tessera.tasks import Departure, Keeper, Left, run_all, run_until
+from tessera.tasks import Departure, Keeper, Left, Promise, run_all, run_until
 
 
 class Work:
@@ -228,3 +228,14 @@ async def test_what_a_round_waits_for_may_be_cancelled(keeper: Keeper) -> None:
     await asyncio.wait_for(second.wait(), 30)
     assert keeper.failures == {"kind": 1} and not loop.done()
     loop.cancel()
+
+
+async def test_a_promise_lets_go_of_its_maker_however_it_ends() -> None:
+    loop, calls = asyncio.get_running_loop(), []
+    cancelled, settled = Promise[int](loop), Promise[int](loop)
+    for promise in (cancelled, settled):
+        promise.when_cancelled = lambda: calls.append(1)
+    assert cancelled.cancel() and not cancelled.cancel()
+    settled.settle(3)
+    assert not settled.cancel() and calls == [1]
+    assert cancelled.when_cancelled is None and settled.when_cancelled is None

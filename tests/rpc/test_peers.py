@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from tessera import wire
-from tessera.errors import Unavailable
+from tessera.errors import EngineFailed, Unavailable
 from tessera.rpc import Client, Peers
 from tests.rpc.conftest import INFO, Deployment, echo, echoing, until
 from tests.signals import freeze
@@ -236,3 +236,22 @@ async def test_a_pulse_brings_what_an_instance_takes_now(
     assert peers.ready[server.instance].tokens == 100
     tokens[0] = 7
     await until(lambda: peers.ready[server.instance].tokens == 7)
+
+
+async def test_an_instance_that_refuses_to_describe_itself_is_set_aside(
+    deployment: Deployment, make_peers: MakePeers
+) -> None:
+    refuses = False
+
+    async def handler(message: wire.Request) -> wire.Reply:
+        if refuses:
+            raise EngineFailed("odd")
+        return INFO
+
+    server = await deployment.serve(handler)
+    peers = make_peers(await deployment.client(), check_every=0.05)
+    await until(lambda: server.instance in peers.ready)
+    refuses = True
+    await until(lambda: not peers.ready)
+    refuses = False
+    await until(lambda: server.instance in peers.ready)

@@ -218,8 +218,9 @@ class Promise(asyncio.Future[T]):
 
     def cancel(self, msg: object = None) -> bool:
         cancelled = super().cancel(msg)
-        if cancelled and self.when_cancelled is not None:
-            self.when_cancelled()
+        call, self.when_cancelled = self.when_cancelled, None
+        if cancelled and call is not None:
+            call()
         return cancelled
 
     def settle(self, outcome: T | TesseraError) -> None:

@@ -11,6 +11,7 @@ from starlette.types import Message, Scope
 
 from tessera.frontend.admission.rate import RateLimiter
 from tessera.frontend.admission.room import Admission, Capacity
+from tessera.frontend.exchange import Exchange, exchange_of
 from tessera.frontend.http.access_log import RefusalLines
 from tessera.frontend.http.auth import Authenticator, read_keys
 from tessera.frontend.http.connection import Answer
@@ -159,3 +160,39 @@ async def test_a_flood_is_refused_at_once_and_alike(caplog: pytest.LogCaptureFix
 
 def written(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     return [record for record in caplog.records if record.getMessage() == "POST /v1/embeddings 429"]
+
+
+async def test_a_connection_keeps_nothing_of_a_body_or_an_error() -> None:
+    """It keeps the scope of its last request until the next one comes."""
+    admission = Admission(max_requests=1, max_response_bytes=1 << 30)
+    admission.open_room("m", Capacity(lambda: 1000, lambda: 10, unknown=1000))
+    seen: list[Exchange] = []
+
+    async def app(scope: Scope, receive: object, send: object) -> None:
+        exchange = exchange_of(scope)
+        exchange.body = b"{}"
+        seen.append(exchange)
+        raise RuntimeError("odd")
+
+    gate = RequestMiddleware(
+        app,
+        keys=None,
+        limiter=None,
+        admission=admission,
+        metrics=FrontendMetrics(),
+        error_shapes={"/v1/embeddings": openai_error},
+        waiting=None,
+    )
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("the body was read")
+
+    scope: Scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "headers": [], "state": {}}
+    await gate(scope, receive, send)
+    (exchange,) = seen
+    assert messages[0]["status"] == 500 and exchange.failure is not None
+    assert exchange.body is None and exchange.unexpected is None and exchange.ticket is None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from tessera import wire
-from tessera.errors import TesseraError, Unavailable
+from tessera.errors import DeadlineExceeded, TesseraError, Unavailable
 from tessera.rpc.client import Client
 from tessera.tasks import KEEPER
 
@@ -152,8 +152,11 @@ class Peers:
         except Exception as error:
             if not isinstance(error, TesseraError):
                 log.exception("%s: instance %x could not be asked", self.client.address, instance)
-            # A worker that is only slow to answer this has answered another call since.
-            if instance in self._ready and self.client.last_answer(instance) < began:
+            # A worker that is only slow to answer this has answered another call since. One that refuses to
+            # say what it is gets no work.
+            slow = isinstance(error, DeadlineExceeded | Unavailable)
+            answers = slow and self.client.last_answer(instance) >= began
+            if instance in self._ready and not answers:
                 self.suspect(instance)
                 silent = f"instance {instance:x} of {self.client.address} stopped answering"
                 self.client.give_up(instance, lambda: Unavailable(silent))

@@ -158,6 +158,7 @@ class RequestInFlight:
         self._admitted = False
         self._timer: asyncio.TimerHandle | None = None
         self._images: RequestImages | None = None
+        self._deadline = time.monotonic() + request.timeout_ms / 1e3
         self._tokens = tokens = sum([item.token_count for item in request.items])
         service.in_flight += tokens
         self.reply.when_cancelled = self._cancelled
@@ -296,7 +297,8 @@ class RequestInFlight:
         answered = [part for part in self._parts if isinstance(part, Rows)]
         rows = Rows.joined(answered) if answered else None
         if rows is not None and (faulty := rows.faulty(unit_length=output.unit_length)) is not None:
-            self._drop(np.logical_or.reduceat(faulty, rows.bounds[:-1]).tolist())
+            before = np.concatenate(([0], np.cumsum(faulty)))[rows.bounds]
+            self._drop((np.diff(before) > 0).tolist())
             return self._answer()
         timings = self._timings or wire.Timings()
         service.answered(len(answered))
@@ -364,7 +366,7 @@ class RequestInFlight:
             assert rows is not None
             job = Job(
                 request_id=request.request_id,
-                deadline=time.monotonic() + request.timeout_ms / 1e3,
+                deadline=self._deadline,
                 client=request.client,
                 priority=request.priority,
             )

@@ -307,8 +307,7 @@ class Admission:
 
     def refusal(self, client: str, body_bytes: int | None = None) -> Overloaded | None:
         """Return the error that ``enter`` would raise now."""
-        most = self._max_requests * max(1, len(self._rooms))
-        if self.requests >= most and not (self._group.look() and self.requests < most):
+        if len(self._rooms) != 1 and self._is_full():
             return _too_many(self.requests)
         first: Overloaded | None = None
         for room in self._rooms:
@@ -316,6 +315,11 @@ class Admission:
                 return None
             first = first or refusal
         return first
+
+    def _is_full(self) -> bool:
+        most = self._max_requests * max(1, len(self._rooms))
+        # Nobody is refused for what a frontend held that has ended.
+        return self.requests >= most and not (self._group.look() and self.requests < most)
 
     def enter(self, client: str, body_bytes: int | None = None) -> Ticket:
         """Admit a request; raises ``Overloaded`` when the service is full.

@@ -258,6 +258,8 @@ class RequestMiddleware:
             code = None if exchange.failure is None else exchange.failure.error["code"]
             self._count(route, status, code, exchange.model, seconds)
             self._log.write(exchange, route=route, status=status, seconds=seconds, unread=refused)
+            # The connection keeps its last request's scope for as long as it waits for the next one.
+            exchange.body = exchange.unexpected = None
 
     def _route(self, scope: Scope) -> str:
         """Return the route's path, for metrics: all unknown paths count as one."""
