@@ -54,8 +54,8 @@ def text_cosine(model: Model, engine: TextEngine, placement: Placement, size: Si
             rows.float(),
             torch.from_numpy(packed.vision_index).to(device),
         ).cpu()
-    together = torch.from_numpy(engine.launch(packed).result().rows)
-    alone = torch.from_numpy(np.concatenate([engine.launch(pack([one])).result().rows for one in inputs]))
+    together = torch.from_numpy(engine.launch(packed).result().values)
+    alone = torch.from_numpy(np.concatenate([engine.launch(pack([one])).result().values for one in inputs]))
     return min(_worst(together, expected), _worst(alone, expected))
 
 

@@ -56,7 +56,7 @@ def text(model: Model, keep: int | None, tokens: int) -> Measured:
     length = min(1024, tokens)
     items = tokens // length
     batch = text_batch(model, Workload(name="", tokens=length, items=items), None, seed=1)
-    rows = np.concatenate([engine.launch(one).result().rows for one in (pack(texts(model)), batch)])
+    rows = np.concatenate([engine.launch(one).result().values for one in (pack(texts(model)), batch)])
     rate = items / _seconds(lambda: engine.launch(batch).result())
     engine.close()
     return Measured(rate, rows)

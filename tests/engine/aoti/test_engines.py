@@ -81,14 +81,14 @@ def test_both_engines_agree_with_torch_in_mixed_company(engines: Path, model: Ll
             )
         found = text.launch(pack(inputs)).result()
         alone = text.launch(pack(inputs[:1])).result()
-        np.testing.assert_allclose(alone.rows[0], found.rows[0], atol=1e-5)
+        np.testing.assert_allclose(alone.values[0], found.values[0], atol=1e-5)
         results.append((torch.cat(rows).numpy(), found))
         assert (vision.depth, text.depth) == (1, 1)
         vision.close()
         text.close()
     (torch_rows, expected), (rows, found) = results
     assert worst_cosine(rows, torch_rows) >= 0.99999
-    assert worst_cosine(found.rows, expected.rows) >= 0.99999
+    assert worst_cosine(found.values, expected.values) >= 0.99999
     np.testing.assert_allclose(found.norms, expected.norms, rtol=1e-4)
 
 

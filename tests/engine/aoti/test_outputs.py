@@ -60,9 +60,9 @@ def test_outputs_are_those_of_torch(spec: Spec, cases: list, layout: Layout, tmp
     batch = batch_of(model, vision, cases)
     output = engine.launch(batch).result()
     expected = vectors(model, model.load_text(dtype="float32", device="cpu"), batch)
-    assert output.rows.shape == expected.shape
+    assert output.values.shape == expected.shape
     if model.output.kind is OutputKind.SCORE:
-        assert error(output.rows, expected) <= 1e-4
+        assert error(output.values, expected) <= 1e-4
     else:
-        assert cosines(output.rows, expected).min() >= 0.99999
+        assert cosines(output.values, expected).min() >= 0.99999
     engine.close()
