@@ -51,15 +51,18 @@ class Holdings:
         self._first = now
 
     def changed(self) -> dict[str, tuple[int, int]]:
-        """Counts that are different, with their value at first and now."""
+        """Counts that are different, with their value at first and now.
+
+        Connections that were spare may close; their number is compared with the least that there were.
+        """
         first, now = self._first, self._read()
+        for key in first:
+            if key.startswith("descriptors of"):
+                first[key] = min(first[key], now.get(key, 0))
         return {
             key: (was, held)
             for key in first.keys() | now.keys()
-            if key not in self._moving
-            and (was := first.get(key, 0)) != (held := now.get(key, 0))
-            # Of connections that were spare there may be fewer.
-            and not (held < was and key.startswith("descriptors of"))
+            if key not in self._moving and (was := first.get(key, 0)) != (held := now.get(key, 0))
         }
 
     async def objects(self) -> Counter[str]:

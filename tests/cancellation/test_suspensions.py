@@ -150,7 +150,7 @@ async def test_a_socket_that_every_departure_leaves_is_found(
             left.append(socket.socket())
             super().hang_up()
 
-    monkeypatch.setattr(suspensions, "_SETTLE_SECONDS", 1.0)
+    monkeypatch.setattr(suspensions, "_SOCKET_SECONDS", 0.5)
     async with in_process(checkpoint, tmp_path) as at:
         with pytest.raises(LeftBehind, match=r"4 times: .*socket"):
             await end_all({"text": lambda: Leaving(at, "/v1/embeddings", text)})
