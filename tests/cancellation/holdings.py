@@ -21,6 +21,9 @@ from tessera.rpc.client import _Channel
 _SKIPPED: Final = (BoundedLru, Line, RequestLine, AnswerCounts, Statistics)
 # When an instance answered last, which is forgotten with one that is set aside; the number of the next call.
 _GOING_ON: Final = ("_numbers",)
+# The runtime opens and closes connections as calls come and are ended: they are compared after calls that
+# went well, when there are as many as it wants.
+_SOCKETS: Final = "descriptors of socket:[]"
 _COUNTED: Final = (int, list, dict, set, frozenset, deque, OrderedDict, bytes)
 
 
@@ -51,18 +54,14 @@ class Holdings:
         self._first = now
 
     def changed(self) -> dict[str, tuple[int, int]]:
-        """Counts that are different, with their value at first and now.
-
-        Connections that were spare may close; their number is compared with the least that there were.
-        """
+        """Counts that are different, with their value at first and now, but for sockets."""
         first, now = self._first, self._read()
-        for key in first:
-            if key.startswith("descriptors of"):
-                first[key] = min(first[key], now.get(key, 0))
         return {
             key: (was, held)
             for key in first.keys() | now.keys()
-            if key not in self._moving and (was := first.get(key, 0)) != (held := now.get(key, 0))
+            if key != _SOCKETS
+            and key not in self._moving
+            and (was := first.get(key, 0)) != (held := now.get(key, 0))
         }
 
     async def objects(self) -> Counter[str]:
@@ -76,9 +75,15 @@ class Holdings:
         cached = {id(value) for cache in caches for value in cache._values.values()}
         return Counter(type(held).__qualname__ for held in _living() if id(held) not in cached)
 
-    def accept(self, changed: Mapping[str, tuple[int, int]]) -> None:
-        """Compare with these counts as they are now."""
-        self._first |= {key: held for key, (_, held) in changed.items()}
+    def more_sockets(self) -> int:
+        """How many more sockets there are than when they were last accepted, or at first."""
+        return self._sockets() - self._first[_SOCKETS]
+
+    def accept_sockets(self) -> None:
+        self._first[_SOCKETS] = self._sockets()
+
+    def _sockets(self) -> int:
+        return sum(f"descriptors of {target}" == _SOCKETS for target in _descriptors())
 
     @property
     def compared(self) -> int:

@@ -22,7 +22,6 @@ _LINGER_SECONDS: Final = 20.0
 _MOST_ALIKE: Final = 2
 # The runtime's pool of connections grows once, when calls happen to overlap; what is left behind grows each
 # time.
-_SOCKETS: Final = "descriptors of socket:[]"
 _REPEATS: Final = 4
 _FIRST_CALLS: Final = 3
 # The last of a kind may be kept until the next one comes.
@@ -58,11 +57,11 @@ async def end_everywhere(steps: TaskSteps, holdings: Holdings, name: str, make: 
                 where = f"{name}: {'hung up' if act is None else 'cancelled'} at {step} of {place}"
                 for _ in range(_REPEATS):
                     ended += 1
-                    if not (grown := await _end_once(steps, holdings, where, make, place, step, act)):
+                    await _end_once(steps, holdings, where, make, place, step, act)
+                    if not await _more_sockets(holdings):
                         break
-                    holdings.accept(grown)
                 else:
-                    raise LeftBehind(f"{where}, {_REPEATS} times: {grown}")
+                    raise LeftBehind(f"{where}, {_REPEATS} times: more sockets")
     await _objects_end(holdings, before, first, f"{name}: ended {ended} times")
     return ended
 
@@ -94,11 +93,8 @@ async def _end_once(
     place: Place,
     step: int,
     act: Callable[[asyncio.Task[Any]], object] | None,
-) -> dict[str, tuple[int, int]]:
-    """End one task of a call; everything is given back, and the next call is answered.
-
-    Returns sockets that are left, which may be the runtime's.
-    """
+) -> None:
+    """End one task of a call; everything is given back, and the next call is answered."""
     call = make()
     steps.begin(place, step, act or call.hang_up)
     asked = asyncio.create_task(call.ask())
@@ -109,13 +105,24 @@ async def _end_once(
     steps.end()
     if hung:
         raise LeftBehind(f"{where}: the call got neither an answer nor an error")
-    grown = await _given_back(holdings, where)
+    await _given_back(holdings, where)
     try:
         await asyncio.wait_for(make().ask(), _ANSWER_SECONDS)
     except (AssertionError, TimeoutError, grpc.aio.AioRpcError) as error:
         raise LeftBehind(f"{where}: the next call is not answered: {error!r}") from error
     await _quiet(steps)
-    return grown
+
+
+async def _more_sockets(holdings: Holdings) -> bool:
+    """Whether there are more sockets than after the call before, also a while later."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _SOCKET_SECONDS
+    while more := holdings.more_sockets() > 0:
+        if loop.time() > deadline:
+            break
+        await asyncio.sleep(0.01)
+    holdings.accept_sockets()
+    return more
 
 
 async def _objects_end(holdings: Holdings, before: Counter[str], first: Counter[str], where: str) -> None:
@@ -145,15 +152,10 @@ async def _quiet(steps: TaskSteps) -> None:
     await until(lambda: not steps.running)
 
 
-async def _given_back(holdings: Holdings, where: str) -> dict[str, tuple[int, int]]:
-    """Wait until all counts are as before; returns those of sockets alone that are not."""
+async def _given_back(holdings: Holdings, where: str) -> None:
     loop = asyncio.get_running_loop()
-    began = loop.time()
+    deadline = loop.time() + _SETTLE_SECONDS
     while changed := holdings.changed():
-        seconds = loop.time() - began
-        if changed.keys() == {_SOCKETS} and seconds > _SOCKET_SECONDS:
-            break
-        if seconds > _SETTLE_SECONDS:
+        if loop.time() > deadline:
             raise LeftBehind(f"{where}: {changed}")
         await asyncio.sleep(0.01)
-    return changed
