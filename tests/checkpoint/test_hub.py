@@ -114,6 +114,8 @@ def test_the_next_process_goes_on_where_a_killed_one_was(hub: LocalHub, tmp_path
     while largest(blobs.glob("*.incomplete")) < 10 << 20:
         assert time.monotonic() < deadline and first.poll() is None
         time.sleep(0.01)
+    # However long the second takes to start, the first is not done by then.
+    hub.pause = 2.0
     second = start(hub, tmp_path)
     assert second.stderr is not None
     waiting = second.stderr.readline()
