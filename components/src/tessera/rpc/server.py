@@ -142,13 +142,14 @@ class Server:
             self._endpoint.serve_endpoint(self._generate, graceful_shutdown=True)
         )
         listing = await self._runtime.follow(self.address)
+        # Not once it is listed: Kubernetes lists a pod when its ``/health`` says that it is ready.
+        self._runtime.set_ready(True)
         await self._wait_listed(listing)
         send_at_once()
         await self._announce()
         self._watchdog = KEEPER.start(
             "registration", partial(self._keep_listed, listing), every=check_every, of=self.address
         )
-        self._runtime.set_ready(True)
 
     async def stop(self, *, timeout: float) -> None:
         """Leave discovery, then wait at most ``timeout`` seconds for what is in flight."""
