@@ -8,10 +8,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
 
+from tessera.batching import Batcher
 from tessera.engine.guard import translate
 from tessera.errors import EngineDead, EngineFailed
 from tessera.launched import Launched
@@ -69,6 +71,18 @@ class Deaths:
         self.errors.append(error)
 
 
+def submitted(batcher: Batcher[int, int], count: int) -> list[asyncio.Future[Any]]:
+    """The results of so many payloads; those behind the end of the engine's thread are refused."""
+    futures: list[asyncio.Future[Any]] = []
+    for payload in range(count):
+        try:
+            futures.append(batcher.submit(payload, 5))
+        except EngineDead as error:
+            futures.append(asyncio.get_running_loop().create_future())
+            futures[-1].set_exception(error)
+    return futures
+
+
 async def all_fail(futures: Sequence[asyncio.Future[object]], said: str) -> None:
     results = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), WAIT)
     for result in results:
@@ -96,7 +110,7 @@ async def test_an_event_that_raises_ends_the_engine_under_full_load(
     died, engine = Deaths(), AssertingEngine(3)
     batcher = make_batcher(engine.launch, depth=depth, budget=10, died=died)
     # As many as are in flight, those of the open batch, and a queue behind it.
-    futures = [batcher.submit(payload, 5) for payload in range(40)]
+    futures = submitted(batcher, 40)
     await all_fail(futures, ASSERTED)
     assert len(died.errors) == 1 and sum(engine.sizes) <= 2 * depth
     await asyncio.wait_for(batcher.close(), WAIT)
@@ -183,7 +197,7 @@ async def test_an_unforeseen_error_in_the_thread_ends_the_engine(
         clock=FailingClock(error, at),
         died=died,
     )
-    futures = [batcher.submit(payload, 5) for payload in range(20)]
+    futures = submitted(batcher, 20)
     results = await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), WAIT)
     # Those whose batch had ended have their results; each of the others says why it has none.
     failed = [result for result in results if isinstance(result, EngineDead)]
