@@ -1,4 +1,4 @@
-"""Tasks together: until something happens, until one fails, one for all; endless loops; deadlines, polling."""
+"""Tasks together: until something happens, until one fails, one for all; endless loops; deadlines, polls."""
 
 from __future__ import annotations
 

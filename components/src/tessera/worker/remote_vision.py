@@ -18,7 +18,7 @@ from tessera.budgets import RetryBudget
 from tessera.errors import DeadlineExceeded, HandOffError, ProtocolError, TesseraError, Unavailable
 from tessera.logs import count
 from tessera.rpc import DRAIN_PATIENCE_SECONDS, Check, Client, Peers, least_loaded
-from tessera.transport.inbox import Inbox
+from tessera.transport.inbox import Inbox, on_device
 from tessera.worker.image_rows import EncodedImage, Job
 from tessera.worker.metrics import WorkerMetrics
 
@@ -56,7 +56,7 @@ class RemoteVision:
         stop: asyncio.Event,
     ) -> None:
         self._inbox = inbox
-        self._device = device
+        self._into = on_device(device)
         self._metrics = metrics
         self._wait_seconds = wait_seconds
         self._units: Counter[int] = Counter()
@@ -187,7 +187,7 @@ class RemoteVision:
         try:
             with tracing.span("transfer", {"tessera.transfer.route": handle.kind}) as span:
                 async with asyncio.timeout(deadline - time.monotonic()):
-                    rows = await self._inbox.fetch(handle, self._device)
+                    rows = await self._inbox.fetch(handle, self._into)
                 span.set_attribute("tessera.transfer.bytes", rows.nbytes)
         except TimeoutError as error:
             raise DeadlineExceeded("the vision rows did not arrive in time") from error
