@@ -47,11 +47,7 @@ class Decoder(Protocol):
 
 def fits(decoded: Decoded, vision: VisionSpec) -> bool:
     """Whether an image of the family can have become this."""
-    return (
-        1 <= decoded.plan.units <= vision.max_units
-        and 1 <= decoded.plan.rows <= vision.max_rows
-        and decoded.shape == (decoded.plan.units, *vision.unit_shape)
-    )
+    return vision.allows(decoded.plan) and decoded.shape == (decoded.plan.units, *vision.unit_shape)
 
 
 def empty_in(memory: UInt8Array) -> Empty:
