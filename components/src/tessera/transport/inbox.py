@@ -143,14 +143,9 @@ class Inbox:
             if isinstance(error, TransportUnavailable):
                 self._note_failure(handle, error)
             raise
-        if not good:
+        if not good or (handle.checksum and rows_checksum(rows) != handle.checksum):
             counters.failures += 1
-            raise LeaseExpired(f"lease {handle.lease} of {handle.producer} ended while its rows were copied")
-        if handle.checksum and rows_checksum(rows) != handle.checksum:
-            counters.failures += 1
-            raise HandOffError(
-                f"the rows of lease {handle.lease} of {handle.producer} are not what was published"
-            )
+            raise _ended(handle) if not good else _damaged(handle)
         counters.transfers += 1
         counters.bytes += rows.nbytes
         counters.seconds += time.perf_counter() - started
@@ -282,3 +277,11 @@ class Inbox:
         # A slab may still be mapped by a better kind that failed later and came back.
         for kind, info in peer.infos.items():
             self._let_go(kind, info.slab)
+
+
+def _ended(handle: Handle) -> LeaseExpired:
+    return LeaseExpired(f"lease {handle.lease} of {handle.producer} ended while its rows were copied")
+
+
+def _damaged(handle: Handle) -> HandOffError:
+    return HandOffError(f"the rows of lease {handle.lease} of {handle.producer} are not what was published")

@@ -297,37 +297,38 @@ class RequestImages:
         for image in images:
             if image.same not in self._kept and (image.same in self._tasks or not self._rows.holds(image)):
                 return None
-        encoded: list[EncodedImage] = []
-        for image in images:
-            with tracing.span("vision rows", {"tessera.input": image.param}) as span:
-                kept = self._kept.get(image.same)
-                if kept is not None:
-                    span.set_attribute("tessera.cache", "hit")
-                else:
-                    assert isinstance(image, wire.Image)
-                    kept = self._rows.hit(image, span)
-                    assert kept is not None
-                    if image.same in self._shared:
-                        self._kept[image.same] = kept
-                encoded.append(kept)
-        return encoded
+        return [self._hit(image) for image in images]
+
+    def _hit(self, image: wire.Image | wire.Embeddings) -> EncodedImage:
+        """Return the rows of an image that are kept here, or that the cache holds."""
+        with tracing.span("vision rows", {"tessera.input": image.param}) as span:
+            if (kept := self._kept.get(image.same)) is not None:
+                span.set_attribute("tessera.cache", "hit")
+                return kept
+            assert isinstance(image, wire.Image)
+            cached = self._rows.hit(image, span)
+            assert cached is not None
+            if image.same in self._shared:
+                self._kept[image.same] = cached
+            return cached
 
     async def all(
         self, images: Sequence[wire.Image | wire.Embeddings]
     ) -> tuple[tuple[torch.Tensor, ...], int, wire.Timings]:
         """Return the rows of each of one item's images, how many of them were cached, and their timings."""
-        encoded = await run_all([self._get(image) for image in images])
+        shared, get = self._shared, self._rows.get
+        encoded = await run_all(
+            [self._joined(image) if image.same in shared else get(self._job, image) for image in images]
+        )
         timings = wire.Timings()
         for image in encoded:
             timings = timings if image.cached else timings.merge(image.timings)
         rows = tuple([image.rows for image in encoded])
         return rows, sum([len(image.rows) for image in encoded if image.cached]), timings
 
-    async def _get(self, image: wire.Image | wire.Embeddings) -> EncodedImage:
-        """As ``ImageRows.get``; rows that another item of the request asked for first count as cached."""
+    async def _joined(self, image: wire.Image | wire.Embeddings) -> EncodedImage:
+        """As ``ImageRows.get``, for several items; rows that another one asked for first count as cached."""
         same = image.same
-        if same not in self._shared:
-            return await self._rows.get(self._job, image)
         task = self._tasks.get(same)
         if task is None and same not in self._kept:
             task = self._tasks[same] = asyncio.create_task(self._rows.get(self._job, self._first[same]))

@@ -209,10 +209,7 @@ class VisionStage:
         else:
             pixels = self._decoder.decode(image.data, param=image.param)
         if pixels.plan != image.plan:
-            raise InvalidInput(
-                f"the image became {_said(pixels.plan)}, but its prompt was built for {_said(image.plan)}",
-                param=image.param,
-            )
+            raise _planned_otherwise(image, pixels.plan)
         return pixels, self._model.unit_positions(pixels.plan)
 
     def _normalised(self, image: wire.Image) -> Pixels:
@@ -227,7 +224,14 @@ class VisionStage:
         return Pixels(values=values, plan=ImagePlan(units=image.units, rows=self._vision.rows(image.units)))
 
 
-def _said(plan: ImagePlan) -> str:
+def _planned_otherwise(image: wire.Image, plan: ImagePlan) -> InvalidInput:
+    return InvalidInput(
+        f"the image became {_in_words(plan)}, but its prompt was built for {_in_words(image.plan)}",
+        param=image.param,
+    )
+
+
+def _in_words(plan: ImagePlan) -> str:
     grid = "" if plan.grid is None else f" of a grid {plan.grid}"
     return f"{plan.units} units and {plan.rows} rows{grid}"
 

@@ -214,18 +214,18 @@ class Translated:
         if nbytes > limit:
             if bounds is None:
                 bounds = np.arange(len(request.inputs) + 1)
-            written = row * bounds[1:] + frame * np.arange(1, len(bounds))
-            over = np.maximum(4 * output.width * bounds[1:], written) > limit
-            raise self._too_large(nbytes, limit, f"{rows} rows of {width}", int(over.argmax()))
+            ends = np.maximum(4 * output.width * bounds, row * bounds + frame * np.arange(len(bounds)))[1:]
+            raise self._too_large(ends, nbytes, limit, f"{rows} rows of {width}")
         return nbytes
 
-    def _too_large(self, nbytes: int, limit: int, rows: str, first: int) -> ResponseTooLarge:
+    def _too_large(self, ends: npt.NDArray[np.int64], nbytes: int, limit: int, rows: str) -> ResponseTooLarge:
+        """Return the error of an answer in which the inputs' bytes end at ``ends``."""
         return _too_large_answer(
             nbytes,
             limit,
             f"the answer's {rows} values",
             "send fewer inputs, or ask for base64 or fewer dimensions",
-            self.request.inputs[first].param,
+            self.request.inputs[int((ends > limit).argmax())].param,
         )
 
     def is_large(self, result: Result, output: Output) -> bool:
