@@ -124,12 +124,7 @@ class Pool(Generic[A]):
                 process = None
             if process is None:
                 process = self._server.fork()
-            message = process.ask(task, descriptor, self._limits.seconds)
-            try:
-                answer = self._answers.decode(message)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                # The socket was closed, or the message is none of a handler.
-                raise ProcessLost("crash") from None
+            answer = process.ask(task, descriptor, self._limits.seconds, self._answers)
             return read(answer, process.memory)
         except ProcessLost as loss:
             assert process is not None
@@ -168,14 +163,15 @@ class _Process:
         self._pidfd = pidfd
         self._channel = channel
 
-    def ask(self, task: bytes, descriptor: int, timeout: float) -> bytes:
+    def ask(self, task: bytes, descriptor: int, timeout: float, answers: msgspec.msgpack.Decoder[A]) -> A:
         self._channel.settimeout(timeout)
         try:
             socket.send_fds(self._channel, [task], [descriptor])
-            return self._channel.recv(MAX_BYTES)
+            return answers.decode(self._channel.recv(MAX_BYTES))
         except TimeoutError:
             raise ProcessLost("timeout") from None
-        except OSError:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            # The socket was closed, or the message is none of a handler.
             raise ProcessLost("crash") from None
 
     def kill(self) -> None:

@@ -114,13 +114,7 @@ class EncodeService:
             slot = await self._outbox.slab.acquire(request.image.rows, timeout=wait)
         timings = None
         try:
-            timings = await self._stage.encode(
-                image,
-                slot.rows,
-                client=request.client,
-                priority=request.priority,
-                on_cancelled=slot.free,
-            )
+            timings = await self._stage.encode(image, slot.rows, request, slot.free)
             if self._leases.was_forgotten(request.call):
                 raise RequestCancelled("the reader has gone")
             with tracing.span("publish") as span:

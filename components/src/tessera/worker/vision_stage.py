@@ -159,20 +159,19 @@ class VisionStage:
         self,
         image: Preprocessed,
         out: torch.Tensor,
-        *,
-        client: str = "",
-        priority: int = 0,
+        job: Job | wire.EncodeRequest,
         on_cancelled: Callable[[], None] = lambda: None,
     ) -> wire.Timings:
         """Write the rows of an image, which ``admit`` has let in, into ``out`` ``[rows, row_width]``.
 
-        When this is cancelled, ``out`` still belongs to the engine until ``on_cancelled`` is called.
+        ``job`` is what they are for. When this is cancelled, ``out`` still belongs to the engine until
+        ``on_cancelled`` is called.
         """
         future = self._batcher.submit(
             _Work(image, out),
             image.pixels.plan.units,
-            client=client,
-            priority=priority,
+            client=job.client,
+            priority=job.priority,
             admitted=True,
             on_cancelled=on_cancelled,
         )
@@ -272,9 +271,7 @@ class LocalVision:
                         dtype=self._placement.torch_dtype,
                         device=self._placement.device,
                     )
-                    timings = await self._stage.encode(
-                        preprocessed, out, client=job.client, priority=job.priority
-                    )
+                    timings = await self._stage.encode(preprocessed, out, job)
         except TimeoutError as error:
             raise DeadlineExceeded("the image was not encoded in time", param=image.param) from error
         return EncodedImage(out, timings, rounding=self.roundings[0])

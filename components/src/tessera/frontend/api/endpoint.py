@@ -212,20 +212,18 @@ class Translated:
         # From a worker they come as float32, whatever they are written as.
         nbytes = max(4 * output.width * rows, row * rows + frame * len(request.inputs))
         if nbytes > limit:
-            if bounds is None:
-                bounds = np.arange(len(request.inputs) + 1)
-            ends = np.maximum(4 * output.width * bounds, row * bounds + frame * np.arange(len(bounds)))[1:]
-            raise self._too_large(ends, nbytes, limit, f"{rows} rows of {width}")
+            ends = np.arange(1, len(request.inputs) + 1) if bounds is None else bounds[1:]
+            written = np.maximum(4 * output.width * ends, row * ends + frame * np.arange(1, len(ends) + 1))
+            raise self._too_large(nbytes, limit, f"{rows} rows of {width}", int((written > limit).argmax()))
         return nbytes
 
-    def _too_large(self, ends: npt.NDArray[np.int64], nbytes: int, limit: int, rows: str) -> ResponseTooLarge:
-        """Return the error of an answer in which the inputs' bytes end at ``ends``."""
+    def _too_large(self, nbytes: int, limit: int, rows: str, first: int) -> ResponseTooLarge:
         return _too_large_answer(
             nbytes,
             limit,
             f"the answer's {rows} values",
             "send fewer inputs, or ask for base64 or fewer dimensions",
-            self.request.inputs[int((ends > limit).argmax())].param,
+            self.request.inputs[first].param,
         )
 
     def is_large(self, result: Result, output: Output) -> bool:

@@ -13,7 +13,7 @@ import re
 import resource
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final, NamedTuple, cast
+from typing import Annotated, Any, Final, NamedTuple, NoReturn, cast
 
 import httptools
 import msgspec
@@ -350,9 +350,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if self.parser.get_method() == b"CONNECT":
-            self._refusal = render_status(405, "CONNECT is not served here: this is not a proxy")
-            self._refusal.headers["allow"] = "GET, HEAD, POST"
-            raise ValueError("CONNECT")
+            self._refuse_connect()
         if self.parser.should_upgrade():
             # It comes again without its offer.
             return
@@ -366,6 +364,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._in_body = True
         self._head_bytes = self._coding_bytes = 0
+
+    def _refuse_connect(self) -> NoReturn:
+        self._refusal = render_status(405, "CONNECT is not served here: this is not a proxy")
+        self._refusal.headers["allow"] = "GET, HEAD, POST"
+        raise ValueError("CONNECT")
 
     def on_body(self, body: bytes) -> None:
         self._coding_bytes = 0
