@@ -328,20 +328,18 @@ def check_destination(handle: Handle, into: torch.Tensor) -> None:
 
 async def copy_rows(source: torch.Tensor, into: torch.Tensor) -> None:
     """Copy contiguous ``[rows, row_width]`` in pieces, between which other work of the event loop runs."""
+    on_host = source.device.type == "cpu" and into.device.type == "cpu"
     rows = max(1, CHUNK_BYTES // (source.shape[1] * source.element_size()))
     for first in range(0, source.shape[0], rows):
         if first:
             await asyncio.sleep(0)
-        _copy(source[first : first + rows], into[first : first + rows])
-
-
-def _copy(source: torch.Tensor, into: torch.Tensor) -> None:
-    if source.device.type == "cpu" and into.device.type == "cpu":
-        # torch would split the copy over its threads and wait for the slowest: on a busy host that
-        # costs milliseconds for what one thread moves in tens of microseconds.
-        ctypes.memmove(into.data_ptr(), source.data_ptr(), source.numel() * source.element_size())
-    else:
-        into.copy_(source)
+        piece, target = source[first : first + rows], into[first : first + rows]
+        if on_host:
+            # torch would split the copy over its threads and wait for the slowest: on a busy host that
+            # costs milliseconds for what one thread moves in tens of microseconds.
+            ctypes.memmove(target.data_ptr(), piece.data_ptr(), piece.nbytes)
+        else:
+            target.copy_(piece)
 
 
 def rows_checksum(rows: torch.Tensor) -> bytes:
