@@ -42,10 +42,12 @@ CHUNK_BYTES: Final = 2 << 20
 class Slot:
     """Rows ``[rows, row_width]`` of the slab, owned by whoever acquired them until they are published.
 
+    They begin ``offset`` bytes from the start of the slab.
+
     After ``free`` or after its lease has ended the memory belongs to others: drop every view of ``rows``.
     """
 
-    __slots__ = ("_slab", "_state", "block", "blocks", "deadline", "lease", "rows")
+    __slots__ = ("_slab", "_state", "block", "blocks", "deadline", "lease", "offset", "rows", "shape")
 
     def __init__(self, slab: Slab, lease: int, block: int, blocks: int, rows: int) -> None:
         self._slab = slab
@@ -54,6 +56,8 @@ class Slot:
         self.block = block
         self.blocks = blocks
         self.deadline = 0.0
+        self.offset = block * slab.geometry.block_bytes
+        self.shape = (rows, slab.geometry.row_width)
         first = block * slab.geometry.block_rows
         self.rows: torch.Tensor = slab.rows[first : first + rows]
 
@@ -61,15 +65,6 @@ class Slot:
     def held(self) -> bool:
         """Whether the slot is neither published nor freed."""
         return self._state == "held"
-
-    @property
-    def offset(self) -> int:
-        """Bytes from the start of the slab."""
-        return self.block * self._slab.geometry.block_bytes
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return (self.rows.shape[0], self.rows.shape[1])
 
     @property
     def nbytes(self) -> int:
@@ -136,6 +131,8 @@ class Slab:
         self.device_memory: DeviceMemory | None = None
         on_host = self.device.type == "cpu"
         self.memory = HostMemory.create(geometry, rows=on_host or mirror)
+        self.name = self.memory.slab
+        """32 hexadecimal digits, new for every slab."""
         if on_host:
             assert self.memory.rows is not None
             self.rows = self.memory.rows
@@ -154,11 +151,6 @@ class Slab:
         self._timer: asyncio.TimerHandle | None = None
         self._published = self._released = self._expired = 0
         self._closed = False
-
-    @property
-    def name(self) -> str:
-        """32 hexadecimal digits, new for every slab."""
-        return self.memory.slab
 
     @property
     def host_rows(self) -> torch.Tensor:
