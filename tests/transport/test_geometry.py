@@ -5,7 +5,7 @@ import torch
 
 from tessera.dtypes import FLOATS
 from tessera.transport.slab.geometry import Geometry
-from tessera.transport.slab.rows import dtype_name
+from tessera.transport.slab.slab import dtype_name
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tessera.transport.kinds.nixl_agent import nixl_missing
 from tessera.transport.kinds.select import select_kinds
 from tessera.transport.outbox import Outbox
 from tessera.transport.settings import TransportSettings
-from tessera.transport.slab import rows
+from tessera.transport.slab import slab
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 needs_nixl = pytest.mark.skipif(nixl_missing() is not None, reason="needs nixl")
@@ -124,7 +124,7 @@ async def test_shared_memory_is_not_offered_across_hosts(make_outbox: MakeOutbox
 async def test_a_slab_that_is_let_go_and_reached_again_while_its_rows_are_copied(
     make_outbox: MakeOutbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rows, "CHUNK_BYTES", 1)  # the copy takes a turn of the loop for each row
+    monkeypatch.setattr(slab, "CHUNK_BYTES", 1)  # the copy takes a turn of the loop for each row
     outbox = make_outbox(transport="shm")
     inbox = Inbox(InboxConfig(reader="reader-1", settings=TransportSettings(kind="shm")))
     inbox.connect("encoder-1", outbox.infos())

@@ -208,8 +208,11 @@ _JPEG_SEGMENTS: Final = 64
 
 def plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
     """Width and height in pixels of a plain JPEG; None for any other file, and for a damaged header."""
-    if not data.startswith(_JPEG_START):
-        return None
+    return _plain_frame_size(data) if data.startswith(_JPEG_START) else None
+
+
+def _plain_frame_size(data: bytes) -> tuple[int, int] | None:
+    """As ``plain_jpeg_size``, of a file that begins as a JPEG does: walk its segments up to the scan."""
     at, size = len(_JPEG_START), None
     for _ in range(_JPEG_SEGMENTS):
         if len(data) < at + 4:

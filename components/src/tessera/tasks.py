@@ -1,4 +1,4 @@
-"""Several tasks as one: until something happens, until one fails; endless loops; deadlines, and polling."""
+"""Tasks together: until something happens, until one fails, one for all; endless loops; deadlines, polls."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from tessera.errors import DeadlineExceeded, TesseraError
 
@@ -125,6 +125,51 @@ async def _end(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         if not task.cancelled():
             task.exception()
+
+
+@dataclass(slots=True)
+class _Flight(Generic[T]):
+    task: asyncio.Task[T]
+    waiters: int = 0
+
+
+class SingleFlight(Generic[T]):
+    """Runs one task for each key at a time.
+
+    The task belongs to no caller: the first one may be cancelled without stranding those that joined, and one
+    that joined may be cancelled without harming the rest. When the last one is gone the task is cancelled.
+    """
+
+    def __init__(self) -> None:
+        self._flights: dict[Hashable, _Flight[T]] = {}
+        self.joined = 0
+
+    async def run(self, key: Hashable, compute: Callable[[], Awaitable[T]]) -> T:
+        """The result of ``compute`` for the key, of this call or of one under way; all raise its error."""
+        flight = self._flights.get(key)
+        if flight is None:
+            flight = _Flight(asyncio.ensure_future(compute()))
+            self._flights[key] = flight
+            flight.task.add_done_callback(lambda _: self._forget(key, flight))
+        else:
+            self.joined += 1
+        flight.waiters += 1
+        try:
+            return await asyncio.shield(flight.task)
+        finally:
+            flight.waiters -= 1
+            if not flight.waiters and not flight.task.done():
+                # Forgotten now, not when the cancellation has come through: a caller that arrives in
+                # between must start anew instead of joining a task that is about to die.
+                self._forget(key, flight)
+                flight.task.cancel()
+
+    def _forget(self, key: Hashable, flight: _Flight[T]) -> None:
+        if self._flights.get(key) is flight:
+            del self._flights[key]
+        if flight.task.done() and not flight.task.cancelled():
+            # With every waiter gone nothing else retrieves the error, and asyncio would complain.
+            flight.task.exception()
 
 
 class Keeper:

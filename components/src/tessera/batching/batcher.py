@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Generic
+from typing import Final, Generic, TypedDict, Unpack
 
 from tessera import tracing
 from tessera.batching.engine_thread import EngineThread, Failed, Launch, Ran, Reports
@@ -56,6 +56,15 @@ class Throughput:
 
 def _ignore(*_: object) -> None:
     pass
+
+
+class Options(TypedDict, total=False):
+    """What may be said of a payload; see ``Batcher.put``."""
+
+    client: str
+    priority: int
+    admitted: bool
+    on_cancelled: Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,27 +178,10 @@ class Batcher(Generic[P, R]):
             refusal = self._waiting.refusal(client, size, whole=f"the {self.name} queue", unit="waiting")
             raise Overloaded(refusal, retry_after=self.seconds_to_drain())
 
-    def submit(
-        self,
-        payload: P,
-        size: int,
-        *,
-        client: str = "",
-        priority: int = 0,
-        admitted: bool = False,
-        on_cancelled: Callable[[], None] = _ignore,
-    ) -> asyncio.Future[Outcome[R]]:
+    def submit(self, payload: P, size: int, **options: Unpack[Options]) -> asyncio.Future[Outcome[R]]:
         """Queue one payload as ``put`` does; cancelling the future cancels it."""
         promise: Promise[Outcome[R]] = Promise(self._loop)
-        entry = self.put(
-            payload,
-            size,
-            promise.settle,
-            client=client,
-            priority=priority,
-            admitted=admitted,
-            on_cancelled=on_cancelled,
-        )
+        entry = self.put(payload, size, promise.settle, **options)
         promise.when_cancelled = partial(self.cancel, entry)
         return promise
 

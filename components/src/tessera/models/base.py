@@ -78,6 +78,10 @@ class VisionSpec:
         """The fewest units that make whole rows; every image has a multiple of them."""
         return self.largest.units // gcd(self.largest.units, self.largest.rows)
 
+    def allows(self, plan: ImagePlan) -> bool:
+        """Whether an image can become this."""
+        return 1 <= plan.units <= self.largest.units and 1 <= plan.rows <= self.largest.rows
+
     def rows(self, units: int) -> int:
         """The rows of so many units."""
         return units * self.largest.rows // self.largest.units

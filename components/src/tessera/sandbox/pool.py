@@ -47,6 +47,7 @@ _ENVIRONMENT: Final = {
     # does not know the word, nothing changes.
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
+_SEALS: Final = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 # Not passed on to the processes.
 _WITHHELD: Final = ("TESSERA_API_KEYS", "TESSERA_TLS_KEY_PASSWORD", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
@@ -61,15 +62,12 @@ class ProcessLost(Exception):
 
 def in_memory(data: bytes, *, sealed: bool = False) -> int:
     """A descriptor of new memory that holds ``data``, for ever where it is sealed; the caller closes it."""
-    flags = os.MFD_CLOEXEC | (os.MFD_ALLOW_SEALING if sealed else 0)
-    descriptor = os.memfd_create("tessera-file", flags)
+    descriptor = os.memfd_create("tessera-file", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING * sealed)
     try:
-        view, written = memoryview(data), 0
-        while written < len(view):
-            written += os.write(descriptor, view[written:])
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(data)
         if sealed:
-            seals = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, seals)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(descriptor)
         raise
@@ -126,25 +124,24 @@ class Pool(Generic[A]):
                 process = None
             if process is None:
                 process = self._server.fork()
-            message = process.ask(task, descriptor, self._limits.seconds)
-            try:
-                answer = self._answers.decode(message)
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                # The socket was closed, or the message is none of a handler.
-                raise ProcessLost("crash") from None
+            answer = process.ask(task, descriptor, self._limits.seconds, self._answers)
             return read(answer, process.memory)
         except ProcessLost as loss:
             assert process is not None
-            log.warning("%s %d is replaced: %s over %s", self._name, process.pid, loss.why, over)
-            innocent = not self._server.forked(process)
-            process.kill()
-            process = None
-            self._lost(loss.why)
-            if innocent:
-                raise Unavailable(f"the {self._name}s went away") from None
-            raise
+            lost, process = process, None
+            if self._is_guilty(lost, loss.why, over):
+                raise
+            raise Unavailable(f"the {self._name}s went away") from None
         finally:
             self._idle.put(process)
+
+    def _is_guilty(self, process: _Process, why: str, over: str) -> bool:
+        """End a process that is lost; false where the one that it was forked from had ended."""
+        log.warning("%s %d is replaced: %s over %s", self._name, process.pid, why, over)
+        alive = self._server.forked(process)
+        process.kill()
+        self._lost(why)
+        return alive
 
     def close(self) -> None:
         """Ends every process; no call may be under way."""
@@ -166,14 +163,15 @@ class _Process:
         self._pidfd = pidfd
         self._channel = channel
 
-    def ask(self, task: bytes, descriptor: int, timeout: float) -> bytes:
+    def ask(self, task: bytes, descriptor: int, timeout: float, answers: msgspec.msgpack.Decoder[A]) -> A:
         self._channel.settimeout(timeout)
         try:
             socket.send_fds(self._channel, [task], [descriptor])
-            return self._channel.recv(MAX_BYTES)
+            return answers.decode(self._channel.recv(MAX_BYTES))
         except TimeoutError:
             raise ProcessLost("timeout") from None
-        except OSError:
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+            # The socket was closed, or the message is none of a handler.
             raise ProcessLost("crash") from None
 
     def kill(self) -> None:

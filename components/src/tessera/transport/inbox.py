@@ -20,13 +20,11 @@ from tessera.transport.kinds.nixl import NixlOptions
 from tessera.transport.kinds.select import make_transport, select_kinds
 from tessera.transport.settings import TransportSettings
 from tessera.transport.slab.geometry import unknown_slab
-from tessera.transport.slab.rows import rows_checksum
+from tessera.transport.slab.slab import rows_checksum
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 if TYPE_CHECKING:
     from tessera.transport.base import Destination
-
-CPU: Final = torch.device("cpu")
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +46,7 @@ class InboxConfig:
             raise ConfigError("reader must not be empty")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class KindCounters:
     """What one kind has carried so far; ``failures`` counts transfers that did not deliver."""
 
@@ -65,6 +63,14 @@ class _Peer:
     failed: dict[str, float] = field(default_factory=dict)
     reported: set[str] = field(default_factory=set)
     route: str | None = None
+
+
+def on_device(device: torch.device) -> Destination:
+    """Return what allocates rows on the device."""
+    return lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device)
+
+
+on_cpu: Final = on_device(torch.device("cpu"))
 
 
 class Inbox:
@@ -114,10 +120,10 @@ class Inbox:
             raise TransportUnavailable(f"{' and '.join(self.kinds)} cannot reach {producer}")
         return ReaderInfo(host=host_id(), devices=device_ids(), kinds=tuple(kinds))
 
-    async def fetch(self, handle: Handle, into: torch.device | Destination = CPU) -> torch.Tensor:
+    async def fetch(self, handle: Handle, into: Destination = on_cpu) -> torch.Tensor:
         """The handle's rows ``[rows, row_width]``, copied out of the slab, whose slot is then released.
 
-        ``into`` is the device to allocate them on, or a function of shape and dtype that makes the tensor.
+        ``into`` is a function of shape and dtype that makes the tensor, as ``on_device`` gives one.
 
         Raises ``LeaseExpired`` when the copy cannot be trusted, ``TransportUnavailable`` when the kind does
         not work for this producer (and is not offered to it again for a while), ``HandOffError`` for a
@@ -126,28 +132,23 @@ class Inbox:
         still be reached.
         """
         self._check_kind(handle.kind)
-        if isinstance(into, torch.device):
-            into = _on(into)
+        counters = self._counters.setdefault(handle.kind, KindCounters())
         started = time.perf_counter()
         try:
             rows = await self._slab(handle).fetch(handle, into)
             good = await self._slab(handle).release(handle)
         except BaseException as error:
+            counters.failures += 1
             self._abandon(handle)
-            self._count(handle.kind, failures=1)
             if isinstance(error, TransportUnavailable):
                 self._note_failure(handle, error)
             raise
-        if not good:
-            self._count(handle.kind, failures=1)
-            raise LeaseExpired(f"lease {handle.lease} of {handle.producer} ended while its rows were copied")
-        if handle.checksum and rows_checksum(rows) != handle.checksum:
-            self._count(handle.kind, failures=1)
-            raise HandOffError(
-                f"the rows of lease {handle.lease} of {handle.producer} are not what was published"
-            )
-        nbytes = rows.numel() * rows.element_size()
-        self._count(handle.kind, transfers=1, nbytes=nbytes, seconds=time.perf_counter() - started)
+        if not good or (handle.checksum and rows_checksum(rows) != handle.checksum):
+            counters.failures += 1
+            raise _ended(handle) if not good else _damaged(handle)
+        counters.transfers += 1
+        counters.bytes += rows.nbytes
+        counters.seconds += time.perf_counter() - started
         self._note_route(handle.producer, handle.kind)
         return rows
 
@@ -277,15 +278,10 @@ class Inbox:
         for kind, info in peer.infos.items():
             self._let_go(kind, info.slab)
 
-    def _count(
-        self, kind: str, *, transfers: int = 0, nbytes: int = 0, seconds: float = 0.0, failures: int = 0
-    ) -> None:
-        old = self._counters.get(kind, KindCounters())
-        self._counters[kind] = KindCounters(
-            old.transfers + transfers, old.bytes + nbytes, old.seconds + seconds, old.failures + failures
-        )
+
+def _ended(handle: Handle) -> LeaseExpired:
+    return LeaseExpired(f"lease {handle.lease} of {handle.producer} ended while its rows were copied")
 
 
-def _on(device: torch.device) -> Destination:
-    """Allocates on ``device``."""
-    return lambda shape, dtype: torch.empty(shape, dtype=dtype, device=device)
+def _damaged(handle: Handle) -> HandOffError:
+    return HandOffError(f"the rows of lease {handle.lease} of {handle.producer} are not what was published")

@@ -14,8 +14,7 @@ from tessera.transport.kinds.nixl import NixlOptions
 from tessera.transport.kinds.select import make_transport, needs_host_copy, select_kinds
 from tessera.transport.settings import TransportSettings
 from tessera.transport.slab.geometry import Geometry
-from tessera.transport.slab.rows import dtype_name, rows_checksum
-from tessera.transport.slab.slab import Slab, Slot
+from tessera.transport.slab.slab import Slab, Slot, dtype_name, rows_checksum
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 _log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -194,11 +194,15 @@ def _add(part: Part, message: Work, outcome: wire.Reply | BaseException) -> None
             if (rows := sum(outcome.counts)) != len(outcome.counts):
                 part.sums["output_rows"] += rows
             if outcome.failures:
-                part.sums["failed_inputs"] += len(outcome.failures)
-                for failure in outcome.failures.values():
-                    _add_failure(part, failure.error())
+                _add_failures(part, outcome.failures.values())
     elif isinstance(outcome, BaseException):
         _add_error(part, outcome)
+
+
+def _add_failures(part: Part, failures: Collection[wire.Failure]) -> None:
+    part.sums["failed_inputs"] += len(failures)
+    for failure in failures:
+        _add_failure(part, failure.error())
 
 
 def _add_error(part: Part, error: BaseException) -> None:

@@ -31,9 +31,9 @@ from tessera.errors import (
 from tessera.launched import Launched
 from tessera.models.base import Model, Output, OutputKind
 from tessera.rows import Rows
-from tessera.tasks import Promise, run_all
+from tessera.tasks import Promise
 from tessera.worker.frontend_shares import FrontendShares
-from tessera.worker.image_rows import ImageRows, Job, RequestImages
+from tessera.worker.image_rows import ImageRows, RequestImages
 from tessera.worker.items import ItemReader
 from tessera.worker.max_sim import MaxSim
 from tessera.worker.metrics import WorkerMetrics
@@ -362,52 +362,38 @@ class RequestInFlight:
 
     def _request_images(self) -> RequestImages:
         if self._images is None:
-            request, rows = self._request, self._service.images
-            assert rows is not None
-            job = Job(
-                request_id=request.request_id,
-                deadline=self._deadline,
-                client=request.client,
-                priority=request.priority,
-            )
-            self._images = RequestImages(rows, job, request.items)
+            assert self._service.images is not None
+            self._images = RequestImages(self._service.images, self._request, self._deadline)
         return self._images
 
-    async def _encoded(self, item: wire.Item) -> tuple[list[torch.Tensor], int, wire.Timings]:
-        """Return the rows of each of an item's images, how many of them were cached, and their timings."""
+    async def _encoded(self, item: wire.Item) -> tuple[tuple[torch.Tensor, ...], int, wire.Timings]:
+        """As ``RequestImages.all``, and nothing for an item without images."""
         if not item.images:
-            return [], 0, wire.Timings()
-        images = self._request_images()
-        encoded = await run_all([images.get(image) for image in item.images])
-        timings = wire.Timings()
-        for image in encoded:
-            timings = timings if image.cached else timings.merge(image.timings)
-        return (
-            [image.rows for image in encoded],
-            sum(len(image.rows) for image in encoded if image.cached),
-            timings,
-        )
+            return (), 0, wire.Timings()
+        return await self._request_images().all(item.images)
 
     async def _embed(self, item: wire.Item, packed: PackedInput) -> Embedded:
         """Embed an item that waits for its images' rows before its turn, or for its score after it."""
-        service, request = self._service, self._request
         vision, cached, timings = await self._encoded(item)
-        outcome = await service.batcher.submit(
-            replace(packed, vision=tuple(vision)),
+        outcome = await self._service.batcher.submit(
+            replace(packed, vision=vision),
             len(packed.tokens),
-            client=request.client,
-            priority=request.priority,
+            client=self._request.client,
+            priority=self._request.priority,
             admitted=True,
         )
         timings = timings.merge(wire.Timings(queue_ms=outcome.queue_ms, embed_ms=outcome.run_ms))
-        rows = outcome.value
-        if self._queries:
-            assert service.max_sim is not None
-            if rows.faulty(unit_length=service.model.output.unit_length) is not None:
-                raise _fault(service.model.output)
-            score = await service.max_sim.score(self._queries[item.query], rows.values)
-            rows = Rows(np.full((1, 1), score, np.float32), np.arange(2), np.ones(1, np.float32))
+        rows = await self._score(item, outcome.value) if self._queries else outcome.value
         return rows, cached, timings
+
+    async def _score(self, item: wire.Item, rows: Rows) -> Rows:
+        """Compare an item's vectors with those of its query; the score, as its only row."""
+        output, max_sim = self._service.model.output, self._service.max_sim
+        assert max_sim is not None
+        if rows.faulty(unit_length=output.unit_length) is not None:
+            raise _fault(output)
+        score = await max_sim.score(self._queries[item.query], rows.values)
+        return Rows(np.full((1, 1), score, np.float32), np.arange(2), np.ones(1, np.float32))
 
     async def _vision(self, item: wire.Item) -> Embedded:
         """Return the rows of an item's images, for a client that asks for no more."""

@@ -65,6 +65,23 @@ class EncodeService:
         self._shares = FrontendShares()
 
     async def handle(self, request: wire.Request) -> wire.Reply:
+        if not isinstance(request, wire.EncodeRequest):
+            return self._answer(request)
+        try:
+            async with asyncio.timeout(request.timeout_ms / 1e3):
+                with self._stage.admit(request.image, request.client):
+                    reply = await self._encode(request)
+        except BaseException as error:
+            self._count_failure(error)
+            if not isinstance(error, TimeoutError):
+                raise
+            param = request.image.param
+            raise DeadlineExceeded("the image was not encoded in time", param=param) from error
+        self._count("ok")
+        return reply
+
+    def _answer(self, request: wire.Request) -> wire.Reply:
+        """Reply to what asks for no rows."""
         if isinstance(request, wire.Describe):
             share = self._shares.of(request.caller)
             return msgspec.structs.replace(
@@ -76,23 +93,18 @@ class EncodeService:
             if (lease := self._leases.forget(request.call)) is not None:
                 self._outbox.slab.release(lease)
             return wire.Forgotten()
-        if not isinstance(request, wire.EncodeRequest):
-            raise ProtocolError(f"an encode worker does not answer {type(request).__name__}")
-        try:
-            async with asyncio.timeout(request.timeout_ms / 1e3):
-                with self._stage.admit(request.image, request.client):
-                    reply = await self._encode(request)
-        except TimeoutError as error:
-            self._metrics.items.labels("encode", DeadlineExceeded.code).inc()
-            raise DeadlineExceeded("the image was not encoded in time", param=request.image.param) from error
-        except TesseraError as error:
-            self._metrics.items.labels("encode", error.code).inc()
-            raise
-        except asyncio.CancelledError:
-            self._metrics.items.labels("encode", "cancelled").inc()
-            raise
-        self._metrics.items.labels("encode", "ok").inc()
-        return reply
+        raise ProtocolError(f"an encode worker does not answer {type(request).__name__}")
+
+    def _count_failure(self, error: BaseException) -> None:
+        if isinstance(error, TesseraError):
+            self._count(error.code)
+        elif isinstance(error, TimeoutError):
+            self._count(DeadlineExceeded.code)
+        elif isinstance(error, asyncio.CancelledError):
+            self._count("cancelled")
+
+    def _count(self, outcome: str) -> None:
+        self._metrics.items.labels("encode", outcome).inc()
 
     async def _encode(self, request: wire.EncodeRequest) -> wire.EncodeReply:
         image = await self._stage.preprocess(request.image)
@@ -100,33 +112,21 @@ class EncodeService:
         wait = _SLOT_SHARE * request.timeout_ms / 1e3
         with tracing.span("slab"):
             slot = await self._outbox.slab.acquire(request.image.rows, timeout=wait)
+        timings = None
         try:
-            outcome = await self._stage.encode(
-                image,
-                slot.rows,
-                client=request.client,
-                priority=request.priority,
-                on_cancelled=slot.free,
-            )
-        except asyncio.CancelledError:
-            # The engine may be writing into the slot; it is freed when the engine is done with it.
-            raise
-        except BaseException:
-            slot.free()
-            raise
-        try:
+            timings = await self._stage.encode(image, slot.rows, request, slot.free)
             if self._leases.was_forgotten(request.call):
                 raise RequestCancelled("the reader has gone")
             with tracing.span("publish") as span:
                 handle = await self._outbox.publish(slot, request.reader)
                 span.set_attribute("tessera.transfer.route", handle.kind)
-        except BaseException:
-            slot.free()
+        except BaseException as error:
+            # Into the slot of a call that is cancelled the engine may be writing: it is freed when the engine
+            # is done with it.
+            if timings is not None or not isinstance(error, asyncio.CancelledError):
+                slot.free()
             raise
         self._leases.add(request.call, handle.lease)
-        timings = wire.Timings(
-            queue_ms=outcome.queue_ms, preprocess_ms=image.milliseconds, encode_ms=outcome.run_ms
-        )
         return wire.EncodeReply(handle=handle, timings=timings)
 
     async def drain(self, timeout: float) -> None:

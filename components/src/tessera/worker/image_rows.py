@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -13,7 +14,7 @@ from blake3 import blake3
 from opentelemetry.trace import Span
 
 from tessera import tracing, wire
-from tessera.cache import EmbeddingCache, SingleFlight
+from tessera.cache import EmbeddingCache
 from tessera.engine.streams import HostCopies
 from tessera.errors import (
     DeadlineExceeded,
@@ -24,6 +25,7 @@ from tessera.errors import (
 )
 from tessera.image_plan import ImagePlan
 from tessera.models.base import Model, VisionSpec
+from tessera.tasks import SingleFlight, run_all
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.precomputed import PrecomputedRows
 
@@ -190,9 +192,7 @@ class ImageRows:
         span.set_attributes(
             {"tessera.cache": "miss" if cached is None else "hit", "tessera.units": image.units}
         )
-        if cached is None:
-            return None
-        return self._checked(EncodedImage(cached, wire.Timings(), cached=True), image)
+        return None if cached is None else EncodedImage(cached, wire.Timings(), cached=True)
 
     async def get(self, job: Job, image: wire.Image | wire.Embeddings) -> EncodedImage:
         """Return one image's rows.
@@ -202,10 +202,7 @@ class ImageRows:
         """
         with tracing.span("vision rows", {"tessera.input": image.param}) as span:
             if isinstance(image, wire.Embeddings):
-                span.set_attributes(
-                    {"tessera.cache": "precomputed", "tessera.transfer.route": image.handle.kind}
-                )
-                return EncodedImage(await self._precomputed.fetch(image), wire.Timings())
+                return await self._fetched(image, span)
             if self._source is None:
                 raise InvalidInput("this deployment serves text only", param=image.param)
             if (cached := self.hit(image, span)) is not None:
@@ -214,8 +211,14 @@ class ImageRows:
                 raise MediaNotCached(
                     f"{image.param}: the image is not cached any more; send it again", param=image.param
                 )
+            encode = partial(self._encode, self._source, job, image)
             try:
-                encoded = await self._fly(job, image)
+                try:
+                    encoded = await self._flights.run(image.same, encode)
+                except DeadlineExceeded:
+                    # A flight has the deadline of the call that began it; one that joined late may have more
+                    # time. Its own deadline would have cancelled it.
+                    encoded = await self._flights.run(image.same, encode)
             except TesseraError as error:
                 if error.param is None:
                     raise
@@ -225,21 +228,19 @@ class ImageRows:
                 # Another request's flight, or another input's of this one.
                 span.set_attribute("tessera.cache", "joined")
                 span.add_link(encoded.span.get_span_context())
-            return self._checked(encoded, image)
+            return encoded
 
-    async def _fly(self, job: Job, image: wire.Image) -> EncodedImage:
-        flight = image.digest + _named(image)
-        try:
-            return await self._flights.run(flight, lambda: self._encode(job, image))
-        except DeadlineExceeded:
-            # A flight has the deadline of the call that began it; one that joined late may have more time.
-            # Its own deadline would have cancelled it.
-            return await self._flights.run(flight, lambda: self._encode(job, image))
+    async def _fetched(self, image: wire.Embeddings, span: Span) -> EncodedImage:
+        """Return rows that a client computed itself."""
+        span.set_attributes({"tessera.cache": "precomputed", "tessera.transfer.route": image.handle.kind})
+        return EncodedImage(await self._precomputed.fetch(image), wire.Timings())
 
-    async def _encode(self, job: Job, image: wire.Image) -> EncodedImage:
-        assert self._source is not None
-        encoded = await self._source.encode(image, job)
-        self._checked(encoded, image)
+    async def _encode(self, source: VisionSource, job: Job, image: wire.Image) -> EncodedImage:
+        """Return the rows that the source gives, in the shape of the image's plan; keep them in the cache."""
+        encoded = await source.encode(image, job)
+        shape, expected = tuple(encoded.rows.shape), (image.rows, self._spec.row_width)
+        if shape != expected:
+            raise EngineFailed(f"the vision stage gave rows {shape}, not {expected}", param=image.param)
         self._fill.put(self._key(image, encoded.rounding), encoded.rows)
         return replace(encoded, span=tracing.here())
 
@@ -259,37 +260,30 @@ class ImageRows:
         if rounding not in self._key_ends:
             named = "\0".join((self._model.fingerprint, self._dtype, rounding))
             self._key_ends[rounding] = blake3(named.encode()).digest(16)
-        return image.digest + self._key_ends[rounding] + _named(image)
-
-    def _checked(self, encoded: EncodedImage, image: wire.Image) -> EncodedImage:
-        expected = (image.rows, self._spec.row_width)
-        if tuple(encoded.rows.shape) != expected:
-            raise EngineFailed(
-                f"the vision stage gave rows {tuple(encoded.rows.shape)}, not {expected}", param=image.param
-            )
-        return encoded
-
-
-def _named(image: wire.Image) -> bytes:
-    """Its plan."""
-    return f" {image.units} {image.rows} {image.grid}".encode()
+        plan = f" {image.units} {image.rows} {image.grid}".encode()
+        return image.digest + self._key_ends[rounding] + plan
 
 
 class RequestImages:
-    """The images of one request's ``items``; one that several of them have came once and is made once.
+    """The images of one request's items; one that several of them have came once and is made once.
 
     A query's image is in each of its pairs. Rows of such an image are kept until ``close``, whatever the
-    cache holds.
+    cache holds. ``deadline`` is a reading of the monotonic clock in seconds.
     """
 
-    def __init__(self, rows: ImageRows, job: Job, items: Sequence[wire.Item]) -> None:
+    def __init__(self, rows: ImageRows, request: wire.EmbedRequest, deadline: float) -> None:
         self._rows = rows
-        self._job = job
+        self._job = Job(
+            request_id=request.request_id,
+            deadline=deadline,
+            client=request.client,
+            priority=request.priority,
+        )
         self._first: dict[Same, wire.Image | wire.Embeddings] = {}
         self._shared: set[Same] = set()
         self._kept: dict[Same, EncodedImage] = {}
         self._tasks: dict[Same, asyncio.Task[EncodedImage]] = {}
-        for item in items:
+        for item in request.items:
             for image in item.images:
                 if self._first.setdefault(image.same, image) is not image:
                     self._shared.add(image.same)
@@ -302,26 +296,38 @@ class RequestImages:
         for image in images:
             if image.same not in self._kept and (image.same in self._tasks or not self._rows.holds(image)):
                 return None
-        encoded: list[EncodedImage] = []
-        for image in images:
-            with tracing.span("vision rows", {"tessera.input": image.param}) as span:
-                kept = self._kept.get(image.same)
-                if kept is not None:
-                    span.set_attribute("tessera.cache", "hit")
-                else:
-                    assert isinstance(image, wire.Image)
-                    kept = self._rows.hit(image, span)
-                    assert kept is not None
-                    if image.same in self._shared:
-                        self._kept[image.same] = kept
-                encoded.append(kept)
-        return encoded
+        return [self._hit(image) for image in images]
 
-    async def get(self, image: wire.Image | wire.Embeddings) -> EncodedImage:
-        """As ``ImageRows.get``; rows that another item of the request asked for first count as cached."""
+    def _hit(self, image: wire.Image | wire.Embeddings) -> EncodedImage:
+        """Return the rows of an image that are kept here, or that the cache holds."""
+        with tracing.span("vision rows", {"tessera.input": image.param}) as span:
+            if (kept := self._kept.get(image.same)) is not None:
+                span.set_attribute("tessera.cache", "hit")
+                return kept
+            assert isinstance(image, wire.Image)
+            cached = self._rows.hit(image, span)
+            assert cached is not None
+            if image.same in self._shared:
+                self._kept[image.same] = cached
+            return cached
+
+    async def all(
+        self, images: Sequence[wire.Image | wire.Embeddings]
+    ) -> tuple[tuple[torch.Tensor, ...], int, wire.Timings]:
+        """Return the rows of each of one item's images, how many of them were cached, and their timings."""
+        shared, get = self._shared, self._rows.get
+        encoded = await run_all(
+            [self._joined(image) if image.same in shared else get(self._job, image) for image in images]
+        )
+        timings = wire.Timings()
+        for image in encoded:
+            timings = timings if image.cached else timings.merge(image.timings)
+        rows = tuple([image.rows for image in encoded])
+        return rows, sum([len(image.rows) for image in encoded if image.cached]), timings
+
+    async def _joined(self, image: wire.Image | wire.Embeddings) -> EncodedImage:
+        """As ``ImageRows.get``, for several items; rows that another one asked for first count as cached."""
         same = image.same
-        if same not in self._shared:
-            return await self._rows.get(self._job, image)
         task = self._tasks.get(same)
         if task is None and same not in self._kept:
             task = self._tasks[same] = asyncio.create_task(self._rows.get(self._job, self._first[same]))

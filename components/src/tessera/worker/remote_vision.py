@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from tessera.budgets import RetryBudget
 from tessera.errors import DeadlineExceeded, HandOffError, ProtocolError, TesseraError, Unavailable
 from tessera.logs import count
 from tessera.rpc import DRAIN_PATIENCE_SECONDS, Check, Client, Peers, least_loaded
-from tessera.transport.inbox import Inbox
+from tessera.transport.inbox import Inbox, on_device
 from tessera.worker.image_rows import EncodedImage, Job
 from tessera.worker.metrics import WorkerMetrics
 
@@ -56,17 +56,17 @@ class RemoteVision:
         stop: asyncio.Event,
     ) -> None:
         self._inbox = inbox
-        self._device = device
+        self._into = on_device(device)
         self._metrics = metrics
         self._wait_seconds = wait_seconds
         self._units: Counter[int] = Counter()
-        self._connected: set[str] = set()
+        self._connected: set[int] = set()
         self._roundings: list[str] = []
         self._budget = RetryBudget()
         self._calls = itertools.count(1)
         self._forgetting: set[asyncio.Task[None]] = set()
         # Reached before its first image comes: registering memory takes longer than an image does.
-        self._peers = Peers(client, check, joined=lambda instance, info: self._connect(f"{instance:x}", info))
+        self._peers = Peers(client, check, joined=self._connect)
         self._hurrying = asyncio.create_task(self._hurry_at(stop))
 
     @property
@@ -85,33 +85,18 @@ class RemoteVision:
 
     async def encode(self, image: wire.Image, job: Job) -> EncodedImage:
         self._budget.called()
-        tried: set[int] = set()
-        unavailable = hand_off = 0
+        failures: list[tuple[int, str]] = []
         while True:
-            instance = await self._choose(tried, job.deadline)
+            instance = await self._choose([failed for failed, _ in failures], job.deadline)
             try:
                 encoded = await self._encode_at(instance, image, job)
-            except Unavailable as error:
-                self._metrics.encode_calls.labels("unavailable").inc()
-                self._peers.suspect(instance)
-                tried.add(instance)
-                unavailable += 1
-                if unavailable > _UNAVAILABLE_RETRIES or not self._may_retry():
-                    raise
-                self._metrics.encode_retries.inc()
-                count("encode_retries")
-                log.debug("encode worker %x: %s; trying another", instance, error)
-            except HandOffError as error:
-                self._metrics.encode_calls.labels("hand_off").inc()
-                tried.add(instance)
-                hand_off += 1
-                if hand_off > _HAND_OFF_RETRIES or not self._may_retry():
+            except (Unavailable, HandOffError) as error:
+                if not self._asks_again(instance, error, failures):
+                    if isinstance(error, Unavailable):
+                        raise
                     raise Unavailable(
                         f"the vision rows could not be fetched: {error}", param=image.param
                     ) from error
-                self._metrics.encode_retries.inc()
-                count("encode_retries")
-                log.debug("hand-off from %x: %s; asking again", instance, error)
             except TesseraError as error:
                 self._metrics.encode_calls.labels(error.code).inc()
                 raise
@@ -131,33 +116,45 @@ class RemoteVision:
         await stop.wait()
         self._peers.hurry(DRAIN_PATIENCE_SECONDS)
 
-    async def _choose(self, tried: set[int], deadline: float) -> int:
-        # A worker that was restarted a moment ago is worth a short wait, a deployment without any is not.
+    async def _choose(self, tried: Collection[int], deadline: float) -> int:
         ready = self._peers.ready
+        if ready.keys() != self._connected:
+            self._let_go()
+        # A worker that was restarted a moment ago is worth a short wait, a deployment without any is not.
         if not ready and not await self._peers.wait_back(self._wait_seconds, deadline - time.monotonic()):
             raise Unavailable("no encode worker is available, so images cannot be embedded", retry_after=1.0)
         return least_loaded(ready.keys() - tried or ready.keys(), self._units)
 
-    def _may_retry(self) -> bool:
-        if self._budget.take():
-            return True
-        self._metrics.encode_calls.labels("no_retry").inc()
-        return False
+    def _asks_again(self, instance: int, error: TesseraError, failures: list[tuple[int, str]]) -> bool:
+        """Add a failed call to an image's ``failures``; whether another is to be made."""
+        outcome, most = "hand_off", _HAND_OFF_RETRIES
+        if isinstance(error, Unavailable):
+            outcome, most = "unavailable", _UNAVAILABLE_RETRIES
+            self._peers.suspect(instance)
+        self._metrics.encode_calls.labels(outcome).inc()
+        failures.append((instance, outcome))
+        if sum(other == outcome for _, other in failures) > most:
+            return False
+        if not self._budget.take():
+            self._metrics.encode_calls.labels("no_retry").inc()
+            return False
+        self._metrics.encode_retries.inc()
+        count("encode_retries")
+        log.debug("encode worker %x: %s; asking again", instance, error)
+        return True
 
     async def _encode_at(self, instance: int, image: wire.Image, job: Job) -> EncodedImage:
-        info = self._peers.ready[instance]
-        producer = f"{instance:x}"
-        self._connect(producer, info)
         left = job.deadline - time.monotonic()
         request = wire.EncodeRequest(
             request_id=job.request_id,
             image=image,
             timeout_ms=max(1, int(left * 1e3)),
-            reader=self._inbox.reader_info(producer),
+            reader=self._inbox.reader_info(f"{instance:x}"),
             priority=job.priority,
             client=job.client,
             call=f"{self._inbox.config.reader}-{next(self._calls)}",
         )
+        rounding = self._peers.ready[instance].rounding
         self._units[instance] += image.units
         try:
             reply = await self._peers.call(instance, request, timeout=left)
@@ -172,7 +169,7 @@ class RemoteVision:
         if not isinstance(reply, wire.EncodeReply):
             raise ProtocolError(f"encode worker {instance:x} answered {type(reply).__name__}")
         rows, timings = await self._fetch(reply, job.deadline)
-        return EncodedImage(rows, timings, rounding=info.rounding)
+        return EncodedImage(rows, timings, rounding=rounding)
 
     def _forget(self, instance: int, call: str) -> None:
         if len(self._forgetting) < _MOST_FORGETTING:
@@ -190,7 +187,7 @@ class RemoteVision:
         try:
             with tracing.span("transfer", {"tessera.transfer.route": handle.kind}) as span:
                 async with asyncio.timeout(deadline - time.monotonic()):
-                    rows = await self._inbox.fetch(handle, self._device)
+                    rows = await self._inbox.fetch(handle, self._into)
                 span.set_attribute("tessera.transfer.bytes", rows.nbytes)
         except TimeoutError as error:
             raise DeadlineExceeded("the vision rows did not arrive in time") from error
@@ -203,11 +200,13 @@ class RemoteVision:
         self._metrics.transfer_seconds.labels(handle.kind).observe(elapsed)
         return rows, msgspec.structs.replace(reply.timings, transfer_ms=elapsed * 1e3)
 
-    def _connect(self, producer: str, info: wire.WorkerInfo) -> None:
-        # Restarted workers come back under new names: what is not listed any more is let go here.
-        listed = {f"{instance:x}" for instance in self._peers.client.instances()} | {producer}
-        for gone in self._connected - listed:
-            self._inbox.forget(gone)
-        self._connected &= listed
-        self._inbox.connect(producer, info.slabs)
-        self._connected.add(producer)
+    def _connect(self, instance: int, info: wire.WorkerInfo) -> None:
+        self._let_go()
+        self._connected.add(instance)
+        self._inbox.connect(f"{instance:x}", info.slabs)
+
+    def _let_go(self) -> None:
+        """Let go of the slabs of workers that are gone: restarted ones come back under new names."""
+        for gone in self._connected.difference(self._peers.client.instances(), self._peers.ready):
+            self._connected.discard(gone)
+            self._inbox.forget(f"{gone:x}")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from tessera import tracing, wire
-from tessera.batching import Batcher, Outcome
+from tessera.batching import Batcher
 from tessera.budgets import Budget
 from tessera.engine.base import VisionEngine
 from tessera.engine.batch import pack_images
@@ -116,27 +116,29 @@ class VisionStage:
         ``UnsupportedMedia`` for normalised pixels where the engine takes none.
         """
         if image.pixels and not self._takes_floats:
-            raise UnsupportedMedia(
-                f"{image.param}: the vision engine of this service was compiled for image files alone;"
-                " pixels that a client normalised need engine: torch",
-                param=image.param,
-            )
-        if not 1 <= image.units <= self._vision.max_units or not 1 <= image.rows <= self._vision.max_rows:
-            raise InvalidInput(
-                f"no image has {image.units} units and {image.rows} rows, the largest has "
-                f"{self._vision.max_units} and {self._vision.max_rows}",
-                param=image.param,
-            )
+            raise _takes_files_alone(image)
+        if not self._vision.allows(image.plan):
+            raise self._impossible(image)
         if not self._admitted.admits(client, image.units):
-            raise Overloaded(
-                f"the vision stage is full ({self._admitted.used} of {self._admitted.limit} units)",
-                retry_after=self._batcher.seconds_to_drain(self._admitted.used),
-            )
+            raise self._full()
         self._admitted.take(client, image.units)
         try:
             yield
         finally:
             self._admitted.give(client, image.units)
+
+    def _impossible(self, image: wire.Image) -> InvalidInput:
+        return InvalidInput(
+            f"no image has {image.units} units and {image.rows} rows, the largest has "
+            f"{self._vision.max_units} and {self._vision.max_rows}",
+            param=image.param,
+        )
+
+    def _full(self) -> Overloaded:
+        return Overloaded(
+            f"the vision stage is full ({self._admitted.used} of {self._admitted.limit} units)",
+            retry_after=self._batcher.seconds_to_drain(self._admitted.used),
+        )
 
     async def preprocess(self, image: wire.Image) -> Preprocessed:
         """Decode the image off the event loop.
@@ -157,20 +159,19 @@ class VisionStage:
         self,
         image: Preprocessed,
         out: torch.Tensor,
-        *,
-        client: str = "",
-        priority: int = 0,
+        job: Job | wire.EncodeRequest,
         on_cancelled: Callable[[], None] = lambda: None,
-    ) -> Outcome[None]:
+    ) -> wire.Timings:
         """Write the rows of an image, which ``admit`` has let in, into ``out`` ``[rows, row_width]``.
 
-        When this is cancelled, ``out`` still belongs to the engine until ``on_cancelled`` is called.
+        ``job`` is what they are for. When this is cancelled, ``out`` still belongs to the engine until
+        ``on_cancelled`` is called.
         """
         future = self._batcher.submit(
             _Work(image, out),
             image.pixels.plan.units,
-            client=client,
-            priority=priority,
+            client=job.client,
+            priority=job.priority,
             admitted=True,
             on_cancelled=on_cancelled,
         )
@@ -184,7 +185,9 @@ class VisionStage:
                 on_cancelled()
             raise
         self._queued(outcome.queue_ms / 1e3)
-        return outcome
+        return wire.Timings(
+            queue_ms=outcome.queue_ms, preprocess_ms=image.milliseconds, encode_ms=outcome.run_ms
+        )
 
     async def close(self) -> None:
         await self._batcher.close()
@@ -205,10 +208,7 @@ class VisionStage:
         else:
             pixels = self._decoder.decode(image.data, param=image.param)
         if pixels.plan != image.plan:
-            raise InvalidInput(
-                f"the image became {_said(pixels.plan)}, but its prompt was built for {_said(image.plan)}",
-                param=image.param,
-            )
+            raise _planned_otherwise(image, pixels.plan)
         return pixels, self._model.unit_positions(pixels.plan)
 
     def _normalised(self, image: wire.Image) -> Pixels:
@@ -223,9 +223,24 @@ class VisionStage:
         return Pixels(values=values, plan=ImagePlan(units=image.units, rows=self._vision.rows(image.units)))
 
 
-def _said(plan: ImagePlan) -> str:
+def _planned_otherwise(image: wire.Image, plan: ImagePlan) -> InvalidInput:
+    return InvalidInput(
+        f"the image became {_in_words(plan)}, but its prompt was built for {_in_words(image.plan)}",
+        param=image.param,
+    )
+
+
+def _in_words(plan: ImagePlan) -> str:
     grid = "" if plan.grid is None else f" of a grid {plan.grid}"
     return f"{plan.units} units and {plan.rows} rows{grid}"
+
+
+def _takes_files_alone(image: wire.Image) -> UnsupportedMedia:
+    return UnsupportedMedia(
+        f"{image.param}: the vision engine of this service was compiled for image files alone;"
+        " pixels that a client normalised need engine: torch",
+        param=image.param,
+    )
 
 
 class LocalVision:
@@ -249,23 +264,17 @@ class LocalVision:
         try:
             async with asyncio.timeout(job.deadline - time.monotonic()):
                 with self._stage.admit(image, job.client):
-                    made = await self._stage.preprocess(image)
+                    preprocessed = await self._stage.preprocess(image)
                     out = torch.empty(
                         image.rows,
                         self._row_width,
                         dtype=self._placement.torch_dtype,
                         device=self._placement.device,
                     )
-                    outcome = await self._stage.encode(made, out, client=job.client, priority=job.priority)
+                    timings = await self._stage.encode(preprocessed, out, job)
         except TimeoutError as error:
             raise DeadlineExceeded("the image was not encoded in time", param=image.param) from error
-        return EncodedImage(
-            out,
-            wire.Timings(
-                queue_ms=outcome.queue_ms, preprocess_ms=made.milliseconds, encode_ms=outcome.run_ms
-            ),
-            rounding=self.roundings[0],
-        )
+        return EncodedImage(out, timings, rounding=self.roundings[0])
 
     async def close(self) -> None:
         await self._stage.close()

@@ -96,20 +96,23 @@ class TorchVisionEngine:
     def _launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object]:
         if self._cuda is not None:
             return self._cuda.launch(batch, out)
-        return self._in_lanes(batch, out) or Launched.later(lambda: self._encode(batch, out))
+        launched = None
+        if self._lanes is not None and self._lanes.count > 1:
+            launched = self._in_lanes(self._lanes, batch, out)
+        return launched or Launched.later(lambda: self._encode(batch, out))
 
-    def _in_lanes(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object] | None:
+    def _in_lanes(
+        self, lanes: Lanes, batch: VisionBatch, out: Sequence[torch.Tensor]
+    ) -> Launched[object] | None:
         """Run the batch in pieces, side by side; None where pieces would not keep the lanes busy."""
-        if self._lanes is None or self._lanes.count < 2:
-            return None
         if self._spec.independent_units:
             pieces = [[unit] for unit in range(int(batch.cu_units[-1]))]
             sizes = [1] * len(pieces)
         else:
-            pieces = split_images(batch, _PIECES * self._lanes.count)
+            pieces = split_images(batch, _PIECES * lanes.count)
             units = batch.units
             sizes = [sum(units[number] for number in piece) for piece in pieces]
-        if not self._lanes.suit(sizes):
+        if not lanes.suit(sizes):
             return None
         if self._spec.independent_units:
             batch = batch.by_unit()
@@ -118,7 +121,7 @@ class TorchVisionEngine:
         def encode(piece: Sequence[int]) -> None:
             self._encode(batch.pick(piece), [out[number] for number in piece])
 
-        return Launched.of_futures(self._lanes.start(encode, pieces, sizes), lambda _: None)
+        return Launched.of_futures(lanes.start(encode, pieces, sizes), lambda _: None)
 
     def _encode(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> None:
         pixels = batch.pixels[0] if len(batch.pixels) == 1 else np.concatenate(batch.pixels)

@@ -147,10 +147,8 @@ class InputBuilder:
             )
 
 
-def check_modality(found: Input, modality: Modality | None) -> Input:
+def check_modality(found: Input, modality: Modality) -> Input:
     """The input itself, if it is what the client said it is."""
-    if modality is None:
-        return found
     wants_image = modality is not Modality.TEXT
     wants_text = modality is not Modality.IMAGE
     if wants_text and not found.size:
@@ -222,10 +220,9 @@ def image_at(value: Json, param: str, *, uuid: str | None = None, bare: bool = F
 def _source(value: Json, param: str, *, bare: bool) -> ImageSource:
     if not isinstance(value, str) or not value:
         raise expected(param, "an image: a data, http, https or file URL", value)
-    if value[:8].lower().startswith(_URL_KINDS):
-        return ImageSource(url=value, param=param)
     # The base64 of every JPEG file begins with "/9j/", which would otherwise pass for a path.
-    if value.startswith("/") and not (bare and value.startswith("/9j/")):
+    is_path = value.startswith("/") and not (bare and value.startswith("/9j/"))
+    if is_path or value[:8].lower().startswith(_URL_KINDS):
         return ImageSource(url=value, param=param)
     if bare and ":" not in value[:16]:
         return ImageSource(url=f"{BARE_BASE64}{value}", param=param)
@@ -431,7 +428,7 @@ def read_string(value: str, param: str, builder: InputBuilder, modality: Modalit
     parts = _split(value, param, (_DATA,))
     if modality is not None and parts == [value]:
         parts = _split(value, param, ("http://", "https://"))
-    return check_modality(builder.build(parts, param), modality)
+    return builder.build(parts, param)
 
 
 def _split(value: str, param: str, prefixes: tuple[str, ...]) -> list[str | ImageSource]:

@@ -212,11 +212,9 @@ class Translated:
         # From a worker they come as float32, whatever they are written as.
         nbytes = max(4 * output.width * rows, row * rows + frame * len(request.inputs))
         if nbytes > limit:
-            if bounds is None:
-                bounds = np.arange(len(request.inputs) + 1)
-            written = row * bounds[1:] + frame * np.arange(1, len(bounds))
-            over = np.maximum(4 * output.width * bounds[1:], written) > limit
-            raise self._too_large(nbytes, limit, f"{rows} rows of {width}", int(over.argmax()))
+            ends = np.arange(1, len(request.inputs) + 1) if bounds is None else bounds[1:]
+            written = np.maximum(4 * output.width * ends, row * ends + frame * np.arange(1, len(ends) + 1))
+            raise self._too_large(nbytes, limit, f"{rows} rows of {width}", int((written > limit).argmax()))
         return nbytes
 
     def _too_large(self, nbytes: int, limit: int, rows: str, first: int) -> ResponseTooLarge:

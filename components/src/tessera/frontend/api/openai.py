@@ -434,16 +434,18 @@ def _read_messages(value: Json, param: str, builder: InputBuilder, modality: Mod
 
 def _read(value: Json, param: str, builder: InputBuilder, modality: Modality | None) -> Input:
     if isinstance(value, str):
-        return read_string(value, param, builder, modality)
-    if isinstance(value, list):
-        return check_modality(_read_list(value, param, builder), modality)
-    if not isinstance(value, dict):
+        entry = read_string(value, param, builder, modality)
+    elif isinstance(value, list):
+        entry = _read_list(value, param, builder)
+    elif not isinstance(value, dict):
         raise expected(param, "text, token ids, content parts, a message or an object", value)
-    if _is_part(value):
+    elif _is_part(value):
         raise expected(param, "the content parts of one input in a list", value)
-    if is_message(value):
-        return check_modality(read_message(value, param, builder, owner=param, bare=True), modality)
-    return check_modality(read_object(value, param, builder), modality)
+    elif is_message(value):
+        entry = read_message(value, param, builder, owner=param, bare=True)
+    else:
+        entry = read_object(value, param, builder)
+    return entry if modality is None else check_modality(entry, modality)
 
 
 def _read_list(value: list[Json], param: str, builder: InputBuilder) -> Input:

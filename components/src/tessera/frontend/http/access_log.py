@@ -112,11 +112,14 @@ class AccessLog:
             **exchange.line.fields,
         }
         if failure is not None:
-            param = failure.error["param"]
-            fields["code"] = failure.error["code"]
-            fields["param"] = param if param and _PARAM.fullmatch(param) else None
-            fields["error"] = failure.error["message"] if status >= 500 else None
+            fields |= _failure_fields(failure, status)
         log.handle(Line(log, level, f"{method} {route} {status}", fields, created=time.time(), error=error))
+
+
+def _failure_fields(failure: Failure, status: int) -> dict[str, Value]:
+    code, param, message = failure.error["code"], failure.error["param"], failure.error["message"]
+    named = param if param and _PARAM.fullmatch(param) else None
+    return {"code": code, "param": named, "error": message if status >= 500 else None}
 
 
 def write_refused_head(request_id: str, failure: Failure) -> None:

@@ -13,7 +13,7 @@ import re
 import resource
 import uuid
 from collections.abc import Callable, Iterable
-from typing import Annotated, Any, Final, NamedTuple, cast
+from typing import Annotated, Any, Final, NamedTuple, NoReturn, cast
 
 import httptools
 import msgspec
@@ -283,7 +283,10 @@ class GuardedProtocol(HttpToolsProtocol):
         before = self._in_head
         self._coding_bytes += len(data)
         try:
-            self._feed(data)
+            try:
+                self.parser.feed_data(data)
+            except httptools.HttpParserUpgrade as upgrade:
+                self._feed_behind_offer(memoryview(data)[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             self._refuse_parsing(error)
             return
@@ -307,16 +310,15 @@ class GuardedProtocol(HttpToolsProtocol):
         else:
             self._break_off(self._long_trailer)
 
-    def _feed(self, data: bytes) -> None:
-        """Parse; no other protocol is spoken here, so an offer to upgrade is ignored (RFC 9110 7.8)."""
-        rest = memoryview(data)
+    def _feed_behind_offer(self, rest: memoryview) -> None:
+        """Ignore an offer to upgrade, and parse on: no other protocol is spoken here (RFC 9110 7.8)."""
         while True:
+            self._ignore_offer()
             try:
                 self.parser.feed_data(rest)
                 return
             except httptools.HttpParserUpgrade as upgrade:
                 rest = rest[upgrade.args[0] :]
-                self._ignore_offer()
 
     def _ignore_offer(self) -> None:
         """Parse a head again, without its offer to upgrade.
@@ -348,9 +350,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         if self.parser.get_method() == b"CONNECT":
-            self._refusal = render_status(405, "CONNECT is not served here: this is not a proxy")
-            self._refusal.headers["allow"] = "GET, HEAD, POST"
-            raise ValueError("CONNECT")
+            self._refuse_connect()
         if self.parser.should_upgrade():
             # It comes again without its offer.
             return
@@ -364,6 +364,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._in_body = True
         self._head_bytes = self._coding_bytes = 0
+
+    def _refuse_connect(self) -> NoReturn:
+        self._refusal = render_status(405, "CONNECT is not served here: this is not a proxy")
+        self._refusal.headers["allow"] = "GET, HEAD, POST"
+        raise ValueError("CONNECT")
 
     def on_body(self, body: bytes) -> None:
         self._coding_bytes = 0

@@ -297,12 +297,8 @@ class RequestMiddleware:
         """Return whether the request is refused for its key, its rate or for want of room."""
         if exchange.path in self._open_paths and exchange.method != "POST":
             return False
-        if self._keys is not None:
-            key = self._keys.name_of(exchange.headers)
-            if key is None:
-                exchange.failure = self._unknown_key()
-                return True
-            exchange.key = exchange.client = key
+        if self._keys is not None and not self._has_key(exchange, self._keys):
+            return True
         if exchange.method == "POST":
             try:
                 exchange.ticket = self._admission.enter(exchange.client, exchange.body_bytes)
@@ -310,6 +306,15 @@ class RequestMiddleware:
             except TesseraError as error:
                 return self._turns_away(exchange, error)
         return False
+
+    def _has_key(self, exchange: Exchange, keys: Authenticator) -> bool:
+        """Return whether a request comes with a known key, whose client it then counts for."""
+        key = keys.name_of(exchange.headers)
+        if key is None:
+            exchange.failure = self._unknown_key()
+            return False
+        exchange.key = exchange.client = key
+        return True
 
     def _unknown_key(self) -> Failure:
         self._refused["unknown key"]()

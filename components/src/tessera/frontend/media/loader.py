@@ -53,12 +53,9 @@ def decode(url: str, *, param: str, max_bytes: int) -> bytes:
     """
     comma = url.find(",", 0, _HEADER_CHARACTERS)
     if comma < 0 or url[:5].lower() != "data:":
-        raise InvalidInput(
-            f"{param}: expected a data URL with a comma in its first {_HEADER_CHARACTERS} characters",
-            param=param,
-        )
+        raise _unlike(param, f"a comma in its first {_HEADER_CHARACTERS} characters")
     if url[:comma].lower().rsplit(";", 1)[-1].strip() != "base64":
-        raise InvalidInput(f"{param}: expected a data URL with ;base64 before its comma", param=param)
+        raise _unlike(param, ";base64 before its comma")
     payload = url[comma + 1 :]
     data = _strict(payload) if len(payload) <= _longest(max_bytes) else None
     if not data:
@@ -68,6 +65,10 @@ def decode(url: str, *, param: str, max_bytes: int) -> bytes:
     if len(data) > max_bytes:
         raise _payload_too_large(param, max_bytes)
     return data
+
+
+def _unlike(param: str, missing: str) -> InvalidInput:
+    return InvalidInput(f"{param}: expected a data URL with {missing}", param=param)
 
 
 def _lenient(payload: str, param: str, *, bare: bool) -> bytes:
@@ -286,13 +287,18 @@ class MediaLoader:
 
     async def read(self, source: ImageSource, *, deadline: Deadline, budget: MediaBudget) -> bytes:
         """The bytes of a source, not yet looked at."""
-        url, param, limit = source.url, source.param, self._limits.max_bytes
         deadline.left()
-        scheme = url[:8].lower()
-        if scheme.startswith("data:"):
-            # An upper bound, before the payload is there a second time.
-            budget.take(payload_size(url), param=param)
-            return await _off_loop(payload_size(url), lambda: decode(url, param=param, max_bytes=limit))
+        url, param = source.url, source.param
+        if url[:5].lower() != "data:":
+            return await self._read_named(url, param, deadline, budget)
+        # An upper bound, before the payload is there a second time.
+        size = payload_size(url)
+        budget.take(size, param=param)
+        return await _off_loop(size, lambda: decode(url, param=param, max_bytes=self._limits.max_bytes))
+
+    async def _read_named(self, url: str, param: str, deadline: Deadline, budget: MediaBudget) -> bytes:
+        """Return the bytes that a URL or a path leads to."""
+        scheme, limit = url[:8].lower(), self._limits.max_bytes
         if scheme.startswith(_WEB):
             return await self._fetcher.get(url, param=param, deadline=deadline, budget=budget)
         if scheme.startswith(_LOCAL):

@@ -118,10 +118,7 @@ class ImageReader:
         """
         visions: list[Visions | TesseraError] = [entry.malformed or () for entry in inputs]
         if self._spec is None:
-            return [
-                _refused(entry) if entry.images else images
-                for entry, images in zip(inputs, visions, strict=True)
-            ]
+            return [_refused(entry) if entry.images else entry.malformed or () for entry in inputs]
         loading = _Loading(self._spec, deadline, self._media.budget(), client)
         wanted = [index for index, entry in enumerate(inputs) if entry.images]
         if len(wanted) == 1:

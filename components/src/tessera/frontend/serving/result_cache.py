@@ -12,14 +12,14 @@ import numpy as np
 from blake3 import blake3
 
 from tessera import tracing, wire
-from tessera.cache import BoundedLru, SharedCache, SingleFlight
+from tessera.cache import BoundedLru, SharedCache
 from tessera.errors import DeadlineExceeded, RequestError, TesseraError, Unavailable
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.dispatch import Answer, Call, Embedder
 from tessera.logs import note
 from tessera.models.base import SCORES, Output, RowKind
 from tessera.rows import Rows
-from tessera.tasks import Deadline, run_all
+from tessera.tasks import Deadline, SingleFlight, run_all
 
 
 class KeyPrefix:

@@ -9,8 +9,7 @@ import torch
 from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError
 from tessera.transport.slab.geometry import check_shape
-from tessera.transport.slab.rows import TORCH_DTYPES, check_destination, dtype_name
-from tessera.transport.slab.slab import Slot
+from tessera.transport.slab.slab import TORCH_DTYPES, Slot, check_destination, dtype_name
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 if TYPE_CHECKING:

@@ -25,8 +25,7 @@ from tessera.transport.slab.geometry import (
     slab_info,
     unknown_slab,
 )
-from tessera.transport.slab.rows import TORCH_DTYPES, check_destination, copy_rows
-from tessera.transport.slab.slab import Slab, Slot
+from tessera.transport.slab.slab import TORCH_DTYPES, Slab, Slot, check_destination, copy_rows
 from tessera.transport.slab.space import Space
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
@@ -198,10 +197,10 @@ class NixlSlab:
         self._closed = False
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
-        self._check(handle)
+        block = self._check(handle)
         rows = into(handle.shape, TORCH_DTYPES[handle.dtype])
         check_destination(handle, rows)
-        if await self._lease_word(handle) != handle.lease:
+        if await self._lease_word(block) != handle.lease:
             raise LeaseExpired(f"lease {handle.lease} had ended before its rows were read")
         staging, address = self._staging, self._address
         nbytes = handle.shape[0] * address.geometry.row_bytes
@@ -223,8 +222,8 @@ class NixlSlab:
         return rows
 
     async def release(self, handle: Handle) -> bool:
-        self._check(handle)
-        return await self._lease_word(handle, message=_message(handle)) == handle.lease
+        block = self._check(handle)
+        return await self._lease_word(block, message=_message(handle)) == handle.lease
 
     def abandon(self, handle: Handle) -> None:
         try:
@@ -238,20 +237,21 @@ class NixlSlab:
             self._closed = True
             self._agent.remove_peer(self._peer)
 
-    def _check(self, handle: Handle) -> None:
+    def _check(self, handle: Handle) -> int:
+        """Check the handle; the block whose lease word speaks for its slot."""
         if self._closed:
             raise unknown_slab(handle)
         check_origin(handle, kind=NixlTransport.kind, producer=self._producer)
-        self._address.geometry.check(handle)
+        return self._address.geometry.check(handle)
 
-    async def _lease_word(self, handle: Handle, message: bytes = b"") -> int:
+    async def _lease_word(self, block: int, message: bytes = b"") -> int:
         staging, address = self._staging, self._address
         shared = await staging.words_space.share(1, timeout=self._timeout)
         try:
             await self._agent.read(
                 self._peer,
                 (staging.words.data_ptr() + 8 * shared.start, 8, 0),
-                (address.leases + 8 * address.geometry.block_of(handle), 8, 0),
+                (address.leases + 8 * block, 8, 0),
                 message=message,
                 timeout=self._timeout,
                 memory=shared,

@@ -14,8 +14,7 @@ from tessera.errors import HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.host import host_id
 from tessera.transport.slab.geometry import check_origin, decode_address, slab_handle, slab_info, unknown_slab
 from tessera.transport.slab.memory import HostMemory, ShmAddress
-from tessera.transport.slab.rows import TORCH_DTYPES, check_destination, copy_rows
-from tessera.transport.slab.slab import Slab, Slot
+from tessera.transport.slab.slab import TORCH_DTYPES, Slab, Slot, check_destination, copy_rows
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 if TYPE_CHECKING:
@@ -70,9 +69,7 @@ class MappedSlab:
         if self._closed:
             raise unknown_slab(handle)
         check_origin(handle, kind=self._kind, producer=self._producer)
-        geometry = self._memory.geometry
-        geometry.check(handle)
-        return geometry.block_of(handle)
+        return self._memory.geometry.check(handle)
 
 
 class ShmTransport:

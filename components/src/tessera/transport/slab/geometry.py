@@ -50,12 +50,11 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def nbytes(self) -> int:
         return self.capacity_rows * self.row_bytes
 
-    def block_of(self, handle: Handle) -> int:
-        """Index of the handle's first block, the one whose lease word speaks for the slot."""
-        return handle.offset // self.block_bytes
+    def check(self, handle: Handle) -> int:
+        """Return the index of a handle's first block, the one whose lease word speaks for the slot.
 
-    def check(self, handle: Handle) -> None:
-        """Raise ``HandOffError`` unless the handle names a slot that this slab can have."""
+        Raises ``HandOffError`` unless the handle names a slot that this slab can have.
+        """
         rows = check_shape(handle)
         if handle.dtype != self.dtype:
             raise HandOffError(f"the handle's dtype is {handle.dtype}, its slab's is {self.dtype}")
@@ -69,6 +68,7 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise HandOffError(f"{rows} rows at offset {handle.offset} end beyond the slab")
         if handle.data:
             raise HandOffError(f"a handle of kind {handle.kind} carries {len(handle.data)} bytes of data")
+        return handle.offset // self.block_bytes
 
 
 def check_shape(handle: Handle) -> int:

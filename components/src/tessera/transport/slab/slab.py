@@ -3,17 +3,21 @@
 A slot is acquired, filled by the engine, and either freed or leased. A sweep takes a leased slot back when
 its reader has acknowledged the lease, or when the lease has run out. It runs on a timer, and only while
 something is leased: every 2 ms while a caller waits for space, every 100 ms otherwise.
+
+Both sides name the types of rows, check where they are copied to, and copy them here.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
 import torch
+from blake3 import blake3
 
 from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError
@@ -21,19 +25,29 @@ from tessera.transport.slab.device_memory import DeviceMemory, finished, index_o
 from tessera.transport.slab.geometry import Geometry
 from tessera.transport.slab.memory import HostMemory, fence
 from tessera.transport.slab.space import Space
+from tessera.wire import Handle
 
 # Seconds between two sweeps while something is leased: with and without a caller that waits for space.
 _SWEEP_WAITING: Final = 0.002
 _SWEEP_IDLE: Final = 0.1
 
 
+TORCH_DTYPES: Final = {name: dtype.torch for name, dtype in FLOATS.items()}
+"""The torch type of each element type that crosses, by its wire name."""
+
+CHUNK_BYTES: Final = 2 << 20
+"""What ``copy_rows`` moves before it lets other work of the loop run."""
+
+
 class Slot:
     """Rows ``[rows, row_width]`` of the slab, owned by whoever acquired them until they are published.
+
+    They begin ``offset`` bytes from the start of the slab.
 
     After ``free`` or after its lease has ended the memory belongs to others: drop every view of ``rows``.
     """
 
-    __slots__ = ("_slab", "_state", "block", "blocks", "deadline", "lease", "rows")
+    __slots__ = ("_slab", "_state", "block", "blocks", "deadline", "lease", "offset", "rows", "shape")
 
     def __init__(self, slab: Slab, lease: int, block: int, blocks: int, rows: int) -> None:
         self._slab = slab
@@ -42,6 +56,8 @@ class Slot:
         self.block = block
         self.blocks = blocks
         self.deadline = 0.0
+        self.offset = block * slab.geometry.block_bytes
+        self.shape = (rows, slab.geometry.row_width)
         first = block * slab.geometry.block_rows
         self.rows: torch.Tensor = slab.rows[first : first + rows]
 
@@ -49,15 +65,6 @@ class Slot:
     def held(self) -> bool:
         """Whether the slot is neither published nor freed."""
         return self._state == "held"
-
-    @property
-    def offset(self) -> int:
-        """Bytes from the start of the slab."""
-        return self.block * self._slab.geometry.block_bytes
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return (self.rows.shape[0], self.rows.shape[1])
 
     @property
     def nbytes(self) -> int:
@@ -124,6 +131,8 @@ class Slab:
         self.device_memory: DeviceMemory | None = None
         on_host = self.device.type == "cpu"
         self.memory = HostMemory.create(geometry, rows=on_host or mirror)
+        self.name = self.memory.slab
+        """32 hexadecimal digits, new for every slab."""
         if on_host:
             assert self.memory.rows is not None
             self.rows = self.memory.rows
@@ -142,11 +151,6 @@ class Slab:
         self._timer: asyncio.TimerHandle | None = None
         self._published = self._released = self._expired = 0
         self._closed = False
-
-    @property
-    def name(self) -> str:
-        """32 hexadecimal digits, new for every slab."""
-        return self.memory.slab
 
     @property
     def host_rows(self) -> torch.Tensor:
@@ -294,3 +298,42 @@ class Slab:
             self.sweep()
         finally:
             self._arm(_SWEEP_WAITING if self._space.waiting else _SWEEP_IDLE)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The wire name of ``dtype``; ``ValueError`` for one that does not cross."""
+    for name, known in TORCH_DTYPES.items():
+        if known == dtype:
+            return name
+    raise ValueError(f"{dtype} rows cannot be handed off; known are {', '.join(TORCH_DTYPES)}")
+
+
+def check_destination(handle: Handle, into: torch.Tensor) -> None:
+    """Raise ``HandOffError`` unless ``into`` is exactly what the handle's rows fill."""
+    if into.dtype != TORCH_DTYPES[handle.dtype]:
+        raise HandOffError(f"the handle's dtype is {handle.dtype}, the destination's {into.dtype}")
+    if tuple(into.shape) != handle.shape:
+        raise HandOffError(f"the handle's shape is {handle.shape}, the destination's {tuple(into.shape)}")
+    if not into.is_contiguous():
+        raise HandOffError("the destination is not contiguous")
+
+
+async def copy_rows(source: torch.Tensor, into: torch.Tensor) -> None:
+    """Copy contiguous ``[rows, row_width]`` in pieces, between which other work of the event loop runs."""
+    on_host = source.device.type == "cpu" and into.device.type == "cpu"
+    rows = max(1, CHUNK_BYTES // (source.shape[1] * source.element_size()))
+    for first in range(0, source.shape[0], rows):
+        if first:
+            await asyncio.sleep(0)
+        piece, target = source[first : first + rows], into[first : first + rows]
+        if on_host:
+            # torch would split the copy over its threads and wait for the slowest: on a busy host that
+            # costs milliseconds for what one thread moves in tens of microseconds.
+            ctypes.memmove(target.data_ptr(), piece.data_ptr(), piece.nbytes)
+        else:
+            target.copy_(piece)
+
+
+def rows_checksum(rows: torch.Tensor) -> bytes:
+    """The 16-byte blake3 hash of ``[rows, row_width]``; a tensor on a device is copied to the host for it."""
+    return blake3(rows.detach().contiguous().cpu().view(torch.uint8).numpy().data).digest(16)

@@ -47,11 +47,7 @@ class Decoder(Protocol):
 
 def fits(decoded: Decoded, vision: VisionSpec) -> bool:
     """Whether an image of the family can have become this."""
-    return (
-        1 <= decoded.plan.units <= vision.max_units
-        and 1 <= decoded.plan.rows <= vision.max_rows
-        and decoded.shape == (decoded.plan.units, *vision.unit_shape)
-    )
+    return vision.allows(decoded.plan) and decoded.shape == (decoded.plan.units, *vision.unit_shape)
 
 
 def empty_in(memory: UInt8Array) -> Empty:
@@ -175,15 +171,16 @@ class Handler:
             data = os.pread(descriptor, task.size, 0)
             picture = Picture(data, param=task.param, max_pixels=self._limits.max_pixels)
             return write(memory, self._model.preprocess(picture, empty_in(memory)))
-        except MemoryError:
-            error: TesseraError = PayloadTooLarge(
-                f"{task.param}: decoding the image takes more than {self._limits.memory_bytes >> 20} MiB",
-                param=task.param,
+        except Exception as error:
+            return self._refusal(error, task.param)
+
+    def _refusal(self, error: Exception, param: str) -> Refusal:
+        if isinstance(error, MemoryError):
+            error = PayloadTooLarge(
+                f"{param}: decoding the image takes more than {self._limits.memory_bytes >> 20} MiB",
+                param=param,
             )
-        except TesseraError as refused:
-            error = refused
-        except (
-            Exception
-        ) as failed:  # a defect of the family's code: the worker is told, and the decoder stays
-            error = EngineFailed(f"preprocessing failed: {type(failed).__name__}: {failed}", param=task.param)
+        elif not isinstance(error, TesseraError):
+            # A defect of the family's code: the worker is told, and the decoder stays.
+            error = EngineFailed(f"preprocessing failed: {type(error).__name__}: {error}", param=param)
         return Refusal(code=error.code, message=error.message[:_MAX_MESSAGE], param=error.param)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tessera.cache import SingleFlight
 from tessera.errors import InvalidInput
+from tessera.tasks import SingleFlight
 
 KEY = b"key"
 
