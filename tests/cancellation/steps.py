@@ -68,7 +68,7 @@ class Stepped(Coroutine[Any, Any, Any]):
 class TaskSteps:
     """The factory: watches the tasks that are made while ``watching`` is set, and acts at one suspension.
 
-    ``visited`` counts the suspensions at which something was ended, by module.
+    ``visited`` counts the suspensions at which something was ended, by module and by function.
     """
 
     def __init__(self) -> None:
@@ -125,16 +125,16 @@ class TaskSteps:
 
 
 def _suspended_in(task: asyncio.Task[Any]) -> set[str]:
-    """The modules of the package in whose coroutines a task is suspended; none before its first step."""
+    """The modules and functions of the package that a task is suspended in; none before its first step."""
     stepped = task.get_coro()
     awaited: Any = stepped.work if isinstance(stepped, Stepped) else None
-    modules: set[str] = set()
+    names: set[str] = set()
     while awaited is not None:
         code = getattr(awaited, "cr_code", None)
         if code is not None and code.co_filename.startswith(_OURS) and awaited.cr_frame.f_lasti >= 0:
-            modules.add(_module(code.co_filename))
+            names |= {_module(code.co_filename), code.co_qualname}
         awaited = getattr(awaited, "cr_await", None)
-    return modules
+    return names
 
 
 def _module(file: str) -> str:

@@ -46,7 +46,7 @@ class InboxConfig:
             raise ConfigError("reader must not be empty")
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class KindCounters:
     """What one kind has carried so far; ``failures`` counts transfers that did not deliver."""
 
@@ -132,23 +132,20 @@ class Inbox:
         still be reached.
         """
         self._check_kind(handle.kind)
-        counters = self._counters.setdefault(handle.kind, KindCounters())
         started = time.perf_counter()
         try:
             rows = await self._slab(handle).fetch(handle, into)
             good = await self._slab(handle).release(handle)
         except BaseException as error:
-            counters.failures += 1
+            self._count(handle.kind, failures=1)
             self._abandon(handle)
             if isinstance(error, TransportUnavailable):
                 self._note_failure(handle, error)
             raise
         if not good or (handle.checksum and rows_checksum(rows) != handle.checksum):
-            counters.failures += 1
+            self._count(handle.kind, failures=1)
             raise _ended(handle) if not good else _damaged(handle)
-        counters.transfers += 1
-        counters.bytes += rows.nbytes
-        counters.seconds += time.perf_counter() - started
+        self._count(handle.kind, 1, rows.nbytes, time.perf_counter() - started)
         self._note_route(handle.producer, handle.kind)
         return rows
 
@@ -277,6 +274,14 @@ class Inbox:
         # A slab may still be mapped by a better kind that failed later and came back.
         for kind, info in peer.infos.items():
             self._let_go(kind, info.slab)
+
+    def _count(
+        self, kind: str, transfers: int = 0, nbytes: int = 0, seconds: float = 0.0, failures: int = 0
+    ) -> None:
+        old = self._counters.get(kind, KindCounters())
+        self._counters[kind] = KindCounters(
+            old.transfers + transfers, old.bytes + nbytes, old.seconds + seconds, old.failures + failures
+        )
 
 
 def _ended(handle: Handle) -> LeaseExpired:
