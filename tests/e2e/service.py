@@ -172,12 +172,17 @@ def launch(
 
 
 def group_pids(group: int) -> dict[int, str]:
-    """The processes that are still in a process group, with their command lines."""
+    """The processes that are still in a process group, with their command lines.
+
+    The first thread of a killed process is a zombie (Z) while others of its threads still run and
+    keep its sockets; it is over when that thread alone is left (the 20th field counts them).
+    """
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = stat.read_text().rpartition(")")[2].split()
-            if int(fields[2]) == group and fields[0] != "Z":
+            over = fields[0] == "Z" and int(fields[17]) <= 1
+            if int(fields[2]) == group and not over:
                 command = (stat.parent / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 found[int(stat.parent.name)] = command
         except (OSError, IndexError):
