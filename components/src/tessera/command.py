@@ -1,0 +1,25 @@
+"""Describes one word of the command ``tessera``, for packages that add some."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """``module`` has a ``main`` of the arguments and of the command's name, which returns the status.
+
+    ``text`` is its line in ``tessera --help``. ``needs`` are top-level modules that it imports beyond the
+    base installation, which ``extra`` installs.
+    """
+
+    text: str
+    module: str
+    extra: str = ""
+    needs: tuple[str, ...] = ()
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The modules of ``needs`` that are not installed."""
+        return tuple(name for name in self.needs if find_spec(name) is None)
