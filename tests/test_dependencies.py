@@ -11,7 +11,7 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "components" / "src" / "tessera"
+SOURCE = ROOT / "components" / "src"
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Not in every environment, or under another name than the one that is imported.
@@ -53,7 +53,12 @@ def distributions() -> set[str]:
     """The distributions of all that the package imports."""
     found: set[str] = set()
     provided = packages_distributions()
-    for name in set(imported(SOURCE)) - set(sys.stdlib_module_names) - ELSEWHERE - {"tessera"}:
+    for name in (
+        set(imported(SOURCE))
+        - set(sys.stdlib_module_names)
+        - ELSEWHERE
+        - {path.name for path in SOURCE.iterdir()}
+    ):
         if name.startswith("opentelemetry."):
             part = name.split(".")[1]
             found.add({"sdk": "opentelemetry-sdk"}.get(part, "opentelemetry-api"))
