@@ -212,8 +212,11 @@ def _set(parameter: pb.InferParameter, value: Parameter) -> None:
 class GrpcServer:
     """Serves from ``start`` until ``stop``. Owned by one event loop."""
 
-    def __init__(self, service: Service, inference: Inference, certificate: Certificate | None) -> None:
+    def __init__(
+        self, service: Service, inference: Inference, port: int, certificate: Certificate | None
+    ) -> None:
         self._service = service
+        self._port = port
         self._inference = inference
         self._certificate = certificate
         self._log = AccessLog(frozenset())
@@ -241,7 +244,7 @@ class GrpcServer:
         """Raises ``ConfigError`` where the port cannot be had."""
         settings = self._service.settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        address = f"{host}:{settings.kserve.grpc_port}"
+        address = f"{host}:{self._port}"
         try:
             if self._certificate is None:
                 self._server.add_insecure_port(address)

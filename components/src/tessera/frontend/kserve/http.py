@@ -37,6 +37,7 @@ BELOW: Final = tuple(
     for part in ("models", "health", "repository", "systemsharedmemory", "cudasharedmemory")
 )
 """What its other paths begin with; Cohere's clients have some below ``/v2``, too."""
+OPEN_PATHS: Final = frozenset((f"{PREFIX}/health/ready", f"{PREFIX}/health/live"))
 _HEAD_LENGTH: Final = b"inference-header-content-length"
 # Larger bodies are read on a thread: a row of pixels as JSON takes 40 ms.
 _LARGE_BYTES: Final = 1 << 17
@@ -205,6 +206,8 @@ def api(inference: Inference) -> ClientApi:
     return ClientApi(
         routes=lambda service: Routes(inference, service.settings.limits.max_body_bytes).router,
         error=write_error,
+        waits_below=BELOW,
+        open_paths=OPEN_PATHS,
     )
 
 

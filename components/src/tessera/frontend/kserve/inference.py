@@ -50,11 +50,12 @@ _LARGE_BYTES: Final = 1 << 18
 class Inference:
     """What both transports ask; owned by one event loop."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, shared_memory: str = "") -> None:
+        """``shared_memory`` is what the names of clients' files begin with; empty: there are none."""
         self._service = service
         self._line = Line()
         settings = service.settings
-        self.regions = Regions(settings.kserve.shared_memory, settings.limits.max_body_bytes)
+        self.regions = Regions(shared_memory, settings.limits.max_body_bytes)
         self.offers = Offers(service.models)
         self.statistics = Statistics(service.metrics)
 
