@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tessera.frontend.http.tls import Certificate
-from tessera.frontend.kserve.http import api
-from tessera.frontend.kserve.inference import Inference
-from tessera.frontend.kserve.settings import KserveSettings
 from tessera.frontend.service import ClientApi, Service
+from tessera_kserve.http import api
+from tessera_kserve.inference import Inference
+from tessera_kserve.settings import KserveSettings
 
 if TYPE_CHECKING:
-    from tessera.frontend.kserve.grpc_server import GrpcServer
+    from tessera_kserve.grpc_server import GrpcServer
 
 
 class Kserve:
@@ -31,7 +31,7 @@ class Kserve:
         if not self._grpc_port:
             return
         # Half a second of imports for those who have no such port.
-        from tessera.frontend.kserve.grpc_server import GrpcServer
+        from tessera_kserve.grpc_server import GrpcServer
 
         self._server = GrpcServer(self._service, self._inference, self._grpc_port, certificate)
         await self._server.start()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from tessera.frontend.door import Door, OpenDoor
-    from tessera.frontend.kserve.settings import KserveSettings
     from tessera.frontend.service import Service
     from tessera.frontend.settings import FrontendSettings
+    from tessera_kserve.settings import KserveSettings
 
 
 class KserveDoor:
@@ -22,7 +22,7 @@ class KserveDoor:
     ports: Final = ("--grpc-port",)
 
     def settings(self) -> type[KserveSettings]:
-        from tessera.frontend.kserve.settings import KserveSettings
+        from tessera_kserve.settings import KserveSettings
 
         return KserveSettings
 
@@ -30,7 +30,7 @@ class KserveDoor:
         settings.check(frontend)
 
     def open(self, settings: KserveSettings, service: Service) -> OpenDoor:
-        from tessera.frontend.kserve.frontend import Kserve
+        from tessera_kserve.frontend import Kserve
 
         return Kserve(settings, service)
 
