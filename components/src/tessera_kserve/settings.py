@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Final
 
 import msgspec
@@ -12,7 +13,7 @@ from tessera.settings import PORT, Setting
 if TYPE_CHECKING:
     from tessera.frontend.settings import FrontendSettings
 
-GRPC_PORT: Final = "--grpc-port"
+_GRPC_PORT: Final = "--grpc-port"
 
 
 class KserveSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -21,7 +22,7 @@ class KserveSettings(msgspec.Struct, frozen=True, kw_only=True):
     grpc_port: Annotated[
         int,
         Setting(
-            flag=GRPC_PORT,
+            flag=_GRPC_PORT,
             check=PORT,
             help="of KServe v2 over gRPC, where Triton has 8001; 0: none",
             more="All frontends of a service answer on it, by TLS where HTTP does",
@@ -39,9 +40,22 @@ class KserveSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, frontend: FrontendSettings) -> None:
         """Raises ``ConfigError`` for what this frontend cannot have."""
+        if self.grpc_port:
+            _need("grpc", "google.protobuf")
         seat = frontend.seat
         if self.shared_memory and seat is not None and seat.size > 1:
             raise ConfigError(
                 "--kserve-shared-memory: regions are one frontend's, and there are "
                 f"{seat.size} on this port; --frontends 1"
             )
+
+
+def _need(*modules: str) -> None:
+    """Import what gRPC needs; raises ``ConfigError`` where it is not installed."""
+    try:
+        for name in modules:
+            import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{_GRPC_PORT} needs grpcio and protobuf; install them with: pip install 'tessera-embed[kserve]'"
+        ) from error
