@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from tessera.frontend.kserve import messages_pb2
+from tessera_kserve import messages_pb2
 
 PROTO = Path(messages_pb2.__file__).with_name("messages.proto")
 

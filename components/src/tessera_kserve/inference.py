@@ -9,9 +9,15 @@ from typing import Any, Final
 from tessera import __version__
 from tessera.errors import Overloaded, RateLimited, ResponseTooLarge, TesseraError
 from tessera.frontend.exchange import Exchange
-from tessera.frontend.kserve.call import Answer, Call
-from tessera.frontend.kserve.line import Line
-from tessera.frontend.kserve.models import (
+from tessera.frontend.service import Service
+from tessera.frontend.serving import dispatch
+from tessera.frontend.serving.pipeline import Result
+from tessera.frontend.serving.pipeline import Work as Prepared
+from tessera.logs import note
+from tessera.tasks import Deadline
+from tessera_kserve.call import Answer, Call
+from tessera_kserve.line import Line
+from tessera_kserve.models import (
     VERSION,
     Offer,
     Offers,
@@ -21,16 +27,10 @@ from tessera.frontend.kserve.models import (
     check_outputs,
     written,
 )
-from tessera.frontend.kserve.shared_memory.cuda import have_driver
-from tessera.frontend.kserve.shared_memory.regions import Regions
-from tessera.frontend.kserve.statistics import STEPS, Spent, Statistics
-from tessera.frontend.kserve.tensors import BYTES
-from tessera.frontend.service import Service
-from tessera.frontend.serving import dispatch
-from tessera.frontend.serving.pipeline import Result
-from tessera.frontend.serving.pipeline import Work as Prepared
-from tessera.logs import note
-from tessera.tasks import Deadline
+from tessera_kserve.shared_memory.cuda import have_driver
+from tessera_kserve.shared_memory.regions import Regions
+from tessera_kserve.statistics import STEPS, Spent, Statistics
+from tessera_kserve.tensors import BYTES
 
 SERVER: Final = "tessera"
 EXTENSIONS: Final = (
@@ -50,11 +50,12 @@ _LARGE_BYTES: Final = 1 << 18
 class Inference:
     """What both transports ask; owned by one event loop."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, shared_memory: str = "") -> None:
+        """``shared_memory`` is what the names of clients' files begin with; empty: there are none."""
         self._service = service
         self._line = Line()
         settings = service.settings
-        self.regions = Regions(settings.kserve.shared_memory, settings.limits.max_body_bytes)
+        self.regions = Regions(shared_memory, settings.limits.max_body_bytes)
         self.offers = Offers(service.models)
         self.statistics = Statistics(service.metrics)
 

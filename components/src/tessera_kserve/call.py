@@ -8,7 +8,7 @@ from typing import Final
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api.values import Json, clip
-from tessera.frontend.kserve.tensors import Tensor
+from tessera_kserve.tensors import Tensor
 
 Parameter = bool | int | float | str
 

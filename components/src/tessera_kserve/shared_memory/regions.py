@@ -19,12 +19,12 @@ from typing import Final, Generic, TypeVar
 
 from tessera.errors import DeadlineExceeded, InvalidInput, UnsupportedOperation
 from tessera.frontend.api.values import clip
-from tessera.frontend.kserve.call import REGION, Call, Parameter
-from tessera.frontend.kserve.shared_memory.cuda import CudaMemory
-from tessera.frontend.kserve.shared_memory.memory import Lost, Memory
-from tessera.frontend.kserve.shared_memory.system import SystemMemory
-from tessera.frontend.kserve.tensors import Tensor, of_raw
 from tessera.tasks import Deadline
+from tessera_kserve.call import REGION, Call, Parameter
+from tessera_kserve.shared_memory.cuda import CudaMemory
+from tessera_kserve.shared_memory.memory import Lost, Memory
+from tessera_kserve.shared_memory.system import SystemMemory
+from tessera_kserve.tensors import Tensor, of_raw
 
 SIZE: Final = "shared_memory_byte_size"
 OFFSET: Final = "shared_memory_offset"

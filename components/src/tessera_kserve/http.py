@@ -21,15 +21,15 @@ from tessera.frontend.api.endpoint import read_body
 from tessera.frontend.api.values import Json, JsonObject, expected, json_object, read_json, reject_unknown
 from tessera.frontend.exchange import Exchange, exchange_of
 from tessera.frontend.http.errors import Failure
-from tessera.frontend.kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted
-from tessera.frontend.kserve.inference import Inference
-from tessera.frontend.kserve.shared_memory.cuda import CudaMemory
-from tessera.frontend.kserve.shared_memory.memory import Memory
-from tessera.frontend.kserve.shared_memory.regions import Region
-from tessera.frontend.kserve.shared_memory.system import SystemMemory
-from tessera.frontend.kserve.tensors import Tensor, json_values, of_raw, of_values
 from tessera.frontend.service import ClientApi
 from tessera.tasks import Deadline
+from tessera_kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted
+from tessera_kserve.inference import Inference
+from tessera_kserve.shared_memory.cuda import CudaMemory
+from tessera_kserve.shared_memory.memory import Memory
+from tessera_kserve.shared_memory.regions import Region
+from tessera_kserve.shared_memory.system import SystemMemory
+from tessera_kserve.tensors import Tensor, json_values, of_raw, of_values
 
 PREFIX: Final = "/v2"
 BELOW: Final = tuple(
@@ -37,6 +37,7 @@ BELOW: Final = tuple(
     for part in ("models", "health", "repository", "systemsharedmemory", "cudasharedmemory")
 )
 """What its other paths begin with; Cohere's clients have some below ``/v2``, too."""
+OPEN_PATHS: Final = frozenset((f"{PREFIX}/health/ready", f"{PREFIX}/health/live"))
 _HEAD_LENGTH: Final = b"inference-header-content-length"
 # Larger bodies are read on a thread: a row of pixels as JSON takes 40 ms.
 _LARGE_BYTES: Final = 1 << 17
@@ -205,6 +206,8 @@ def api(inference: Inference) -> ClientApi:
     return ClientApi(
         routes=lambda service: Routes(inference, service.settings.limits.max_body_bytes).router,
         error=write_error,
+        waits_below=BELOW,
+        open_paths=OPEN_PATHS,
     )
 
 

@@ -37,19 +37,20 @@ from tessera.frontend.http.access_log import AccessLog
 from tessera.frontend.http.errors import Failure, release, render, render_status
 from tessera.frontend.http.middleware import AnswerCounts
 from tessera.frontend.http.tls import Accepted, Certificate
-from tessera.frontend.kserve import messages_pb2 as pb
-from tessera.frontend.kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted
-from tessera.frontend.kserve.http import write_error
-from tessera.frontend.kserve.inference import Inference
-from tessera.frontend.kserve.line import MOST_WAITING
-from tessera.frontend.kserve.shared_memory.cuda import CudaMemory
-from tessera.frontend.kserve.shared_memory.system import SystemMemory
-from tessera.frontend.kserve.tensors import Tensor, of_raw, of_values
 from tessera.frontend.service import Service
 from tessera.logs import RequestLine, note, serving
 from tessera.tasks import Deadline, own_cancellation
+from tessera_kserve import messages_pb2 as pb
+from tessera_kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted
+from tessera_kserve.http import write_error
+from tessera_kserve.inference import Inference
+from tessera_kserve.line import MOST_WAITING
+from tessera_kserve.shared_memory.cuda import CudaMemory
+from tessera_kserve.shared_memory.system import SystemMemory
+from tessera_kserve.tensors import Tensor, of_raw, of_values
 
-log = logging.getLogger(__name__)
+# Below that of the core, whose level the flag sets.
+log = logging.getLogger("tessera.frontend.kserve.grpc_server")
 
 SERVICE: Final = "inference.GRPCInferenceService"
 _UNSUPPORTED: Final = (
@@ -212,8 +213,11 @@ def _set(parameter: pb.InferParameter, value: Parameter) -> None:
 class GrpcServer:
     """Serves from ``start`` until ``stop``. Owned by one event loop."""
 
-    def __init__(self, service: Service, inference: Inference, certificate: Certificate | None) -> None:
+    def __init__(
+        self, service: Service, inference: Inference, port: int, certificate: Certificate | None
+    ) -> None:
         self._service = service
+        self._port = port
         self._inference = inference
         self._certificate = certificate
         self._log = AccessLog(frozenset())
@@ -241,7 +245,7 @@ class GrpcServer:
         """Raises ``ConfigError`` where the port cannot be had."""
         settings = self._service.settings
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        address = f"{host}:{settings.kserve.grpc_port}"
+        address = f"{host}:{self._port}"
         try:
             if self._certificate is None:
                 self._server.add_insecure_port(address)

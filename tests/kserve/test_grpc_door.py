@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 from tritonclient.grpc import service_pb2
 
-from tessera.frontend.kserve import messages_pb2 as pb
+from tessera_kserve import messages_pb2 as pb
 from tests.authority import Authority, needs_openssl
 from tests.e2e.service import free_ports
 from tests.frontend.alone import Alone, frontend_process

@@ -7,9 +7,9 @@ import ctypes
 import numpy as np
 
 from tessera.errors import HandOffError, InvalidInput
-from tessera.frontend.kserve.shared_memory.memory import Lost
 from tessera.transport import cuda_driver
 from tessera.transport.cuda_driver import HANDLE_BYTES, LAZY_PEER_ACCESS, MemoryHandle
+from tessera_kserve.shared_memory.memory import Lost
 
 
 def have_driver() -> bool:

@@ -14,7 +14,7 @@ from tritonclient.utils import (
 )
 
 from tessera.errors import InvalidInput
-from tessera.frontend.kserve.tensors import BYTES, NUMPY, Tensor, floats, json_values, of_raw, of_values
+from tessera_kserve.tensors import BYTES, NUMPY, Tensor, floats, json_values, of_raw, of_values
 
 PLAIN = [name for name in NUMPY if name != "BF16"]
 

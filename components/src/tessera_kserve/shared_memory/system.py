@@ -12,7 +12,7 @@ from typing import Final
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api.values import clip
-from tessera.frontend.kserve.shared_memory.memory import Lost
+from tessera_kserve.shared_memory.memory import Lost
 
 _FOLDER: Final = Path("/dev/shm")
 

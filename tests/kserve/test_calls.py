@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from tessera.errors import InvalidInput, UnsupportedOperation
-from tessera.frontend.kserve import grpc_server, http
-from tessera.frontend.kserve import messages_pb2 as pb
-from tessera.frontend.kserve.call import Call
-from tessera.frontend.kserve.shared_memory.regions import Regions, is_loopback
-from tessera.frontend.kserve.shared_memory.system import SystemMemory
 from tessera.tasks import Deadline
+from tessera_kserve import grpc_server, http
+from tessera_kserve import messages_pb2 as pb
+from tessera_kserve.call import Call
+from tessera_kserve.shared_memory.regions import Regions, is_loopback
+from tessera_kserve.shared_memory.system import SystemMemory
 
 IDS = np.array([[1, 5, 6]])
 OFF = Regions("")

@@ -35,8 +35,6 @@ from tessera.errors import InvalidInput, ModelNotFound
 from tessera.frontend.api.content import InputBuilder, check_modality
 from tessera.frontend.api.formats import finish
 from tessera.frontend.api.values import clip
-from tessera.frontend.kserve.call import Call
-from tessera.frontend.kserve.tensors import BYTES, Tensor, floats
 from tessera.frontend.request import (
     BARE_BASE64,
     EmbeddingsRequest,
@@ -49,6 +47,8 @@ from tessera.frontend.serving.models import Models
 from tessera.frontend.serving.pipeline import Result
 from tessera.frontend.serving.served import ServedModel
 from tessera.models.base import OutputKind, Role, RowKind, StagedModel, Truncate, VisionSpec
+from tessera_kserve.call import Call
+from tessera_kserve.tensors import BYTES, Tensor, floats
 
 VERSION: Final = "1"
 """Of every model: there is no other."""

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from tessera.errors import DeadlineExceeded, InvalidInput, Overloaded, RateLimited
-from tessera.frontend.kserve.line import FULL, Line
 from tessera.tasks import Deadline
+from tessera_kserve.line import FULL, Line
 
 
 async def until(true: Callable[[], bool]) -> None:
