@@ -1,4 +1,4 @@
-"""What the package imports is declared in pyproject.toml, and what is declared is imported."""
+"""What the packages import is declared in pyproject.toml, and what is declared is imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "components" / "src" / "tessera"
+SOURCE = ROOT / "components" / "src"
+PACKAGES = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Not in every environment, or under another name than the one that is imported.
@@ -50,10 +51,10 @@ def imported(folder: Path) -> Iterator[str]:
 
 
 def distributions() -> set[str]:
-    """The distributions of all that the package imports."""
+    """The distributions of all that the packages import."""
     found: set[str] = set()
     provided = packages_distributions()
-    for name in set(imported(SOURCE)) - set(sys.stdlib_module_names) - ELSEWHERE - {"tessera"}:
+    for name in set(imported(SOURCE)) - set(sys.stdlib_module_names) - ELSEWHERE - PACKAGES:
         if name.startswith("opentelemetry."):
             part = name.split(".")[1]
             found.add({"sdk": "opentelemetry-sdk"}.get(part, "opentelemetry-api"))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tessera.cli.engine import main
 from tessera.errors import CheckpointError
 from tessera.models.base import Model
+from tessera_engines.cli import main
 from tests.families.grid import make_checkpoint
 
 

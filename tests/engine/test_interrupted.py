@@ -38,7 +38,7 @@ def test_nothing_is_left(
     if words[0] == "export" and importlib.util.find_spec("onnxscript") is None:
         pytest.skip("needs the extra export")
     out = tmp_path / "into" / "made"
-    command = [sys.executable, "-m", "tessera.cli.engine", *words]
+    command = [sys.executable, "-m", "tessera_engines.cli", *words]
     command += ["--model-path", str(checkpoint), "--out", str(out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

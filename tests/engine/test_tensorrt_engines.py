@@ -37,8 +37,8 @@ from tessera.models import open_model
 from tessera.models.base import ImagePlan, Pixels, sequential
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.rows import Rows
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
 from tests.engine.packed_images import computed, of_units, packed, rows_for
 from tests.engine.tensorrt_standin import HostStreams, StandInEngine
 from tests.families.grid import Grid

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.tools.random_checkpoint.checkpoint import Spec, write_checkpoint
+from tessera_tools.random_checkpoint.checkpoint import Spec, write_checkpoint
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -22,7 +22,7 @@ LANES = (("vision", "lm", "post"), ("text", "fused", "embed"))
 _BUILD = """
 import gc, sys
 gc.disable()
-from tessera.cli.engine import main
+from tessera_engines.cli import main
 model, config, out, *stages = sys.argv[1:]
 for stage in stages:
     main(["build", "--model-path", model, "--config", config, "--stage", stage, "--out", f"{out}/{stage}"])

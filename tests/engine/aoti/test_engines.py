@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.cli.engine import main
 from tessera.engine.aoti.build import AotiFlavour, calls_gemms, require_shared_library
 from tessera.engine.batch import PackedInput, pack
 from tessera.engine.compiled.manifest import Manifest
@@ -30,7 +29,8 @@ from tessera.models import open_model
 from tessera.models.base import sequential
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.nn.kernels import exported_products
-from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
+from tessera_engines.cli import main
+from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tests.engine.packed_images import of_units, rows_for
 from tests.families.dual_encoder import FAMILY
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.cli.engine import main
 from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import Layout, Stage
 from tessera.engine.tensorrt.build import TimingCache
 from tessera.engine.tensorrt.module import logging_of
 from tessera.models import open_model
+from tessera_engines.cli import main
 from tests.families import dual_encoder
 
 trt = pytest.importorskip("tensorrt_rtx_bindings", reason="needs tensorrt-rtx-cu13-bindings and its libs")

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tessera.cli.engine import main
 from tessera.engine.base import vision_of
 from tessera.engine.compiled.manifest import Manifest
 from tessera.engine.compiled.spec import BuildSpec, Stage
@@ -16,6 +15,7 @@ from tessera.engine.tensorrt.calibration import read_samples
 from tessera.errors import ConfigError, UnsupportedMedia
 from tessera.imaging import Picture
 from tessera.models import Model, open_model
+from tessera_engines.cli import main
 
 
 def spec(**changes: Any) -> BuildSpec:

@@ -17,7 +17,7 @@ import torch
 from tessera.engine.compiled.spec import Stage
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
+from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tests.engine.compiled.test_networks import TOKENS, Stages, worst_cosine
 
 pytestmark = [

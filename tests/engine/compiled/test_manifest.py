@@ -8,10 +8,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tessera.cli.engine import main
 from tessera.engine.compiled.manifest import FORMAT, Binding, Manifest, file_entries
 from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.errors import ConfigError, EngineMismatch
+from tessera_engines.cli import main
 
 
 @pytest.fixture

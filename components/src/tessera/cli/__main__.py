@@ -26,12 +26,12 @@ COMMANDS: Final = {
     "models": Command("say which models can be served here, or are served at a URL", "tessera.cli.models"),
     "embed": Command("embed a corpus: folders, JSON lines, tables, PDF files", "tessera.cli.embed"),
     "search": Command("search what tessera embed has written, by text or picture", "tessera.cli.search"),
-    "bench": Command("load a running service and measure it", "tessera.cli.bench"),
-    "engine": Command("build engines ahead of time, look into them, export stages", "tessera.cli.engine"),
+    "bench": Command("load a running service and measure it", "tessera_tools.bench"),
+    "engine": Command("build engines ahead of time, look into them, export stages", "tessera_engines.cli"),
     "checkpoint": Command(
-        "write a checkpoint with random weights", "tessera.tools.random_checkpoint.checkpoint"
+        "write a checkpoint with random weights", "tessera_tools.random_checkpoint.checkpoint"
     ),
-    "sizing": Command("how many workers a mix of traffic needs, and what they cost", "tessera.tools.sizing"),
+    "sizing": Command("how many workers a mix of traffic needs, and what they cost", "tessera_tools.sizing"),
 }
 
 

@@ -21,8 +21,8 @@ from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_vl_config
 from tessera.models.qwen3_vl_embedding.tensors import vision_shapes
 from tessera.models.tower import CONFIG_FILE
-from tessera.tools.random_checkpoint.tokenizer import byte_level_bpe
-from tessera.tools.random_checkpoint.weights import RandomTensor
+from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
+from tessera_tools.random_checkpoint.weights import RandomTensor
 
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"

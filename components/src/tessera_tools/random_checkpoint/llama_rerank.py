@@ -11,8 +11,8 @@ from tessera.checkpoint.section import Section
 from tessera.models.llama.config import SCORING
 from tessera.models.llama_nemotron_rerank.model import Options, read_config
 from tessera.models.tower import CONFIG_FILE
-from tessera.tools.random_checkpoint.llama import SENTENCE_TRANSFORMERS_FILE, LlamaSpec, distribution
-from tessera.tools.random_checkpoint.weights import RandomTensor
+from tessera_tools.random_checkpoint.llama import SENTENCE_TRANSFORMERS_FILE, LlamaSpec, distribution
+from tessera_tools.random_checkpoint.weights import RandomTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from typing import Any, Final, Protocol
 from tessera.atomic_directory import atomic_directory
 from tessera.dtypes import FLOATS
 from tessera.errors import TesseraError
-from tessera.tools.random_checkpoint import llama, llama_nemotron_vl, llama_rerank, qwen3
-from tessera.tools.random_checkpoint.weights import RandomTensor, write_weights
+from tessera_tools.random_checkpoint import llama, llama_nemotron_vl, llama_rerank, qwen3
+from tessera_tools.random_checkpoint.weights import RandomTensor, write_weights
 
 _CONFIG: Final = "config.json"
 

@@ -12,8 +12,8 @@ from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.models.llama_nemotron_embed.model import Options, read_config
 from tessera.models.tower import CONFIG_FILE
-from tessera.tools.random_checkpoint.tokenizer import byte_level_bpe
-from tessera.tools.random_checkpoint.weights import RandomTensor
+from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
+from tessera_tools.random_checkpoint.weights import RandomTensor
 
 SENTENCE_TRANSFORMERS_FILE: Final = "config_sentence_transformers.json"
 

@@ -171,8 +171,8 @@ def _export(options: argparse.Namespace) -> None:
     # Here, so that the other commands need no torch.
     from tessera.engine.compiled.export import stages_of
     from tessera.engine.compiled.spec import axis_ranges
-    from tessera.tools.triton_export.onnx_file import write_onnx
-    from tessera.tools.triton_export.repository import TritonRepository
+    from tessera_engines.triton_export.onnx_file import write_onnx
+    from tessera_engines.triton_export.repository import TritonRepository
 
     started = time.monotonic()
 
