@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "components" / "src"
-PACKAGES = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+OWN = {folder.name for folder in SOURCE.glob("tessera*") if (folder / "__init__.py").exists()}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Not in every environment, or under another name than the one that is imported.
@@ -54,7 +54,7 @@ def distributions() -> set[str]:
     """The distributions of all that the packages import."""
     found: set[str] = set()
     provided = packages_distributions()
-    for name in set(imported(SOURCE)) - set(sys.stdlib_module_names) - ELSEWHERE - PACKAGES:
+    for name in set(imported(SOURCE)) - set(sys.stdlib_module_names) - ELSEWHERE - OWN:
         if name.startswith("opentelemetry."):
             part = name.split(".")[1]
             found.add({"sdk": "opentelemetry-sdk"}.get(part, "opentelemetry-api"))
