@@ -30,7 +30,7 @@ from tessera.worker.encode import EncodeService
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.vision_stage import VisionStage
 from tessera_tools.random_checkpoint import llama_nemotron_vl, qwen3
-from tessera_tools.random_checkpoint.checkpoint import Spec
+from tessera_tools.random_checkpoint.spec import Spec
 from tests.rpc.conftest import deployment, store
 
 __all__ = ["deployment", "store"]

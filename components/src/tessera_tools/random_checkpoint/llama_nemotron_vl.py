@@ -24,6 +24,7 @@ from tessera_tools.random_checkpoint.llama import (
     tokenizer_config_json,
     tokenizer_json,
 )
+from tessera_tools.random_checkpoint.spec import Sizes
 from tessera_tools.random_checkpoint.weights import RandomTensor
 
 _IMAGE = (
@@ -167,6 +168,11 @@ COLEMBED_FULL = CheckpointSpec(
 
 RERANK_TINY = RerankSpec()
 RERANK_FULL = RerankSpec(**_PUBLISHED)
+
+
+SIZES: Final = Sizes(tiny=TINY, full=FULL)
+COLEMBED_SIZES: Final = Sizes(tiny=COLEMBED_TINY, full=COLEMBED_FULL)
+RERANK_SIZES: Final = Sizes(tiny=RERANK_TINY, full=RERANK_FULL)
 
 
 def config_json(spec: CheckpointSpec, dtype: str) -> dict[str, Any]:
