@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -46,16 +45,6 @@ class InboxConfig:
             raise ConfigError("reader must not be empty")
 
 
-@dataclass(frozen=True, slots=True)
-class KindCounters:
-    """What one kind has carried so far; ``failures`` counts transfers that did not deliver."""
-
-    transfers: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-    failures: int = 0
-
-
 @dataclass(slots=True)
 class _Peer:
     infos: dict[str, SlabInfo] = field(default_factory=dict)
@@ -85,7 +74,6 @@ class Inbox:
         # reached again, while its rows are copied.
         self._slabs: dict[tuple[str, str], PeerSlab] = {}
         self._peers: dict[str, _Peer] = {}
-        self._counters: dict[str, KindCounters] = {}
         self._closed = False
 
     def connect(self, producer: str, infos: Iterable[SlabInfo]) -> None:
@@ -132,20 +120,20 @@ class Inbox:
         still be reached.
         """
         self._check_kind(handle.kind)
-        started = time.perf_counter()
         try:
             rows = await self._slab(handle).fetch(handle, into)
             good = await self._slab(handle).release(handle)
         except BaseException as error:
-            self._count(handle.kind, failures=1)
             self._abandon(handle)
             if isinstance(error, TransportUnavailable):
                 self._note_failure(handle, error)
             raise
-        if not good or (handle.checksum and rows_checksum(rows) != handle.checksum):
-            self._count(handle.kind, failures=1)
-            raise _ended(handle) if not good else _damaged(handle)
-        self._count(handle.kind, 1, rows.nbytes, time.perf_counter() - started)
+        if not good:
+            raise LeaseExpired(f"lease {handle.lease} of {handle.producer} ended while its rows were copied")
+        if handle.checksum and rows_checksum(rows) != handle.checksum:
+            raise HandOffError(
+                f"the rows of lease {handle.lease} of {handle.producer} are not what was published"
+            )
         self._note_route(handle.producer, handle.kind)
         return rows
 
@@ -173,10 +161,6 @@ class Inbox:
     def routes(self) -> Mapping[str, str]:
         """The kind that each producer's rows came by last."""
         return {name: peer.route for name, peer in self._peers.items() if peer.route is not None}
-
-    def counters(self) -> Mapping[str, KindCounters]:
-        """What each kind has carried."""
-        return MappingProxyType(self._counters)
 
     def close(self) -> None:
         """Unmap and deregister everything; a second call does nothing."""
@@ -274,19 +258,3 @@ class Inbox:
         # A slab may still be mapped by a better kind that failed later and came back.
         for kind, info in peer.infos.items():
             self._let_go(kind, info.slab)
-
-    def _count(
-        self, kind: str, transfers: int = 0, nbytes: int = 0, seconds: float = 0.0, failures: int = 0
-    ) -> None:
-        old = self._counters.get(kind, KindCounters())
-        self._counters[kind] = KindCounters(
-            old.transfers + transfers, old.bytes + nbytes, old.seconds + seconds, old.failures + failures
-        )
-
-
-def _ended(handle: Handle) -> LeaseExpired:
-    return LeaseExpired(f"lease {handle.lease} of {handle.producer} ended while its rows were copied")
-
-
-def _damaged(handle: Handle) -> HandOffError:
-    return HandOffError(f"the rows of lease {handle.lease} of {handle.producer} are not what was published")

@@ -54,7 +54,7 @@ class CudaIpcTransport:
     async def publish(self, slot: Slot) -> Handle:
         if self._slab is None:
             raise HandOffError("this process has no slab to publish from")
-        slot.start_lease()
+        self._slab.start_lease(slot)
         return slab_handle(self.kind, self._producer, self._slab, slot)
 
     def connect(self, info: SlabInfo) -> MappedSlab:

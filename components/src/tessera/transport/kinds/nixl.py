@@ -25,7 +25,7 @@ from tessera.transport.slab.geometry import (
     slab_info,
     unknown_slab,
 )
-from tessera.transport.slab.slab import TORCH_DTYPES, Slab, Slot, check_destination, copy_rows
+from tessera.transport.slab.slab import Slab, Slot, copy_rows, destination
 from tessera.transport.slab.space import Space
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
@@ -134,7 +134,7 @@ class NixlTransport:
             # The agent is asked for its peers' messages from here on: before, no reader can have any.
             self._slab.add_source(self._finished_leases)
             self._published = True
-        slot.start_lease()
+        self._slab.start_lease(slot)
         return slab_handle(self.kind, self._producer, self._slab, slot)
 
     def connect(self, info: SlabInfo) -> NixlSlab:
@@ -198,8 +198,7 @@ class NixlSlab:
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
         block = self._check(handle)
-        rows = into(handle.shape, TORCH_DTYPES[handle.dtype])
-        check_destination(handle, rows)
+        rows = destination(handle, into)
         if await self._lease_word(block) != handle.lease:
             raise LeaseExpired(f"lease {handle.lease} had ended before its rows were read")
         staging, address = self._staging, self._address

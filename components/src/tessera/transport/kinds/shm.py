@@ -14,7 +14,7 @@ from tessera.errors import HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.host import host_id
 from tessera.transport.slab.geometry import check_origin, decode_address, slab_handle, slab_info, unknown_slab
 from tessera.transport.slab.memory import HostMemory, ShmAddress
-from tessera.transport.slab.slab import TORCH_DTYPES, Slab, Slot, check_destination, copy_rows
+from tessera.transport.slab.slab import Slab, Slot, copy_rows, destination
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ class MappedSlab:
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
         block = self._block_of(handle)
-        rows = into(handle.shape, TORCH_DTYPES[handle.dtype])
-        check_destination(handle, rows)
+        rows = destination(handle, into)
         if not self._memory.holds(block, handle.lease):
             raise LeaseExpired(f"lease {handle.lease} had ended before its rows were copied")
         first = block * self._memory.geometry.block_rows
@@ -96,7 +95,7 @@ class ShmTransport:
         if self._slab is None:
             raise HandOffError("this process has no slab to publish from")
         await self._slab.stage(slot)
-        slot.start_lease()
+        self._slab.start_lease(slot)
         return slab_handle(self.kind, self._producer, self._slab, slot)
 
     def connect(self, info: SlabInfo) -> MappedSlab:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
@@ -16,8 +17,11 @@ if TYPE_CHECKING:
 MAX_LEASE: Final = 2**63 - 1
 
 
-class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``capacity_rows`` rows of ``row_width`` elements; slots begin at multiples of ``block_rows`` rows."""
+class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """``capacity_rows`` rows of ``row_width`` elements; slots begin at multiples of ``block_rows`` rows.
+
+    Sizes that every hand-off needs are computed once.
+    """
 
     capacity_rows: int
     block_rows: int
@@ -38,15 +42,15 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def blocks(self) -> int:
         return self.capacity_rows // self.block_rows
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         return self.row_width * FLOATS[self.dtype].itemsize
 
-    @property
+    @cached_property
     def block_bytes(self) -> int:
         return self.block_rows * self.row_bytes
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return self.capacity_rows * self.row_bytes
 
