@@ -19,7 +19,7 @@ from tessera.errors import DeadlineExceeded, HandOffError, ProtocolError, Tesser
 from tessera.logs import count
 from tessera.rpc import DRAIN_PATIENCE_SECONDS, Check, Client, Peers, least_loaded
 from tessera.transport.inbox import Inbox, on_device
-from tessera.worker.image_rows import EncodedImage, Job
+from tessera.worker.image_rows import EncodedImage
 from tessera.worker.metrics import WorkerMetrics
 
 if TYPE_CHECKING:
@@ -83,13 +83,13 @@ class RemoteVision:
             self._roundings = found
         return self._roundings
 
-    async def encode(self, image: wire.Image, job: Job) -> EncodedImage:
+    async def encode(self, image: wire.Image, request: wire.EmbedRequest, deadline: float) -> EncodedImage:
         self._budget.called()
         failures: list[tuple[int, str]] = []
         while True:
-            instance = await self._choose([failed for failed, _ in failures], job.deadline)
+            instance = await self._choose([failed for failed, _ in failures], deadline)
             try:
-                encoded = await self._encode_at(instance, image, job)
+                encoded = await self._encode_at(instance, image, request, deadline)
             except (Unavailable, HandOffError) as error:
                 if not self._asks_again(instance, error, failures):
                     if isinstance(error, Unavailable):
@@ -143,24 +143,26 @@ class RemoteVision:
         log.debug("encode worker %x: %s; asking again", instance, error)
         return True
 
-    async def _encode_at(self, instance: int, image: wire.Image, job: Job) -> EncodedImage:
-        left = job.deadline - time.monotonic()
-        request = wire.EncodeRequest(
-            request_id=job.request_id,
+    async def _encode_at(
+        self, instance: int, image: wire.Image, request: wire.EmbedRequest, deadline: float
+    ) -> EncodedImage:
+        left = deadline - time.monotonic()
+        message = wire.EncodeRequest(
+            request_id=request.request_id,
             image=image,
             timeout_ms=max(1, int(left * 1e3)),
             reader=self._inbox.reader_info(f"{instance:x}"),
-            priority=job.priority,
-            client=job.client,
+            priority=request.priority,
+            client=request.client,
             call=f"{self._inbox.config.reader}-{next(self._calls)}",
         )
         rounding = self._peers.ready[instance].rounding
         self._units[instance] += image.units
         try:
-            reply = await self._peers.call(instance, request, timeout=left)
+            reply = await self._peers.call(instance, message, timeout=left)
         except (asyncio.CancelledError, DeadlineExceeded, Unavailable):
             # The answer may be on its way, with a lease that would be held until it runs out.
-            self._forget(instance, request.call)
+            self._forget(instance, message.call)
             raise
         finally:
             self._units[instance] -= image.units
@@ -168,7 +170,7 @@ class RemoteVision:
                 del self._units[instance]
         if not isinstance(reply, wire.EncodeReply):
             raise ProtocolError(f"encode worker {instance:x} answered {type(reply).__name__}")
-        rows, timings = await self._fetch(reply, job.deadline)
+        rows, timings = await self._fetch(reply, deadline)
         return EncodedImage(rows, timings, rounding=rounding)
 
     def _forget(self, instance: int, call: str) -> None:
