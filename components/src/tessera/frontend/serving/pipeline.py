@@ -219,7 +219,7 @@ class Pipeline:
         lengths = [0 if isinstance(prompt, TesseraError) else len(prompt.tokens) for prompt in prompts]
         cost = Cost(
             tokens=sum(lengths),
-            units=sum([vision.plan.units for _, images in good.values() for vision in images]),
+            units=sum([vision.payload.plan.units for _, images in good.values() for vision in images]),
             bounds=row_bounds(output, lengths),
         )
         return Work(request=request, output=output, good=good, errors=errors, lengths=lengths, cost=cost)
@@ -273,7 +273,7 @@ class Pipeline:
             # Of all pairs, or of queries and documents where each is embedded on its own.
             tokens=sum([len(prompt.tokens) for prompt in prompts]),
             # An image counts once, in however many pairs it is.
-            units=sum([vision.plan.units for of_input in images for vision in of_input]),
+            units=sum([vision.payload.plan.units for of_input in images for vision in of_input]),
             bounds=self._score_bounds(prompts, len(request.queries)),
         )
         return ScoreWork(request=request, prompts=prompts, images=images, cost=cost)
