@@ -32,8 +32,8 @@ class LeaseByCall:
     """
 
     def __init__(self) -> None:
+        # 0 where a call was forgotten before it had a lease: there is no such lease.
         self._leases: BoundedLru[str, int] = BoundedLru(_MOST_CALLS)
-        self._forgotten: BoundedLru[str, bool] = BoundedLru(_MOST_CALLS)
 
     def add(self, call: str, lease: int) -> None:
         if call:
@@ -42,13 +42,13 @@ class LeaseByCall:
     def forget(self, call: str) -> int | None:
         """The call's lease; None when it has none yet, and then it is not to get one any more."""
         lease = self._leases.pop(call)
-        if lease is None and call:
-            self._forgotten.put(call, True)
-        return lease
+        if not lease and call:
+            self._leases.put(call, 0)
+        return lease or None
 
     def was_forgotten(self, call: str) -> bool:
         """Whether the call was forgotten before it had a lease; asked once for each call."""
-        return self._forgotten.pop(call) is not None
+        return self._leases.pop(call) == 0
 
 
 class EncodeService:

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -17,7 +16,7 @@ from tessera import tracing, wire
 from tessera.budgets import RetryBudget
 from tessera.errors import DeadlineExceeded, HandOffError, ProtocolError, TesseraError, Unavailable
 from tessera.logs import count
-from tessera.rpc import DRAIN_PATIENCE_SECONDS, Check, Client, Peers, least_loaded
+from tessera.rpc import DRAIN_PATIENCE_SECONDS, Check, Client, Loads, Peers
 from tessera.transport.inbox import Inbox, on_device
 from tessera.worker.image_rows import EncodedImage
 from tessera.worker.metrics import WorkerMetrics
@@ -59,7 +58,7 @@ class RemoteVision:
         self._into = on_device(device)
         self._metrics = metrics
         self._wait_seconds = wait_seconds
-        self._units: Counter[int] = Counter()
+        self._units = Loads()
         self._connected: set[int] = set()
         self._roundings: list[str] = []
         self._budget = RetryBudget()
@@ -123,7 +122,7 @@ class RemoteVision:
         # A worker that was restarted a moment ago is worth a short wait, a deployment without any is not.
         if not ready and not await self._peers.wait_back(self._wait_seconds, deadline - time.monotonic()):
             raise Unavailable("no encode worker is available, so images cannot be embedded", retry_after=1.0)
-        return least_loaded(ready.keys() - tried or ready.keys(), self._units)
+        return self._units.least(ready.keys() - tried or ready.keys())
 
     def _asks_again(self, instance: int, error: TesseraError, failures: list[tuple[int, str]]) -> bool:
         """Add a failed call to an image's ``failures``; whether another is to be made."""
@@ -157,7 +156,7 @@ class RemoteVision:
             call=f"{self._inbox.config.reader}-{next(self._calls)}",
         )
         rounding = self._peers.ready[instance].rounding
-        self._units[instance] += image.units
+        self._units.add(instance, image.units)
         try:
             reply = await self._peers.call(instance, message, timeout=left)
         except (asyncio.CancelledError, DeadlineExceeded, Unavailable):
@@ -165,9 +164,7 @@ class RemoteVision:
             self._forget(instance, message.call)
             raise
         finally:
-            self._units[instance] -= image.units
-            if not self._units[instance]:
-                del self._units[instance]
+            self._units.add(instance, -image.units)
         if not isinstance(reply, wire.EncodeReply):
             raise ProtocolError(f"encode worker {instance:x} answered {type(reply).__name__}")
         rows, timings = await self._fetch(reply, deadline)
