@@ -43,17 +43,15 @@ async def run_until(left: Awaitable[object], work: Coroutine[Any, Any, T]) -> T:
         await _end([task])
 
 
+@dataclass(slots=True, eq=False)
 class Departure:
     """Says that whoever work is done for has gone, which cancels the work; owned by one event loop.
 
     Beside ``run_until`` for what is told and not waited for: it takes no task. One piece of work at a time.
     """
 
-    __slots__ = ("_gone", "_task")
-
-    def __init__(self) -> None:
-        self._gone = False
-        self._task: asyncio.Task[Any] | None = None
+    _gone: bool = False
+    _task: asyncio.Task[Any] | None = None
 
     def leave(self) -> None:
         """Cancel the work that is under way, and any that would begin later."""

@@ -119,7 +119,6 @@ class Inbox:
         is leased afterwards in any of these cases, nor after a cancellation, as far as the producer can
         still be reached.
         """
-        self._check_kind(handle.kind)
         try:
             rows = await self._slab(handle).fetch(handle, into)
             good = await self._slab(handle).release(handle)
@@ -139,8 +138,7 @@ class Inbox:
 
     def discard(self, handle: Handle) -> None:
         """Give back a slot whose rows are no longer wanted."""
-        if handle.kind in self.kinds:
-            self._abandon(handle)
+        self._abandon(handle)
 
     def forget(self, producer: str) -> None:
         """Let go of a producer that went away."""
@@ -173,16 +171,14 @@ class Inbox:
             transport.close()
         self._transports.clear()
 
-    def _check_kind(self, kind: str) -> None:
-        if self._closed:
-            raise HandOffError("the inbox is closed")
-        if kind not in self.kinds:
-            raise HandOffError(
-                f"a handle of kind {kind!r} reached a reader that uses {', '.join(self.kinds)}"
-            )
-
     def _slab(self, handle: Handle) -> PeerSlab:
         """What the handle's rows are read from; raises ``TransportUnavailable`` for an unknown slab."""
+        if self._closed:
+            raise HandOffError("the inbox is closed")
+        if handle.kind not in self.kinds:
+            raise HandOffError(
+                f"a handle of kind {handle.kind!r} reached a reader that uses {', '.join(self.kinds)}"
+            )
         if handle.kind == "inline":
             return INLINE
         slab = self._slabs.get((handle.kind, handle.slab))
@@ -191,14 +187,15 @@ class Inbox:
         return slab
 
     def _abandon(self, handle: Handle) -> None:
-        with suppress(TransportUnavailable):
+        with suppress(HandOffError):
             self._slab(handle).abandon(handle)
 
     def _open(self, kind: str, info: SlabInfo) -> None:
         """Connect a slab unless it is connected; raises ``TransportUnavailable``."""
         if (kind, info.slab) in self._slabs:
             return
-        self._check_kind(kind)
+        if self._closed:
+            raise HandOffError("the inbox is closed")
         transport = self._transports.get(kind)
         if transport is None:
             transport = make_transport(kind, self.config.reader, None, nixl=self._nixl)

@@ -169,11 +169,7 @@ class ImageRows:
 
     def holds(self, image: wire.Image | wire.Embeddings) -> bool:
         """Whether ``hit`` would find rows; counts as no lookup."""
-        return (
-            self._source is not None
-            and isinstance(image, wire.Image)
-            and any(key in self._cache for key in self._keys(image))
-        )
+        return isinstance(image, wire.Image) and any(key in self._cache for key in self._keys(image))
 
     def hit(self, image: wire.Image, span: Span) -> EncodedImage | None:
         """Return the rows that the cache has of the image; counts as one lookup."""
@@ -238,12 +234,12 @@ class ImageRows:
         return replace(encoded, span=tracing.here())
 
     def _keys(self, image: wire.Image) -> list[bytes]:
-        """Those that its rows may have now.
+        """Those that its rows may have now, none where no images are served.
 
         What an engine gave that rounds as none of them does now is not what a miss would give.
         """
-        assert self._source is not None
-        return [self._key(image, rounding) for rounding in self._source.roundings]
+        roundings = self._source.roundings if self._source is not None else ()
+        return [self._key(image, rounding) for rounding in roundings]
 
     def _key(self, image: wire.Image, rounding: str) -> bytes:
         """The digest names the image, what follows it everything else that its rows depend on.

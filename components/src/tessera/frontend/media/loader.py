@@ -222,19 +222,19 @@ class LoadedImage:
     size: tuple[int, int]
 
 
+@dataclass(slots=True)
 class MediaBudget:
     """Counts bytes while they arrive, so that many images cannot fill the memory side by side."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._left = limit
+    limit: int
+    taken: int = 0
 
     def take(self, nbytes: int, *, param: str) -> None:
         """Raises ``PayloadTooLarge`` naming ``param`` when the request's images are too many bytes."""
-        self._left -= nbytes
-        if self._left < 0:
+        self.taken += nbytes
+        if self.taken > self.limit:
             raise PayloadTooLarge(
-                f"{param}: the images of this request are larger than {self._limit} bytes together",
+                f"{param}: the images of this request are larger than {self.limit} bytes together",
                 param=param,
             )
 

@@ -335,7 +335,10 @@ class Dispatcher:
         """Return the items with what several have in common in the first of them alone, and their queries."""
         if len(items) > 1:
             items = list(_without_repeats(items))
-        if self._lender is not None and any(map(_has_rows, items)):
+        images = [image for item in items for image in item.images]
+        if self._lender is not None and any(
+            isinstance(image, wire.Embeddings) and image.handle.data for image in images
+        ):
             share.lent = True
             items = self._lender.lend(items, self._peers.ready.get(share.instance), loans)
         if call.queries:
@@ -366,10 +369,6 @@ def _checked(reply: wire.Reply, share: _Share, request: _Request) -> wire.EmbedR
     if sizes != (4 * rows * width, 4 * rows, width, len(counts), tuple(counts)):
         raise ProtocolError(f"{worker} sent other rows than [{rows}, {width}]")
     return reply
-
-
-def _has_rows(item: wire.Item) -> bool:
-    return any(isinstance(image, wire.Embeddings) and image.handle.data for image in item.images)
 
 
 def _without_repeats(items: Sequence[wire.Item]) -> Iterator[wire.Item]:

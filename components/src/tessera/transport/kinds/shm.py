@@ -12,7 +12,7 @@ import torch
 
 from tessera.errors import HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.host import host_id
-from tessera.transport.slab.geometry import check_origin, decode_address, slab_handle, slab_info, unknown_slab
+from tessera.transport.slab.geometry import decode_address, slab_info, unknown_slab
 from tessera.transport.slab.memory import HostMemory, ShmAddress
 from tessera.transport.slab.slab import Slab, Slot, copy_rows, destination
 from tessera.wire import Handle, ReaderInfo, SlabInfo
@@ -67,8 +67,7 @@ class MappedSlab:
         """Check the handle; the block whose lease word speaks for its slot."""
         if self._closed:
             raise unknown_slab(handle)
-        check_origin(handle, kind=self._kind, producer=self._producer)
-        return self._memory.geometry.check(handle)
+        return self._memory.geometry.check(handle, self._kind, self._producer)
 
 
 class ShmTransport:
@@ -95,8 +94,7 @@ class ShmTransport:
         if self._slab is None:
             raise HandOffError("this process has no slab to publish from")
         await self._slab.stage(slot)
-        self._slab.start_lease(slot)
-        return slab_handle(self.kind, self._producer, self._slab, slot)
+        return self._slab.lease(slot, self.kind, self._producer)
 
     def connect(self, info: SlabInfo) -> MappedSlab:
         address = decode_address(info, ShmAddress)

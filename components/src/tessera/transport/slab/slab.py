@@ -175,8 +175,11 @@ class Slab:
         slot.host_rows.copy_(slot.rows, non_blocking=True)
         await finished(self.device)
 
-    def start_lease(self, slot: Slot) -> None:
-        """Let peers read a slot from now on; ``HandOffError`` when it was published or freed before."""
+    def lease(self, slot: Slot, kind: str, producer: str) -> Handle:
+        """Let peers that reach the slab by ``kind`` read a slot from now on; its handle.
+
+        Raises ``HandOffError`` when it was published or freed before.
+        """
         if slot.state != "held":
             raise HandOffError(f"a slot that is {slot.state} cannot be published")
         slot.state = "leased"
@@ -187,6 +190,15 @@ class Slab:
         self._leased[slot.lease] = slot
         self._published += 1
         self._arm(_SWEEP_WAITING if self._space.waiting else _SWEEP_IDLE)
+        return Handle(
+            kind=kind,
+            producer=producer,
+            slab=self.name,
+            offset=slot.offset,
+            shape=slot.shape,
+            dtype=self.geometry.dtype,
+            lease=slot.lease,
+        )
 
     def take_back(self, slot: Slot) -> None:
         """Called by a slot that was never published."""
