@@ -140,7 +140,6 @@ class SingleFlight(Generic[T]):
 
     def __init__(self) -> None:
         self._flights: dict[Hashable, _Flight[T]] = {}
-        self.joined = 0
 
     async def run(self, key: Hashable, compute: Callable[[], Awaitable[T]]) -> T:
         """The result of ``compute`` for the key, of this call or of one under way; all raise its error."""
@@ -149,8 +148,6 @@ class SingleFlight(Generic[T]):
             flight = _Flight(asyncio.ensure_future(compute()))
             self._flights[key] = flight
             flight.task.add_done_callback(lambda _: self._forget(key, flight))
-        else:
-            self.joined += 1
         flight.waiters += 1
         try:
             return await asyncio.shield(flight.task)

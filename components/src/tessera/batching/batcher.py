@@ -271,7 +271,8 @@ class Batcher(Generic[P, R]):
         for entry in entries:
             self._release(entry)
             self._running += entry.size
-        self._open.fill(self._queue)
+        if self._queue:
+            self._open.fill(self._queue)
         if tracing.recording():
             tracing.batch_queued(self.name, ((entry.span, entry.enqueued) for entry in entries), at)
 

@@ -96,17 +96,15 @@ class Inbox:
         Raises ``TransportUnavailable`` when nothing reaches it and ``inline`` is not allowed.
         """
         peer = self._peers.get(producer)
-        kinds: list[str] = []
-        if peer is not None:
-            if peer.connected is None or any(time.monotonic() >= until for until in peer.failed.values()):
-                self._reach(producer, peer)
-            if peer.connected is not None:
-                kinds.append(peer.connected)
-        if "inline" in self.kinds:
-            kinds.append("inline")
+        if peer is not None and (
+            peer.connected is None or any(time.monotonic() >= until for until in peer.failed.values())
+        ):
+            self._reach(producer, peer)
+        connected = () if peer is None or peer.connected is None else (peer.connected,)
+        kinds = (*connected, "inline") if "inline" in self.kinds else connected
         if not kinds:
             raise TransportUnavailable(f"{' and '.join(self.kinds)} cannot reach {producer}")
-        return ReaderInfo(host=host_id(), devices=device_ids(), kinds=tuple(kinds))
+        return ReaderInfo(host=host_id(), devices=device_ids(), kinds=kinds)
 
     async def fetch(self, handle: Handle, into: Destination = on_cpu) -> torch.Tensor:
         """The handle's rows ``[rows, row_width]``, copied out of the slab, whose slot is then released.

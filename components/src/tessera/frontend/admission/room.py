@@ -172,15 +172,12 @@ class GroupBudget(Budget):
         if client:
             words[find(client)[0] + word] += amount
 
-    def give(self, client: str, amount: int) -> None:
-        self.take(client, -amount)
-
 
 class Room:
     """Bounds what the requests for one model have in flight, by its workers' capacity and by a number.
 
-    Tokens and units are shared fairly between clients. ``pairs`` says that the model scores pairs. What the
-    frontends of a ``group`` have in flight counts together.
+    Tokens and units are shared fairly between clients. ``pairs`` says that the model scores pairs; ``costs``
+    learns what requests cost. What the frontends of a ``group`` have in flight counts together.
     """
 
     def __init__(
@@ -198,7 +195,7 @@ class Room:
         self._requests = GroupBudget(lambda: max_requests, group, places, HELD_REQUESTS, "requests")
         self._tokens = GroupBudget(capacity.tokens, group, places, HELD_TOKENS, "tokens")
         self._units = GroupBudget(capacity.units, group, places, HELD_UNITS, "units")
-        self._costs = _Costs(pairs=pairs)
+        self.costs = _Costs(pairs=pairs)
 
     @property
     def tokens(self) -> int:
@@ -242,15 +239,11 @@ class Room:
         if units:
             self._units.give(client, units)
 
-    def charge(
-        self, client: str, body_bytes: int | None, guess: int, tokens: int, units: int
-    ) -> tuple[int, int]:
+    def charge(self, client: str, guess: int, tokens: int, units: int) -> tuple[int, int]:
         """Let a request hold its tokens and units, which are returned, in place of the tokens of its guess.
 
-        What it costs is learned for the guesses about those that come. Raises ``Overloaded``, and the
-        request holds nothing, when it is too much now.
+        Raises ``Overloaded``, and the request holds nothing, when that is too much now.
         """
-        self._costs.learn(body_bytes, tokens)
         self._tokens.give(client, guess)
         tokens, units = self._tokens.share(tokens), self._units.share(units)
         self._tokens.check(client, tokens)
@@ -261,7 +254,7 @@ class Room:
         return tokens, units
 
     def _guess(self, body_bytes: int | None) -> int:
-        return self._tokens.share(self._costs.guess(body_bytes))
+        return self._tokens.share(self.costs.guess(body_bytes))
 
 
 class Admission:
@@ -376,8 +369,9 @@ class Ticket:
         """
         room, answers, client = self._room, self._admission.answers, self._client
         assert room is not None
+        room.costs.learn(self._body_bytes, tokens)
         guess, self._tokens = self._tokens, 0
-        self._tokens, self._units = room.charge(client, self._body_bytes, guess, tokens, units)
+        self._tokens, self._units = room.charge(client, guess, tokens, units)
         answers.check(client, response_bytes)
         answers.take(client, response_bytes)
         self._response_bytes = response_bytes
