@@ -145,8 +145,7 @@ class SingleFlight(Generic[T]):
         """The result of ``compute`` for the key, of this call or of one under way; all raise its error."""
         flight = self._flights.get(key)
         if flight is None:
-            flight = _Flight(asyncio.ensure_future(compute()))
-            self._flights[key] = flight
+            flight = self._flights[key] = _Flight(asyncio.ensure_future(compute()))
             flight.task.add_done_callback(lambda _: self._forget(key, flight))
         flight.waiters += 1
         try:
@@ -252,9 +251,7 @@ KEEPER: Final = Keeper()
 class Promise(asyncio.Future[T]):
     """A future whose maker learns of its cancellation at once, and not in the loop's next round."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self.when_cancelled: Callable[[], None] | None = None
+    when_cancelled: Callable[[], None] | None = None
 
     def cancel(self, msg: object = None) -> bool:
         cancelled = super().cancel(msg)

@@ -145,7 +145,7 @@ class RequestInFlight:
     """
 
     def __init__(self, service: EmbedService, request: wire.EmbedRequest) -> None:
-        self.reply: Promise[wire.Reply] = Promise(service.loop)
+        self.reply: Promise[wire.Reply] = Promise(loop=service.loop)
         self._service = service
         self._request = request
         self._context = copy_context()

@@ -198,7 +198,7 @@ class ImageRows:
                 raise MediaNotCached(
                     f"{image.param}: the image is not cached any more; send it again", param=image.param
                 )
-            encode = partial(self._encode, self._source, image, request, deadline)
+            encode = partial(self._encode, image, request, deadline)
             try:
                 try:
                     encoded = await self._flights.run(image.same, encode)
@@ -222,11 +222,10 @@ class ImageRows:
         span.set_attributes({"tessera.cache": "precomputed", "tessera.transfer.route": image.handle.kind})
         return EncodedImage(await self._precomputed.fetch(image), wire.Timings())
 
-    async def _encode(
-        self, source: VisionSource, image: wire.Image, request: wire.EmbedRequest, deadline: float
-    ) -> EncodedImage:
+    async def _encode(self, image: wire.Image, request: wire.EmbedRequest, deadline: float) -> EncodedImage:
         """Return the rows that the source gives, in the shape of the image's plan; keep them in the cache."""
-        encoded = await source.encode(image, request, deadline)
+        assert self._source is not None
+        encoded = await self._source.encode(image, request, deadline)
         shape, expected = tuple(encoded.rows.shape), (image.rows, self._spec.row_width)
         if shape != expected:
             raise EngineFailed(f"the vision stage gave rows {shape}, not {expected}", param=image.param)

@@ -85,8 +85,8 @@ class TorchVisionEngine:
         tune_interpreter()
 
     def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object]:
-        types = batch.by_type()
-        if len(types) > 1:
+        if len({image.dtype for image in batch.pixels}) > 1:
+            types = batch.by_type()
             # Pixels that a client normalised must not be rounded, the others not be sent as floats.
             return Launched.every(
                 [self.launch(batch.pick(numbers), [out[number] for number in numbers]) for numbers in types]

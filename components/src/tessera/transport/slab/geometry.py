@@ -62,10 +62,8 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         rows = check_shape(handle)
         if (handle.kind, handle.producer) != (kind, producer):
-            raise HandOffError(
-                f"the handle is of kind {handle.kind!r} and producer {handle.producer!r},"
-                f" its slab of {kind!r} and {producer!r}"
-            )
+            origin = f"{handle.kind} of {handle.producer!r}"
+            raise HandOffError(f"the handle names a slab by {origin}, this one is by {kind} of {producer!r}")
         if handle.dtype != self.dtype:
             raise HandOffError(f"the handle's dtype is {handle.dtype}, its slab's is {self.dtype}")
         if handle.shape[1] != self.row_width:
