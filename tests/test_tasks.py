@@ -232,7 +232,7 @@ async def test_what_a_round_waits_for_may_be_cancelled(keeper: Keeper) -> None:
 
 async def test_a_promise_lets_go_of_its_maker_however_it_ends() -> None:
     loop, calls = asyncio.get_running_loop(), []
-    cancelled, settled = Promise[int](loop), Promise[int](loop)
+    cancelled, settled = Promise[int](loop=loop), Promise[int](loop=loop)
     for promise in (cancelled, settled):
         promise.when_cancelled = lambda: calls.append(1)
     assert cancelled.cancel() and not cancelled.cancel()

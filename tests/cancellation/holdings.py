@@ -107,7 +107,7 @@ class Holdings:
 
 def _caches() -> Iterator[BoundedLru[Any, Any]]:
     for held in gc.get_objects():
-        if type(held) is BoundedLru:
+        if issubclass(type(held), BoundedLru):
             yield held
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from tessera import imaging
 from tessera.errors import InvalidInput, PayloadTooLarge, RequestError, UnsupportedMedia
-from tessera.imaging import FORMATS, MAX_PIXELS, ImageHeader, decode, probe
+from tessera.imaging import FORMATS, MAX_PIXELS, Picture, decode
 
 WIDTH, HEIGHT = 37, 22
 ORIENTATION = 0x0112
@@ -46,14 +46,14 @@ def png_of_size(width: int, height: int) -> bytes:
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_sizes(kind: str) -> None:
-    assert probe(encoded(kind), param="input") == ImageHeader(format=kind, width=WIDTH, height=HEIGHT)
+    assert Picture(encoded(kind), param="input").size == (WIDTH, HEIGHT)
 
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGBA", "1"])
 @pytest.mark.parametrize("kind", ["PNG", "TIFF", "GIF"])
 def test_sizes_in_other_modes(kind: str, mode: str) -> None:
-    found = probe(encoded(kind, mode=mode), param="input")
-    assert (found.width, found.height) == (WIDTH, HEIGHT)
+    found = Picture(encoded(kind, mode=mode), param="input")
+    assert found.size == (WIDTH, HEIGHT)
 
 
 def test_webp_variants() -> None:
@@ -61,16 +61,16 @@ def test_webp_variants() -> None:
         for size in ((1, 1), (300, 7), (16383, 1)):
             file = io.BytesIO()
             Image.new("RGBA", size).save(file, "WEBP", **options)
-            found = probe(file.getvalue(), param="input")
-            assert (found.width, found.height) == size
+            found = Picture(file.getvalue(), param="input")
+            assert found.size == size
 
 
 @pytest.mark.parametrize("orientation", range(10))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
 def test_orientation_makes_the_size_upright(kind: str, orientation: int) -> None:
-    found = probe(encoded(kind, orientation=orientation), param="input")
+    found = Picture(encoded(kind, orientation=orientation), param="input")
     turned = 5 <= orientation <= 8
-    assert (found.width, found.height) == ((HEIGHT, WIDTH) if turned else (WIDTH, HEIGHT))
+    assert found.size == ((HEIGHT, WIDTH) if turned else (WIDTH, HEIGHT))
 
 
 def with_segment(jpeg: bytes, body: bytes) -> bytes:
@@ -87,8 +87,8 @@ def test_orientation_in_xmp_counts_and_behind_the_pixels_it_does_not() -> None:
     described = plain[:33] + png_chunk(b"iTXt", b"XML:com.adobe.xmp\0\0\0\0\0" + xmp) + plain[33:]
     marked = with_segment(encoded("JPEG"), b"http://ns.adobe.com/xap/1.0/\0" + xmp)
     for data, size in ((late, (WIDTH, HEIGHT)), (described, (HEIGHT, WIDTH)), (marked, (HEIGHT, WIDTH))):
-        found = probe(data, param="input")
-        assert (found.width, found.height) == size == decode(data, param="input").size
+        found = Picture(data, param="input")
+        assert found.size == size == decode(data, param="input").size
 
 
 def tiff(*entries: tuple[int, int, int, int], rest: bytes = b"") -> bytes:
@@ -103,13 +103,13 @@ def test_a_tiff_is_turned_by_its_tag_alone() -> None:
     entries = [(256, 4, 1, 4), (257, 4, 1, 2), (258, 3, 1, 8), (259, 3, 1, 1), (262, 3, 1, 1)]
     entries += [(273, 4, 1, behind), (279, 4, 1, 8), (700, 7, len(xmp), behind + 8)]
     data = tiff(*entries, rest=bytes(8) + xmp)
-    found = probe(data, param="input")
-    assert (found.width, found.height) == (4, 2) == decode(data, param="input").size
+    found = Picture(data, param="input")
+    assert found.size == (4, 2) == decode(data, param="input").size
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", FORMATS)
-def test_what_was_probed_is_what_is_decoded(kind: str) -> None:
+def test_the_size_in_the_header_is_that_of_the_decoded_image(kind: str) -> None:
     seeds = [encoded(kind)]
     if kind in ("JPEG", "PNG", "WEBP", "TIFF"):
         seeds += [encoded(kind, orientation=6), encoded(kind, orientation=3)]
@@ -123,8 +123,8 @@ def test_what_was_probed_is_what_is_decoded(kind: str) -> None:
             image = decode(bytes(data), param="input")
         except RequestError:
             continue
-        found = probe(bytes(data), param="input")
-        assert (found.width, found.height) == image.size
+        found = Picture(bytes(data), param="input")
+        assert found.size == image.size
         agreed += 1
     assert agreed > 50
 
@@ -133,13 +133,13 @@ def test_what_was_probed_is_what_is_decoded(kind: str) -> None:
 def test_unreadable_exif_counts_as_none() -> None:
     for block in (b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"):
         data = with_segment(encoded("JPEG"), block)
-        assert probe(data, param="input").width == WIDTH == decode(data, param="input").width
+        assert Picture(data, param="input").size[0] == WIDTH == decode(data, param="input").size[0]
 
 
 def test_limits() -> None:
-    assert probe(encoded("PNG"), param="input", max_pixels=WIDTH * HEIGHT).width == WIDTH
+    assert Picture(encoded("PNG"), param="input", max_pixels=WIDTH * HEIGHT).size[0] == WIDTH
     with pytest.raises(PayloadTooLarge) as caught:
-        probe(encoded("PNG"), param="input[3]", max_pixels=WIDTH * HEIGHT - 1)
+        Picture(encoded("PNG"), param="input[3]", max_pixels=WIDTH * HEIGHT - 1)
     assert caught.value.param == "input[3]"
     assert f"{WIDTH}x{HEIGHT}" in caught.value.message
     assert str(WIDTH * HEIGHT - 1) in caught.value.message
@@ -150,19 +150,16 @@ def test_a_bomb_is_refused_from_its_header_without_a_warning() -> None:
         warnings.simplefilter("error")
         for data in (png_of_size(60_000, 60_000), png_of_size(2**32 - 1, 2**32 - 1)):
             with pytest.raises(PayloadTooLarge, match=r"has \d{10,20} pixels, the limit is 1000 in all"):
-                probe(data, param="input", max_pixels=1000)
+                Picture(data, param="input", max_pixels=1000)
     with pytest.raises(PayloadTooLarge, match=f"has 400000000 pixels, the limit is {MAX_PIXELS} in all"):
-        probe(png_of_size(20_000, 20_000), param="input")
+        Picture(png_of_size(20_000, 20_000), param="input")
 
 
 def test_a_gif_frame_can_be_larger_than_its_screen() -> None:
     data = bytearray(encoded("GIF"))
     data[6:10] = struct.pack("<HH", 1, 1)
     with Image.open(io.BytesIO(data)) as image:
-        assert (
-            probe(bytes(data), param="input").width,
-            probe(bytes(data), param="input").height,
-        ) == image.size
+        assert Picture(bytes(data), param="input").size == image.size
 
 
 @pytest.mark.parametrize(
@@ -179,15 +176,9 @@ def test_a_gif_frame_can_be_larger_than_its_screen() -> None:
 )
 def test_other_content_is_unsupported(data: bytes) -> None:
     with pytest.raises(UnsupportedMedia) as caught:
-        probe(data, param="input[0]")
+        Picture(data, param="input[0]")
     assert caught.value.param == "input[0]"
     assert "JPEG" in caught.value.message
-
-
-def test_formats_can_be_narrowed() -> None:
-    with pytest.raises(UnsupportedMedia, match=r"served format \(JPEG, PNG\)"):
-        probe(encoded("TIFF"), param="input", formats=("JPEG", "PNG"))
-    assert probe(encoded("PNG"), param="input", formats=("JPEG", "PNG")).format == "PNG"
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -195,7 +186,7 @@ def test_files_cut_anywhere_never_crash(kind: str) -> None:
     data = encoded(kind, orientation=6) if kind in ("JPEG", "PNG", "WEBP", "TIFF") else encoded(kind)
     for end in range(min(len(data), 400)):
         try:
-            probe(data[:end], param="input")
+            Picture(data[:end], param="input")
         except RequestError as error:
             assert error.param == "input"
 
@@ -213,7 +204,7 @@ def test_broken_headers_say_so() -> None:
         b"RIFF\0\0\0\0WEBPVP9 " + b"\0" * 20,
     ):
         with pytest.raises((InvalidInput, UnsupportedMedia)):
-            probe(data, param="input")
+            Picture(data, param="input")
 
 
 _SEEDS = [encoded(kind) for kind in FORMATS] + [
@@ -231,12 +222,11 @@ def test_mutated_files_are_read_or_refused(seed: bytes, changes: list[tuple[int,
     for at, patch in changes:
         data[at : at + len(patch)] = patch
     try:
-        found = probe(bytes(data), param="input")
+        found = Picture(bytes(data), param="input")
     except RequestError as error:
         assert error.param == "input"
     else:
-        assert found.width > 0
-        assert found.height > 0
+        assert min(found.size) > 0
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -267,7 +257,7 @@ def test_headers_cost_little_whatever_they_claim(monkeypatch: pytest.MonkeyPatch
     for name, data in costly.items():
         sizes.clear()
         with pytest.raises((InvalidInput, UnsupportedMedia)):
-            probe(data, param="input")
+            Picture(data, param="input")
         # Of millions of blocks, and of tables of megabytes.
         assert 0 < len(sizes) <= 20_001, name
         assert sum(sizes) <= 4 * len(data) + 1024, name

@@ -204,9 +204,3 @@ def test_other_forms_of_a_picture_are_its_image() -> None:
     for kind in FORMATS:
         data = encoded(kind)
         np.testing.assert_array_equal(np.asarray(Picture(data, param="x").image), by_pillow(data))
-
-
-def test_a_picture_that_is_decoded_already() -> None:
-    picture = Picture.of(photo(), param="input")
-    assert picture.size == (WIDTH, HEIGHT)
-    np.testing.assert_array_equal(written(picture), np.asarray(photo()))

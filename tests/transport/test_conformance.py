@@ -105,9 +105,6 @@ async def test_rows_arrive_bit_for_bit(
         assert got.dtype == dtype
         assert same_bits(got, sample(seed, rows, dtype))
     assert pair.inbox.routes() == {"encoder-1": case.kind}
-    counters = pair.inbox.counters()[case.kind]
-    assert counters.transfers == 3
-    assert counters.bytes == (1 + 4 * BLOCK_ROWS + 5) * ROW_WIDTH * dtype.itemsize
 
 
 @every_kind

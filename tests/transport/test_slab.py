@@ -23,7 +23,7 @@ def slab() -> Iterator[Slab]:
 async def test_slots_are_views_of_whole_units(slab: Slab) -> None:
     first = await slab.acquire(11, timeout=1)
     second = await slab.acquire(1, timeout=1)
-    assert (first.offset, first.shape, first.nbytes) == (0, (11, 4), 11 * 16)
+    assert (first.offset, first.shape, first.rows.nbytes) == (0, (11, 4), 11 * 16)
     assert (second.offset, second.shape) == (20 * 16, (1, 4))
     assert second.rows.data_ptr() == slab.rows.data_ptr() + second.offset
     assert slab.stats().used_bytes == 30 * 16
@@ -50,18 +50,18 @@ async def test_freeing_twice_and_publishing_twice(slab: Slab) -> None:
     slot.free()
     assert slab.stats().used_bytes == 40 * 16
     with pytest.raises(HandOffError, match="free"):
-        slot.start_lease()
-    other.start_lease()
+        slab.lease(slot, "shm", "encoder-1")
+    slab.lease(other, "shm", "encoder-1")
     other.free()
     assert slab.stats().leased == 1
     with pytest.raises(HandOffError, match="leased"):
-        other.start_lease()
+        slab.lease(other, "shm", "encoder-1")
 
 
 async def test_the_lease_word_stands_while_the_lease_does(slab: Slab) -> None:
     slot = await slab.acquire(25, timeout=1)
     assert list(slab.memory.lease) == [0, 0, 0, 0]
-    slot.start_lease()
+    slab.lease(slot, "shm", "encoder-1")
     assert list(slab.memory.lease) == [slot.lease, 0, 0, 0]
     assert slab.release(slot.lease) is True
     assert list(slab.memory.lease) == [0, 0, 0, 0]
@@ -70,7 +70,7 @@ async def test_the_lease_word_stands_while_the_lease_does(slab: Slab) -> None:
 
 async def test_the_word_is_cleared_before_the_memory_can_be_taken(slab: Slab) -> None:
     slot = await slab.acquire(40, timeout=1)
-    slot.start_lease()
+    slab.lease(slot, "shm", "encoder-1")
     words: list[int] = []
 
     async def next_user() -> None:
@@ -86,7 +86,7 @@ async def test_the_word_is_cleared_before_the_memory_can_be_taken(slab: Slab) ->
 
 async def test_an_acknowledged_slot_is_swept(slab: Slab) -> None:
     slot = await slab.acquire(10, timeout=1)
-    slot.start_lease()
+    slab.lease(slot, "shm", "encoder-1")
     slab.memory.ack[slot.block] = slot.lease - 1
     assert slab.sweep() == 0
     slab.memory.ack[slot.block] = slot.lease
@@ -96,7 +96,7 @@ async def test_an_acknowledged_slot_is_swept(slab: Slab) -> None:
 
 async def test_an_expired_slot_is_swept_by_itself(slab: Slab) -> None:
     slot = await slab.acquire(40, timeout=1)
-    slot.start_lease()
+    slab.lease(slot, "shm", "encoder-1")
     again = await slab.acquire(1, timeout=5)
     assert again.offset == 0
     stats = slab.stats()
@@ -106,7 +106,7 @@ async def test_an_expired_slot_is_swept_by_itself(slab: Slab) -> None:
 async def test_the_timer_runs_only_while_something_is_leased(slab: Slab) -> None:
     slot = await slab.acquire(10, timeout=1)
     assert slab._timer is None
-    slot.start_lease()
+    slab.lease(slot, "shm", "encoder-1")
     assert slab._timer is not None
     slab.memory.ack[slot.block] = slot.lease
     await asyncio.sleep(0.15)
@@ -124,7 +124,7 @@ async def test_the_timer_goes_on_after_an_error(slab: Slab) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context["exception"]))
     slot = await slab.acquire(10, timeout=1)
     slab.sweep = odd  # type: ignore[method-assign]
-    slot.start_lease()
+    slab.lease(slot, "shm", "encoder-1")
     slab.memory.ack[slot.block] = slot.lease
     async with asyncio.timeout(20):
         while slab._timer is not None:  # noqa: ASYNC110
@@ -135,7 +135,7 @@ async def test_the_timer_goes_on_after_an_error(slab: Slab) -> None:
 async def test_a_waiter_hurries_the_sweep() -> None:
     slab = Slab(GEOMETRY, lease_seconds=60)
     slot = await slab.acquire(40, timeout=1)
-    slot.start_lease()
+    slab.lease(slot, "shm", "encoder-1")
     loop = asyncio.get_running_loop()
     waiting = asyncio.ensure_future(slab.acquire(10, timeout=5))
     await asyncio.sleep(0)
@@ -158,7 +158,7 @@ async def test_requests_that_cannot_be_met(slab: Slab) -> None:
 async def test_draining_waits_for_readers(slab: Slab) -> None:
     slab.lease_seconds = 60
     slot = await slab.acquire(10, timeout=1)
-    slot.start_lease()
+    slab.lease(slot, "shm", "encoder-1")
     assert await slab.drain(timeout=0.01) is False
     asyncio.get_running_loop().call_later(0.02, slab.memory.ack.__setitem__, slot.block, slot.lease)
     assert await slab.drain(timeout=5) is True

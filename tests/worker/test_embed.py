@@ -32,7 +32,7 @@ from tessera.models import Model
 from tessera.models.base import Content, Output, OutputKind, Role, Truncate
 from tessera.transport.lending import inline_handle
 from tessera.worker.embed import EmbedService
-from tessera.worker.image_rows import EncodedImage, ImageRows, Job
+from tessera.worker.image_rows import EncodedImage, ImageRows
 from tessera.worker.metrics import WorkerMetrics
 from tests.rpc.conftest import until
 from tests.worker.conftest import TILE_ROWS, SummingText, picture, vision_of, worker_info
@@ -56,9 +56,9 @@ class Rows:
         self.values: dict[bytes, float] = {}
         """By an image's digest; 2 for all others."""
 
-    async def encode(self, image: wire.Image, job: Job) -> EncodedImage:
+    async def encode(self, image: wire.Image, request: wire.EmbedRequest, deadline: float) -> EncodedImage:
         self.calls.append(image)
-        self.orders.append((job.deadline - time.monotonic(), job.client, job.priority))
+        self.orders.append((deadline - time.monotonic(), request.client, request.priority))
         try:
             await self.open.wait()
         except asyncio.CancelledError:

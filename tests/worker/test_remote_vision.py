@@ -18,7 +18,6 @@ from tessera.rpc import Client, Server
 from tessera.transport.inbox import Inbox, InboxConfig
 from tessera.transport.settings import TransportSettings
 from tessera.worker import remote_vision
-from tessera.worker.image_rows import Job
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.remote_vision import RemoteVision
 from tests.rpc.conftest import Deployment, until
@@ -27,8 +26,10 @@ from tests.worker.conftest import Encoder, make_outbox, make_stage, picture, wor
 Fault = Callable[[wire.EncodeRequest], Awaitable[wire.Reply | None]]
 
 
-def job(timeout: float) -> Job:
-    return Job(request_id="r", deadline=time.monotonic() + timeout)
+def request(timeout: float) -> tuple[wire.EmbedRequest, float]:
+    """A request, and its deadline."""
+    message = wire.EmbedRequest(request_id="r", items=(), timeout_ms=int(timeout * 1e3))
+    return message, time.monotonic() + timeout
 
 
 class Cluster:
@@ -85,7 +86,7 @@ class Cluster:
 
     async def rows(self, seed: int, timeout: float = 20.0) -> float:
         """The value that all of the image's rows have."""
-        encoded = await (await self.vision()).encode(picture(seed), job(timeout))
+        encoded = await (await self.vision()).encode(picture(seed), *request(timeout))
         assert bool((encoded.rows == encoded.rows[0, 0]).all())
         return float(encoded.rows[0, 0])
 
@@ -137,7 +138,7 @@ async def test_rows_carry_their_engines_rounding(cluster: Cluster) -> None:
     await cluster.add(rounding="fp8")
     vision = await cluster.vision()
     assert list(vision.roundings) == ["", "fp8"]
-    assert {(await vision.encode(picture(seed), job(20))).rounding for seed in range(3)} == {"fp8"}
+    assert {(await vision.encode(picture(seed), *request(20))).rounding for seed in range(3)} == {"fp8"}
 
 
 async def test_a_worker_that_is_gone_costs_a_call_to_another(cluster: Cluster) -> None:
@@ -252,7 +253,7 @@ async def test_no_encode_worker_is_said_plainly(
         wait_seconds=600 if stopped else 0.1,
         stop=stop,
     )
-    waiting = asyncio.ensure_future(vision.encode(picture(1), job(600)))
+    waiting = asyncio.ensure_future(vision.encode(picture(1), *request(600)))
     await asyncio.sleep(0)
     if stopped:
         stop.set()
@@ -266,9 +267,9 @@ async def test_a_cancelled_encode_stops_the_work_there(cluster: Cluster) -> None
     encoder = cluster.encoders[instance]
     vision = await cluster.vision()
     encoder.engine.gate.clear()
-    first = asyncio.ensure_future(vision.encode(picture(1), job(20)))
+    first = asyncio.ensure_future(vision.encode(picture(1), *request(20)))
     await asyncio.to_thread(encoder.engine.entered.acquire)
-    second = asyncio.ensure_future(vision.encode(picture(2), job(20)))
+    second = asyncio.ensure_future(vision.encode(picture(2), *request(20)))
     await until(lambda: encoder.stage._admitted.used == 2)
     second.cancel()
     await asyncio.gather(second, return_exceptions=True)

@@ -62,16 +62,12 @@ class Budget:
     def take(self, client: str, amount: int) -> None:
         self._used += amount
         if client:
-            self._held[client] = self._held.get(client, 0) + amount
+            held = self._held.pop(client, 0) + amount
+            if held > 0:
+                self._held[client] = held
 
     def give(self, client: str, amount: int) -> None:
-        self._used -= amount
-        if client:
-            left = self._held.get(client, 0) - amount
-            if left > 0:
-                self._held[client] = left
-            else:
-                self._held.pop(client, None)
+        self.take(client, -amount)
 
 
 Clock = Callable[[], float]

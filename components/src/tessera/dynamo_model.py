@@ -39,10 +39,8 @@ log = logging.getLogger(__name__)
 class CarriedMedia(MediaLoader):
     """Takes data URLs, under the frontend's policy; a worker fetches nothing and reads no files."""
 
-    async def read(self, source: ImageSource, *, deadline: Deadline, budget: MediaBudget) -> bytes:
-        if source.url[:5].lower() != "data:":
-            raise MediaFetchError(f"{source.param}: only data URLs are taken here", param=source.param)
-        return await super().read(source, deadline=deadline, budget=budget)
+    async def read_named(self, source: ImageSource, deadline: Deadline, budget: MediaBudget) -> bytes:
+        raise MediaFetchError(f"{source.param}: only data URLs are taken here", param=source.param)
 
 
 ROUTE: Final = "dynamo"

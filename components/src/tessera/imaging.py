@@ -25,9 +25,8 @@ from __future__ import annotations
 import re
 import struct
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from typing import Final
@@ -57,47 +56,23 @@ Image.MAX_IMAGE_PIXELS = MAX_PIXELS
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImageHeader:
-    """``width`` and ``height`` in pixels of the image as it is meant to be seen, EXIF orientation applied."""
-
-    format: str
-    width: int
-    height: int
-
-
-def open_image(
-    data: bytes, *, param: str, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS
-) -> ImageFile.ImageFile:
-    """Open an image file without decoding it; the caller closes it.
-
-    Raises ``UnsupportedMedia`` when the bytes are no readable image in ``formats``, ``InvalidInput`` when
-    the header makes no sense, ``PayloadTooLarge`` above ``max_pixels``; all name ``param``.
-    """
-    with image_errors(param, formats, max_pixels=max_pixels):
+def open_image(data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> ImageFile.ImageFile:
+    """Open an image file without decoding it; raises as ``Picture``, which knows ``max_pixels``."""
+    with image_errors(param, max_pixels=max_pixels):
         # Pillow also reads dialects of TIFF with 64-bit tables, to which no decoder here is put.
         if data[:2] in (b"II", b"MM") and data[:4] not in _CLASSIC_TIFF:
             raise UnidentifiedImageError("not a classic TIFF")
         file = _MeteredFile(data)
-        image = Image.open(file, formats=tuple(formats))
-        file.unmeter()
+        image = Image.open(file, formats=FORMATS)
+        # For the decoder.
+        file.reads_left = None
         if image.format == "TIFF":
             # Decoding would turn the image by it, and only then.
             image.info.pop("xmp", None)
         width, height = image.size
         if width < 1 or height < 1:
             raise InvalidInput(f"{param}: the image has no pixels ({width}x{height})", param=param)
-        _check_pixels(width, height, param=param, max_pixels=max_pixels)
         return image
-
-
-def _check_pixels(width: int, height: int, *, param: str, max_pixels: int) -> None:
-    if width * height > min(max_pixels, MAX_PIXELS):
-        raise PayloadTooLarge(
-            f"{param}: the image has {width}x{height} pixels,"
-            f" the limit is {min(max_pixels, MAX_PIXELS)} in all",
-            param=param,
-        )
 
 
 def orientation(image: ImageFile.ImageFile) -> int:
@@ -118,43 +93,21 @@ def orientation(image: ImageFile.ImageFile) -> int:
     return turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
 
 
-def upright_size(image: ImageFile.ImageFile) -> tuple[int, int]:
-    """Width and height in pixels of an image that ``open_image`` gave, as it is meant to be seen."""
-    width, height = image.size
-    return (height, width) if orientation(image) >= 5 else (width, height)
-
-
-def probe(
-    data: bytes, *, param: str, max_pixels: int = MAX_PIXELS, formats: Sequence[str] = FORMATS
-) -> ImageHeader:
-    """Format and upright size of an image file; raises what ``open_image`` raises."""
-    if "JPEG" in formats and (size := plain_jpeg_size(data)):
-        _check_pixels(*size, param=param, max_pixels=max_pixels)
-        return ImageHeader(format="JPEG", width=size[0], height=size[1])
-    with open_image(data, param=param, max_pixels=max_pixels, formats=formats) as image:
-        width, height = upright_size(image)
-        # A JPEG with further pictures behind the first goes by another name in Pillow.
-        kind = "JPEG" if image.format == "MPO" else str(image.format)
-        return ImageHeader(format=kind, width=width, height=height)
-
-
 @contextmanager
-def image_errors(
-    param: str, formats: Sequence[str] = FORMATS, *, max_pixels: int = MAX_PIXELS
-) -> Iterator[None]:
+def image_errors(param: str, *, max_pixels: int = MAX_PIXELS) -> Iterator[None]:
     """Turn whatever Pillow raises over a file into this service's errors."""
     try:
         yield
     except (RequestError, MemoryError):
         raise
     except Exception as error:  # Pillow's decoders raise whatever a malformed file leads them to
-        raise _refusal(error, param, formats, min(max_pixels, MAX_PIXELS)) from error
+        raise _refusal(error, param, max_pixels) from error
 
 
-def _refusal(error: Exception, param: str, formats: Sequence[str], max_pixels: int) -> RequestError:
+def _refusal(error: Exception, param: str, max_pixels: int) -> RequestError:
     if isinstance(error, UnidentifiedImageError):
         return UnsupportedMedia(
-            f"{param} is no image of a served format ({', '.join(formats)}), or its header is damaged",
+            f"{param} is no image of a served format ({', '.join(FORMATS)}), or its header is damaged",
             param=param,
         )
     if isinstance(error, Image.DecompressionBombError | Image.DecompressionBombWarning):
@@ -172,25 +125,22 @@ class _MeteredFile(BytesIO):
     """Bounds what reading a header may cost, whatever the file claims about itself.
 
     Pillow's readers take at least one read for each block of a file, and hold a TIFF's tables as objects
-    many times their size. ``unmeter`` lifts the limits for the decoder.
+    many times their size. Without ``reads_left`` there is no limit.
     """
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
-        self._reads: int | None = _MAX_READS
+        self.reads_left: int | None = _MAX_READS
         self._nbytes = _MAX_TIFF_BYTES if data[:4] in _CLASSIC_TIFF else len(data) * 4 + 1024
 
     def read(self, size: int | None = -1, /) -> bytes:
         data = super().read(size)
-        if self._reads is not None:
-            self._reads -= 1
+        if self.reads_left is not None:
+            self.reads_left -= 1
             self._nbytes -= len(data)
-            if self._reads < 0 or self._nbytes < 0:
+            if self.reads_left < 0 or self._nbytes < 0:
                 raise ValueError("the header goes on for too long")
         return data
-
-    def unmeter(self) -> None:
-        self._reads = None
 
 
 # Markers of ITU-T T.81, table B.1.
@@ -207,12 +157,12 @@ _JPEG_SEGMENTS: Final = 64
 
 
 def plain_jpeg_size(data: bytes) -> tuple[int, int] | None:
-    """Width and height in pixels of a plain JPEG; None for any other file, and for a damaged header."""
-    return _plain_frame_size(data) if data.startswith(_JPEG_START) else None
+    """Width and height in pixels of a plain JPEG; None for any other file, and for a damaged header.
 
-
-def _plain_frame_size(data: bytes) -> tuple[int, int] | None:
-    """As ``plain_jpeg_size``, of a file that begins as a JPEG does: walk its segments up to the scan."""
+    The segments are walked up to the scan.
+    """
+    if not data.startswith(_JPEG_START):
+        return None
     at, size = len(_JPEG_START), None
     for _ in range(_JPEG_SEGMENTS):
         if len(data) < at + 4:
@@ -259,31 +209,29 @@ def plain_jpeg_pixels(data: bytes, size: tuple[int, int]) -> npt.NDArray[np.uint
 class Picture:
     """The upright RGB image in a file, of which only the header has been read.
 
-    Raises ``UnsupportedMedia`` for bytes that are no image of a served format, ``InvalidInput`` for a header
-    that makes no sense, ``PayloadTooLarge`` above ``max_pixels``; all name ``param``.
+    ``size`` is its width and height in pixels. Raises ``UnsupportedMedia`` for bytes that are no image of a
+    served format, ``InvalidInput`` for a header that makes no sense, ``PayloadTooLarge`` above
+    ``max_pixels``; all name ``param``.
     """
 
     def __init__(self, data: bytes, *, param: str, max_pixels: int = MAX_PIXELS) -> None:
         self.data = data
         self.param = param
-        self._opened = None
+        max_pixels = min(max_pixels, MAX_PIXELS)
         size = plain_jpeg_size(data)
-        if size is not None:
-            _check_pixels(*size, param=param, max_pixels=max_pixels)
-        else:
+        self._opened: ImageFile.ImageFile | None = None
+        if size is None:
             # Kept: Pillow reads a header in some forty steps, a tenth of what a small image takes.
             self._opened = open_image(data, param=param, max_pixels=max_pixels)
-            size = upright_size(self._opened)
-        self.size = size
-        """Width and height in pixels."""
-
-    @classmethod
-    def of(cls, image: Image.Image, *, param: str) -> Picture:
-        """A picture that is decoded already: an upright RGB image."""
-        picture = cls.__new__(cls)
-        picture.data, picture.param, picture.size, picture._opened = b"", param, image.size, None
-        picture.image = image
-        return picture
+            size = self._opened.size
+        width, height = size
+        if width * height > max_pixels:
+            raise PayloadTooLarge(
+                f"{param}: the image has {width}x{height} pixels, the limit is {max_pixels} in all",
+                param=param,
+            )
+        turned = self._opened is not None and orientation(self._opened) >= 5
+        self.size = (height, width) if turned else (width, height)
 
     @cached_property
     def image(self) -> Image.Image:

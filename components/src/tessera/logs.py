@@ -53,18 +53,15 @@ def current_line() -> RequestLine | None:
     return _current.get()
 
 
+@dataclass(slots=True, eq=False)
 class serving:
     """``with serving(line)``: that request is served inside."""
 
-    __slots__ = ("_line", "_token")
-
-    _token: Token[RequestLine | None]
-
-    def __init__(self, line: RequestLine) -> None:
-        self._line = line
+    line: RequestLine
+    _token: Token[RequestLine | None] = field(init=False)
 
     def __enter__(self) -> None:
-        self._token = _current.set(self._line)
+        self._token = _current.set(self.line)
 
     def __exit__(self, *_: object) -> None:
         _current.reset(self._token)

@@ -43,17 +43,15 @@ async def run_until(left: Awaitable[object], work: Coroutine[Any, Any, T]) -> T:
         await _end([task])
 
 
+@dataclass(slots=True, eq=False)
 class Departure:
     """Says that whoever work is done for has gone, which cancels the work; owned by one event loop.
 
     Beside ``run_until`` for what is told and not waited for: it takes no task. One piece of work at a time.
     """
 
-    __slots__ = ("_gone", "_task")
-
-    def __init__(self) -> None:
-        self._gone = False
-        self._task: asyncio.Task[Any] | None = None
+    _gone: bool = False
+    _task: asyncio.Task[Any] | None = None
 
     def leave(self) -> None:
         """Cancel the work that is under way, and any that would begin later."""
@@ -142,17 +140,13 @@ class SingleFlight(Generic[T]):
 
     def __init__(self) -> None:
         self._flights: dict[Hashable, _Flight[T]] = {}
-        self.joined = 0
 
     async def run(self, key: Hashable, compute: Callable[[], Awaitable[T]]) -> T:
         """The result of ``compute`` for the key, of this call or of one under way; all raise its error."""
         flight = self._flights.get(key)
         if flight is None:
-            flight = _Flight(asyncio.ensure_future(compute()))
-            self._flights[key] = flight
+            flight = self._flights[key] = _Flight(asyncio.ensure_future(compute()))
             flight.task.add_done_callback(lambda _: self._forget(key, flight))
-        else:
-            self.joined += 1
         flight.waiters += 1
         try:
             return await asyncio.shield(flight.task)
@@ -257,9 +251,7 @@ KEEPER: Final = Keeper()
 class Promise(asyncio.Future[T]):
     """A future whose maker learns of its cancellation at once, and not in the loop's next round."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop=loop)
-        self.when_cancelled: Callable[[], None] | None = None
+    when_cancelled: Callable[[], None] | None = None
 
     def cancel(self, msg: object = None) -> bool:
         cancelled = super().cancel(msg)

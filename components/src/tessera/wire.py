@@ -20,6 +20,7 @@ numbers costs ten times the space and a Python object for each.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final, Literal, TypeVar
 
 import msgspec
@@ -386,10 +387,6 @@ class Piece(Message, frozen=True, kw_only=True):
 
 
 _encoder = msgspec.msgpack.Encoder()
-_calls: msgspec.msgpack.Decoder[Calls] = msgspec.msgpack.Decoder(Calls)
-_replies: msgspec.msgpack.Decoder[Replies | Failure | Piece] = msgspec.msgpack.Decoder(
-    Replies | Failure | Piece
-)
 # Text that is not UTF-8 is reported by Python, not by the codec.
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError)
 
@@ -398,17 +395,7 @@ def encode(message: Message) -> bytes:
     return bytes((VERSION,)) + _encoder.encode(message)
 
 
-def decode_calls(payload: object) -> Calls:
-    """Read what a caller sent; raises ``ProtocolError``."""
-    return _decode(_calls, payload, "request")
-
-
-def decode_replies(payload: object) -> Replies | Failure | Piece:
-    """Read what an instance answered; raises ``ProtocolError``."""
-    return _decode(_replies, payload, "reply")
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[M], payload: object, kind: str) -> M:
+def _decode(decoder: msgspec.msgpack.Decoder[M], kind: str, payload: object) -> M:
     if not isinstance(payload, bytes | bytearray | memoryview):
         raise ProtocolError(f"a message must be bytes, not {type(payload).__name__}")
     view = memoryview(payload)
@@ -420,3 +407,12 @@ def _decode(decoder: msgspec.msgpack.Decoder[M], payload: object, kind: str) -> 
         return decoder.decode(view[1:])
     except _MALFORMED as error:
         raise ProtocolError(f"malformed {kind}: {error}") from error
+
+
+decode_calls = partial(_decode, msgspec.msgpack.Decoder(Calls), "request")
+"""Reads what a caller sent; raises ``ProtocolError``."""
+
+_Answer = Replies | Failure | Piece
+_answers: msgspec.msgpack.Decoder[_Answer] = msgspec.msgpack.Decoder(_Answer)
+decode_replies = partial(_decode, _answers, "reply")
+"""Reads what an instance answered; raises ``ProtocolError``."""

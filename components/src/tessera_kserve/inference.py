@@ -98,7 +98,7 @@ class Inference:
             self.statistics.fail(offer.name, time.perf_counter() - started)
             raise
         self.statistics.succeed(offer.name, spent, time.perf_counter() - started)
-        return Answer(model=call.model, id=call.id, request_id=exchange.id, outputs=outputs)
+        return Answer(model=call.model, id=call.id, request_id=exchange.line.request_id, outputs=outputs)
 
     async def _infer(self, offer: Offer, call: Call, exchange: Exchange, spent: Spent) -> tuple[Any, ...]:
         began = time.perf_counter()
@@ -148,7 +148,7 @@ class Inference:
                 raise
 
         of_request = dispatch.Call(
-            request_id=exchange.id,
+            request_id=exchange.line.request_id,
             deadline=exchange.deadline,
             client=exchange.client,
             priority=request.priority,

@@ -93,7 +93,7 @@ class Frontend:
             return await self.dispatcher.embed(items, call)
         finally:
             # Whatever happened, nothing stays counted.
-            assert not self.router._tokens
+            assert not self.router.loads._loads
 
     def retries(self) -> float:
         return self.metrics.registry.get_sample_value("tessera_retries_total", {"model": "m"}) or 0.0
@@ -384,11 +384,11 @@ async def test_a_cancelled_request_is_cancelled_at_the_worker(frontend: Frontend
     await frontend.start()
     call = asyncio.ensure_future(frontend.embed(text(0, size=50)))
     await until(lambda: frontend.requests[instance])
-    assert frontend.router.in_flight(instance) == 50
+    assert frontend.router.loads[instance] == 50
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     await asyncio.wait_for(cancelled.wait(), 10)
-    assert frontend.router.in_flight(instance) == 0
+    assert frontend.router.loads[instance] == 0
 
 
 @pytest.mark.parametrize(

@@ -68,13 +68,13 @@ def test_an_overloaded_worker_is_left_and_returned_to() -> None:
     instances, router = workers(4), Router(slack=1000)
     (digest,) = digests(1)
     home = router.pick_image(digest, instances)
-    router.started(home, 1500)
+    router.loads.add(home, 1500)
     # 1500 is more than 1.25 times the mean of 375 plus the slack.
     away = router.pick_image(digest, instances)
     assert away != home
     # The second in its ranking, every time: that cache warms up too.
     assert router.pick_image(digest, instances) == away
-    router.finished(home, 1500)
+    router.loads.add(home, -1500)
     assert router.pick_image(digest, instances) == home
 
 
@@ -82,17 +82,17 @@ def test_little_load_never_moves_an_image() -> None:
     instances, router = workers(4), Router()
     (digest,) = digests(1)
     home = router.pick_image(digest, instances)
-    router.started(home, 16_000)
+    router.loads.add(home, 16_000)
     assert router.pick_image(digest, instances) == home
 
 
 def test_text_goes_to_the_fewest_tokens() -> None:
     router = Router()
-    router.started(1, 100)
-    router.started(2, 50)
-    router.started(3, 70)
+    router.loads.add(1, 100)
+    router.loads.add(2, 50)
+    router.loads.add(3, 70)
     assert router.pick_text([1, 2, 3]) == 2
-    router.started(2, 30)
+    router.loads.add(2, 30)
     assert router.pick_text([1, 2, 3]) == 3
     assert router.pick_text([1, 2]) == 2
 
@@ -100,11 +100,11 @@ def test_text_goes_to_the_fewest_tokens() -> None:
 def test_counts_return_to_nothing() -> None:
     router = Router()
     for _ in range(100):
-        router.started(1, 7)
+        router.loads.add(1, 7)
     for _ in range(100):
-        router.finished(1, 7)
-    assert router.in_flight(1) == 0
-    assert not router._tokens
+        router.loads.add(1, -7)
+    assert router.loads[1] == 0
+    assert not router.loads._loads
 
 
 def test_load_over_64_workers_stays_within_the_bound() -> None:
@@ -121,16 +121,17 @@ def test_load_over_64_workers_stays_within_the_bound() -> None:
     for digest in chance.choices(images, weights, k=10_000):
         tokens = chance.choice((256, 1792, 1792, 3328))
         instance = router.pick_image(digest, instances)
-        mean = sum(router.in_flight(each) for each in instances) / len(instances)
-        assert router.in_flight(instance) <= LOAD_FACTOR * mean + 2000
+        mean = sum(router.loads[each] for each in instances) / len(instances)
+        assert router.loads[instance] <= LOAD_FACTOR * mean + 2000
         alone[hashed.pick_image(digest, instances)] += tokens
-        router.started(instance, tokens)
+        router.loads.add(instance, tokens)
         served[instance] += tokens
         running.append((instance, tokens))
         if len(running) > 1000:
-            router.finished(*running.pop(chance.randrange(len(running))))
+            done, held = running.pop(chance.randrange(len(running)))
+            router.loads.add(done, -held)
         if len(running) == 1000:
-            loads = [router.in_flight(each) for each in instances]
+            loads = [router.loads[each] for each in instances]
             worst = max(worst, max(loads) * len(loads) / sum(loads))
     mean = sum(served.values()) / len(instances)
     print(
@@ -140,5 +141,5 @@ def test_load_over_64_workers_stays_within_the_bound() -> None:
     assert max(served.values()) / mean < 1.5
     assert max(served.values()) < max(alone.values())
     for instance, tokens in running:
-        router.finished(instance, tokens)
-    assert not router._tokens
+        router.loads.add(instance, -tokens)
+    assert not router.loads._loads

@@ -174,13 +174,13 @@ class Batcher(Generic[P, R]):
             raise EngineDead(self._engine.dead.message)
         if self._closed:
             raise Unavailable(f"the {self.name} engine is closing")
-        if not self.admits(size, client):
+        if not self._waiting.admits(client, size):
             refusal = self._waiting.refusal(client, size, whole=f"the {self.name} queue", unit="waiting")
             raise Overloaded(refusal, retry_after=self.seconds_to_drain())
 
     def submit(self, payload: P, size: int, **options: Unpack[Options]) -> asyncio.Future[Outcome[R]]:
         """Queue one payload as ``put`` does; cancelling the future cancels it."""
-        promise: Promise[Outcome[R]] = Promise(self._loop)
+        promise: Promise[Outcome[R]] = Promise(loop=self._loop)
         entry = self.put(payload, size, promise.settle, **options)
         promise.when_cancelled = partial(self.cancel, entry)
         return promise
@@ -271,7 +271,8 @@ class Batcher(Generic[P, R]):
         for entry in entries:
             self._release(entry)
             self._running += entry.size
-        self._open.fill(self._queue)
+        if self._queue:
+            self._open.fill(self._queue)
         if tracing.recording():
             tracing.batch_queued(self.name, ((entry.span, entry.enqueued) for entry in entries), at)
 

@@ -59,7 +59,7 @@ class _File(ImageSource):
 class _FileLoader(MediaLoader):
     """Gives each image the bytes that its item came with; fetches nothing and opens no file."""
 
-    async def read(self, source: ImageSource, *, deadline: Deadline, budget: MediaBudget) -> bytes:
+    async def read_named(self, source: ImageSource, deadline: Deadline, budget: MediaBudget) -> bytes:
         assert isinstance(source, _File)
         return source.data
 

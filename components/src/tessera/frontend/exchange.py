@@ -29,13 +29,13 @@ _REQUEST_ID: Final = re.compile(rb"[\x21-\x7e]{1,128}")
 class Exchange:
     """Holds what is known of a request from its head to its answer; owned by one event loop.
 
-    ``headers`` has the first of each name, in lower case. ``body_bytes`` is the length that was announced,
-    ``peer`` the client's address, ``key`` the name of the API key, also where there are none, and ``client``
-    the name by which clients share the service, empty where there are none. ``rates`` is None where no key
-    has a rate. ``departure`` ends the work when the client goes away. ``model`` is the name of the model
-    that answers, once it is known, ``failure`` the answer where it is an error, ``error_shape`` its form
-    where that is not the route's, ``unexpected`` an error that no handler knows, and ``body`` the request's,
-    once it has been read.
+    ``line`` has the request's id, which its body may set. ``headers`` has the first of each name, in lower
+    case. ``body_bytes`` is the length that was announced, ``peer`` the client's address, ``key`` the name of
+    the API key, also where there are none, and ``client`` the name by which clients share the service, empty
+    where there are none. ``rates`` is None where no key has a rate. ``departure`` ends the work when the
+    client goes away. ``model`` is the name of the model that answers, once it is known, ``failure`` the
+    answer where it is an error, ``error_shape`` its form where that is not the route's, ``unexpected`` an
+    error that no handler knows, and ``body`` the request's, once it has been read.
     """
 
     line: RequestLine
@@ -76,11 +76,6 @@ class Exchange:
             departure=state.get("departure") or Departure(),
         )
         return exchange
-
-    @property
-    def id(self) -> str:
-        """Return the request's id, which its body may set."""
-        return self.line.request_id
 
     def count(self) -> None:
         """Count the request in its key's rate, once; raises ``RateLimited``."""

@@ -1,6 +1,6 @@
 """The one place that knows Dynamo: serving an endpoint, calling an instance, watching discovery."""
 
-from tessera.rpc.client import Client, least_loaded
+from tessera.rpc.client import Client, Loads
 from tessera.rpc.discovery import FORGOTTEN, until_back
 from tessera.rpc.model_server import ModelServer
 from tessera.rpc.peers import DRAIN_PATIENCE_SECONDS, Check, Peers
@@ -12,13 +12,13 @@ __all__ = [
     "FORGOTTEN",
     "Check",
     "Client",
+    "Loads",
     "ModelServer",
     "Peers",
     "RpcSettings",
     "Runtime",
     "Server",
     "internal_error",
-    "least_loaded",
     "set_environment_defaults",
     "until_back",
 ]

@@ -385,10 +385,25 @@ class Client:
         return channel
 
 
-def least_loaded(instances: Collection[int], loads: Mapping[int, int]) -> int:
-    """Return the instance with the smallest load, at random where several have it.
+class Loads:
+    """Counts what is in flight at each instance, in any unit."""
 
-    ``instances`` must not be empty; one that ``loads`` lacks has nothing in flight. In a fixed order every
-    caller that has little in flight would choose the first.
-    """
-    return min(instances, key=lambda instance: (loads.get(instance, 0), random.random()))
+    def __init__(self) -> None:
+        self._loads: dict[int, int] = {}
+
+    def __getitem__(self, instance: int) -> int:
+        return self._loads.get(instance, 0)
+
+    def add(self, instance: int, more: int) -> None:
+        """Count so much more, or less where it is negative."""
+        load = self._loads.pop(instance, 0) + more
+        if load > 0:
+            self._loads[instance] = load
+
+    def least(self, instances: Collection[int]) -> int:
+        """Return the instance with the smallest load, at random where several have it.
+
+        ``instances`` must not be empty. In a fixed order every caller that has little in flight would choose
+        the first.
+        """
+        return min(instances, key=lambda instance: (self._loads.get(instance, 0), random.random()))

@@ -186,16 +186,6 @@ class _Process:
             self.memory = np.empty(0, np.uint8)
 
 
-def _hung_up(end: socket.socket) -> bool:
-    """Whether the other end is closed, or this one, by another thread."""
-    poll = select.poll()
-    try:
-        poll.register(end, select.POLLHUP)
-    except ValueError:
-        return True
-    return bool(poll.poll(0))
-
-
 class _ForkServer:
     """The process that forks the others (``child``); started again when it has gone.
 
@@ -222,11 +212,15 @@ class _ForkServer:
 
     @property
     def _alive(self) -> bool:
-        process, control = self._process, self._control
+        process, control, hung_up = self._process, self._control, select.poll()
         if process is None or control is None or process.poll() is not None:
             return False
         # Of a process that ends, the kernel closes the files, ends those it forked, then has its status.
-        return not _hung_up(control)
+        with suppress(ValueError):
+            hung_up.register(control, select.POLLHUP)
+            return not hung_up.poll(0)
+        # Another thread has closed this end.
+        return False
 
     def forked(self, process: _Process) -> bool:
         """Whether the process is one of those that end with the fork server that runs now."""

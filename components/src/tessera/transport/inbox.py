@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -46,16 +45,6 @@ class InboxConfig:
             raise ConfigError("reader must not be empty")
 
 
-@dataclass(frozen=True, slots=True)
-class KindCounters:
-    """What one kind has carried so far; ``failures`` counts transfers that did not deliver."""
-
-    transfers: int = 0
-    bytes: int = 0
-    seconds: float = 0.0
-    failures: int = 0
-
-
 @dataclass(slots=True)
 class _Peer:
     infos: dict[str, SlabInfo] = field(default_factory=dict)
@@ -85,7 +74,6 @@ class Inbox:
         # reached again, while its rows are copied.
         self._slabs: dict[tuple[str, str], PeerSlab] = {}
         self._peers: dict[str, _Peer] = {}
-        self._counters: dict[str, KindCounters] = {}
         self._closed = False
 
     def connect(self, producer: str, infos: Iterable[SlabInfo]) -> None:
@@ -108,17 +96,15 @@ class Inbox:
         Raises ``TransportUnavailable`` when nothing reaches it and ``inline`` is not allowed.
         """
         peer = self._peers.get(producer)
-        kinds: list[str] = []
-        if peer is not None:
-            if peer.connected is None or any(time.monotonic() >= until for until in peer.failed.values()):
-                self._reach(producer, peer)
-            if peer.connected is not None:
-                kinds.append(peer.connected)
-        if "inline" in self.kinds:
-            kinds.append("inline")
+        if peer is not None and (
+            peer.connected is None or any(time.monotonic() >= until for until in peer.failed.values())
+        ):
+            self._reach(producer, peer)
+        connected = () if peer is None or peer.connected is None else (peer.connected,)
+        kinds = (*connected, "inline") if "inline" in self.kinds else connected
         if not kinds:
             raise TransportUnavailable(f"{' and '.join(self.kinds)} cannot reach {producer}")
-        return ReaderInfo(host=host_id(), devices=device_ids(), kinds=tuple(kinds))
+        return ReaderInfo(host=host_id(), devices=device_ids(), kinds=kinds)
 
     async def fetch(self, handle: Handle, into: Destination = on_cpu) -> torch.Tensor:
         """The handle's rows ``[rows, row_width]``, copied out of the slab, whose slot is then released.
@@ -131,28 +117,26 @@ class Inbox:
         is leased afterwards in any of these cases, nor after a cancellation, as far as the producer can
         still be reached.
         """
-        self._check_kind(handle.kind)
-        started = time.perf_counter()
         try:
             rows = await self._slab(handle).fetch(handle, into)
             good = await self._slab(handle).release(handle)
         except BaseException as error:
-            self._count(handle.kind, failures=1)
             self._abandon(handle)
             if isinstance(error, TransportUnavailable):
                 self._note_failure(handle, error)
             raise
-        if not good or (handle.checksum and rows_checksum(rows) != handle.checksum):
-            self._count(handle.kind, failures=1)
-            raise _ended(handle) if not good else _damaged(handle)
-        self._count(handle.kind, 1, rows.nbytes, time.perf_counter() - started)
+        if not good:
+            raise LeaseExpired(f"lease {handle.lease} of {handle.producer} ended while its rows were copied")
+        if handle.checksum and rows_checksum(rows) != handle.checksum:
+            raise HandOffError(
+                f"the rows of lease {handle.lease} of {handle.producer} are not what was published"
+            )
         self._note_route(handle.producer, handle.kind)
         return rows
 
     def discard(self, handle: Handle) -> None:
         """Give back a slot whose rows are no longer wanted."""
-        if handle.kind in self.kinds:
-            self._abandon(handle)
+        self._abandon(handle)
 
     def forget(self, producer: str) -> None:
         """Let go of a producer that went away."""
@@ -174,10 +158,6 @@ class Inbox:
         """The kind that each producer's rows came by last."""
         return {name: peer.route for name, peer in self._peers.items() if peer.route is not None}
 
-    def counters(self) -> Mapping[str, KindCounters]:
-        """What each kind has carried."""
-        return MappingProxyType(self._counters)
-
     def close(self) -> None:
         """Unmap and deregister everything; a second call does nothing."""
         self._closed = True
@@ -189,16 +169,14 @@ class Inbox:
             transport.close()
         self._transports.clear()
 
-    def _check_kind(self, kind: str) -> None:
-        if self._closed:
-            raise HandOffError("the inbox is closed")
-        if kind not in self.kinds:
-            raise HandOffError(
-                f"a handle of kind {kind!r} reached a reader that uses {', '.join(self.kinds)}"
-            )
-
     def _slab(self, handle: Handle) -> PeerSlab:
         """What the handle's rows are read from; raises ``TransportUnavailable`` for an unknown slab."""
+        if self._closed:
+            raise HandOffError("the inbox is closed")
+        if handle.kind not in self.kinds:
+            raise HandOffError(
+                f"a handle of kind {handle.kind!r} reached a reader that uses {', '.join(self.kinds)}"
+            )
         if handle.kind == "inline":
             return INLINE
         slab = self._slabs.get((handle.kind, handle.slab))
@@ -207,14 +185,15 @@ class Inbox:
         return slab
 
     def _abandon(self, handle: Handle) -> None:
-        with suppress(TransportUnavailable):
+        with suppress(HandOffError):
             self._slab(handle).abandon(handle)
 
     def _open(self, kind: str, info: SlabInfo) -> None:
         """Connect a slab unless it is connected; raises ``TransportUnavailable``."""
         if (kind, info.slab) in self._slabs:
             return
-        self._check_kind(kind)
+        if self._closed:
+            raise HandOffError("the inbox is closed")
         transport = self._transports.get(kind)
         if transport is None:
             transport = make_transport(kind, self.config.reader, None, nixl=self._nixl)
@@ -274,19 +253,3 @@ class Inbox:
         # A slab may still be mapped by a better kind that failed later and came back.
         for kind, info in peer.infos.items():
             self._let_go(kind, info.slab)
-
-    def _count(
-        self, kind: str, transfers: int = 0, nbytes: int = 0, seconds: float = 0.0, failures: int = 0
-    ) -> None:
-        old = self._counters.get(kind, KindCounters())
-        self._counters[kind] = KindCounters(
-            old.transfers + transfers, old.bytes + nbytes, old.seconds + seconds, old.failures + failures
-        )
-
-
-def _ended(handle: Handle) -> LeaseExpired:
-    return LeaseExpired(f"lease {handle.lease} of {handle.producer} ended while its rows were copied")
-
-
-def _damaged(handle: Handle) -> HandOffError:
-    return HandOffError(f"the rows of lease {handle.lease} of {handle.producer} are not what was published")

@@ -106,8 +106,7 @@ class AccessLog:
             call = "embed" if isinstance(message, wire.EmbedRequest) else "encode"
             part = Part(RequestLine(message.request_id), call, now)
             self._newest[message.request_id] = part
-        if part.calls and not part.running:
-            self._waiting.pop(part, None)
+        self._waiting.pop(part, None)
         part.calls += 1
         part.running += 1
         return part

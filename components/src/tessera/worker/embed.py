@@ -145,7 +145,7 @@ class RequestInFlight:
     """
 
     def __init__(self, service: EmbedService, request: wire.EmbedRequest) -> None:
-        self.reply: Promise[wire.Reply] = Promise(service.loop)
+        self.reply: Promise[wire.Reply] = Promise(loop=service.loop)
         self._service = service
         self._request = request
         self._context = copy_context()
@@ -233,13 +233,16 @@ class RequestInFlight:
     ) -> Entry[PackedInput, Rows] | asyncio.Task[Embedded]:
         """Begin an input with images, or that is scored: queued at once if all that it needs is at hand."""
         service, request = self._service, self._request
+        if self._images is None and service.images is not None:
+            self._images = RequestImages(service.images, request, self._deadline)
+        images = self._images
         if request.rows == "vision":
             work = self._vision(item)
         else:
             # Asked before the images cost anything, and not again when their rows are there.
             if not self._fits:
                 service.batcher.check(len(packed.tokens), request.client)
-            if not self._queries and (encoded := self._request_images().at_hand(item.images)) is not None:
+            if not self._queries and images and (encoded := images.at_hand(item.images)) is not None:
                 rows = tuple([image.rows for image in encoded])
                 return self._put(index, replace(packed, vision=rows), cached=sum(map(len, rows)))
             work = self._embed(item, packed)
@@ -360,23 +363,14 @@ class RequestInFlight:
             self._images.close()
         self._service.in_flight -= self._tokens
 
-    def _request_images(self) -> RequestImages:
-        if self._images is None:
-            assert self._service.images is not None
-            self._images = RequestImages(self._service.images, self._request, self._deadline)
-        return self._images
-
-    async def _encoded(self, item: wire.Item) -> tuple[tuple[torch.Tensor, ...], int, wire.Timings]:
-        """As ``RequestImages.all``, and nothing for an item without images."""
-        if not item.images:
-            return (), 0, wire.Timings()
-        return await self._request_images().all(item.images)
-
     async def _embed(self, item: wire.Item, packed: PackedInput) -> Embedded:
         """Embed an item that waits for its images' rows before its turn, or for its score after it."""
-        vision, cached, timings = await self._encoded(item)
+        cached, timings = 0, wire.Timings()
+        if self._images is not None:
+            vision, cached, timings = await self._images.all(item.images)
+            packed = replace(packed, vision=vision)
         outcome = await self._service.batcher.submit(
-            replace(packed, vision=vision),
+            packed,
             len(packed.tokens),
             client=self._request.client,
             priority=self._request.priority,
@@ -397,7 +391,8 @@ class RequestInFlight:
 
     async def _vision(self, item: wire.Item) -> Embedded:
         """Return the rows of an item's images, for a client that asks for no more."""
-        vision, cached, timings = await self._encoded(item)
+        assert self._images is not None
+        vision, cached, timings = await self._images.all(item.images)
         values = await asyncio.to_thread(_host_rows, vision)
         return Rows(values, np.array((0, len(values))), np.ones(len(values), np.float32)), cached, timings
 

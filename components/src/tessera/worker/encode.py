@@ -25,32 +25,6 @@ _MOST_CALLS: Final = 4096
 _SLOT_SHARE: Final = 0.8
 
 
-class LeaseByCall:
-    """The leases of the last calls, for readers that forget a call. Owned by one event loop.
-
-    A call without a name (``""``) is never found.
-    """
-
-    def __init__(self) -> None:
-        self._leases: BoundedLru[str, int] = BoundedLru(_MOST_CALLS)
-        self._forgotten: BoundedLru[str, bool] = BoundedLru(_MOST_CALLS)
-
-    def add(self, call: str, lease: int) -> None:
-        if call:
-            self._leases.put(call, lease)
-
-    def forget(self, call: str) -> int | None:
-        """The call's lease; None when it has none yet, and then it is not to get one any more."""
-        lease = self._leases.pop(call)
-        if lease is None and call:
-            self._forgotten.put(call, True)
-        return lease
-
-    def was_forgotten(self, call: str) -> bool:
-        """Whether the call was forgotten before it had a lease; asked once for each call."""
-        return self._forgotten.pop(call) is not None
-
-
 class EncodeService:
     """Answers ``EncodeRequest``, ``Forget``, ``Describe`` and ``Inspect``; knows no tokens and no HTTP."""
 
@@ -61,7 +35,11 @@ class EncodeService:
         self._outbox = outbox
         self._metrics = metrics
         self._info = info
-        self._leases = LeaseByCall()
+        # Looked up once: it is used for every image.
+        self._answered = metrics.items.labels("encode", "ok").inc
+        # By the readers' names of their calls; 0, which is no lease, for one that was forgotten before it had
+        # any, and then is not to get one.
+        self._leases: BoundedLru[str, int] = BoundedLru(_MOST_CALLS)
         self._shares = FrontendShares()
 
     async def handle(self, request: wire.Request) -> wire.Reply:
@@ -75,9 +53,8 @@ class EncodeService:
             self._count_failure(error)
             if not isinstance(error, TimeoutError):
                 raise
-            param = request.image.param
-            raise DeadlineExceeded("the image was not encoded in time", param=param) from error
-        self._count("ok")
+            raise DeadlineExceeded("the image was not encoded in time", param=request.image.param) from error
+        self._answered()
         return reply
 
     def _answer(self, request: wire.Request) -> wire.Reply:
@@ -90,8 +67,10 @@ class EncodeService:
         if isinstance(request, wire.Inspect):
             return self._metrics.state()
         if isinstance(request, wire.Forget):
-            if (lease := self._leases.forget(request.call)) is not None:
+            if lease := self._leases.pop(request.call):
                 self._outbox.slab.release(lease)
+            elif request.call:
+                self._leases.put(request.call, 0)
             return wire.Forgotten()
         raise ProtocolError(f"an encode worker does not answer {type(request).__name__}")
 
@@ -115,7 +94,7 @@ class EncodeService:
         timings = None
         try:
             timings = await self._stage.encode(image, slot.rows, request, slot.free)
-            if self._leases.was_forgotten(request.call):
+            if self._leases.pop(request.call) == 0:
                 raise RequestCancelled("the reader has gone")
             with tracing.span("publish") as span:
                 handle = await self._outbox.publish(slot, request.reader)
@@ -126,7 +105,8 @@ class EncodeService:
             if timings is not None or not isinstance(error, asyncio.CancelledError):
                 slot.free()
             raise
-        self._leases.add(request.call, handle.lease)
+        if request.call:
+            self._leases.put(request.call, handle.lease)
         return wire.EncodeReply(handle=handle, timings=timings)
 
     async def drain(self, timeout: float) -> None:

@@ -78,20 +78,6 @@ class CacheFill:
             log.warning("vision rows are not kept, they are not finite")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What the images and texts of one request have in common.
-
-    ``deadline`` is a reading of the monotonic clock in seconds; ``client`` and ``priority`` are as in
-    ``wire.EmbedRequest``.
-    """
-
-    request_id: str
-    deadline: float
-    client: str = ""
-    priority: int = 0
-
-
 @dataclass(frozen=True, slots=True)
 class EncodedImage:
     """Rows ``[rows, row_width]`` that nothing writes to any more, and the time they took.
@@ -125,8 +111,11 @@ class VisionSource(Protocol):
         """How the engines round that an image may come to now, or came to last if there is none."""
         ...
 
-    async def encode(self, image: wire.Image, job: Job) -> EncodedImage:
-        """The image's rows; raises ``DeadlineExceeded`` and what the engine and the hand-off raise."""
+    async def encode(self, image: wire.Image, request: wire.EmbedRequest, deadline: float) -> EncodedImage:
+        """The image's rows, by ``deadline`` on the monotonic clock in seconds, for a request that has it.
+
+        Raises ``DeadlineExceeded`` and what the engine and the hand-off raise.
+        """
         ...
 
     async def close(self) -> None: ...
@@ -180,11 +169,7 @@ class ImageRows:
 
     def holds(self, image: wire.Image | wire.Embeddings) -> bool:
         """Whether ``hit`` would find rows; counts as no lookup."""
-        return (
-            self._source is not None
-            and isinstance(image, wire.Image)
-            and self._cache.holds(*self._keys(image))
-        )
+        return isinstance(image, wire.Image) and any(key in self._cache for key in self._keys(image))
 
     def hit(self, image: wire.Image, span: Span) -> EncodedImage | None:
         """Return the rows that the cache has of the image; counts as one lookup."""
@@ -194,8 +179,10 @@ class ImageRows:
         )
         return None if cached is None else EncodedImage(cached, wire.Timings(), cached=True)
 
-    async def get(self, job: Job, image: wire.Image | wire.Embeddings) -> EncodedImage:
-        """Return one image's rows.
+    async def get(
+        self, image: wire.Image | wire.Embeddings, request: wire.EmbedRequest, deadline: float
+    ) -> EncodedImage:
+        """Return one image's rows for a request that has it.
 
         Raises ``InvalidInput`` where no images are served, ``MediaNotCached`` for an image that was named
         without its bytes, and what the vision stage raises, with this request's name for the image.
@@ -211,7 +198,7 @@ class ImageRows:
                 raise MediaNotCached(
                     f"{image.param}: the image is not cached any more; send it again", param=image.param
                 )
-            encode = partial(self._encode, self._source, job, image)
+            encode = partial(self._encode, image, request, deadline)
             try:
                 try:
                     encoded = await self._flights.run(image.same, encode)
@@ -235,9 +222,10 @@ class ImageRows:
         span.set_attributes({"tessera.cache": "precomputed", "tessera.transfer.route": image.handle.kind})
         return EncodedImage(await self._precomputed.fetch(image), wire.Timings())
 
-    async def _encode(self, source: VisionSource, job: Job, image: wire.Image) -> EncodedImage:
+    async def _encode(self, image: wire.Image, request: wire.EmbedRequest, deadline: float) -> EncodedImage:
         """Return the rows that the source gives, in the shape of the image's plan; keep them in the cache."""
-        encoded = await source.encode(image, job)
+        assert self._source is not None
+        encoded = await self._source.encode(image, request, deadline)
         shape, expected = tuple(encoded.rows.shape), (image.rows, self._spec.row_width)
         if shape != expected:
             raise EngineFailed(f"the vision stage gave rows {shape}, not {expected}", param=image.param)
@@ -245,12 +233,12 @@ class ImageRows:
         return replace(encoded, span=tracing.here())
 
     def _keys(self, image: wire.Image) -> list[bytes]:
-        """Those that its rows may have now.
+        """Those that its rows may have now, none where no images are served.
 
         What an engine gave that rounds as none of them does now is not what a miss would give.
         """
-        assert self._source is not None
-        return [self._key(image, rounding) for rounding in self._source.roundings]
+        roundings = self._source.roundings if self._source is not None else ()
+        return [self._key(image, rounding) for rounding in roundings]
 
     def _key(self, image: wire.Image, rounding: str) -> bytes:
         """The digest names the image, what follows it everything else that its rows depend on.
@@ -272,13 +260,8 @@ class RequestImages:
     """
 
     def __init__(self, rows: ImageRows, request: wire.EmbedRequest, deadline: float) -> None:
+        self._get = partial(rows.get, request=request, deadline=deadline)
         self._rows = rows
-        self._job = Job(
-            request_id=request.request_id,
-            deadline=deadline,
-            client=request.client,
-            priority=request.priority,
-        )
         self._first: dict[Same, wire.Image | wire.Embeddings] = {}
         self._shared: set[Same] = set()
         self._kept: dict[Same, EncodedImage] = {}
@@ -315,9 +298,8 @@ class RequestImages:
         self, images: Sequence[wire.Image | wire.Embeddings]
     ) -> tuple[tuple[torch.Tensor, ...], int, wire.Timings]:
         """Return the rows of each of one item's images, how many of them were cached, and their timings."""
-        shared, get = self._shared, self._rows.get
         encoded = await run_all(
-            [self._joined(image) if image.same in shared else get(self._job, image) for image in images]
+            [self._joined(image) if image.same in self._shared else self._get(image) for image in images]
         )
         timings = wire.Timings()
         for image in encoded:
@@ -330,7 +312,7 @@ class RequestImages:
         same = image.same
         task = self._tasks.get(same)
         if task is None and same not in self._kept:
-            task = self._tasks[same] = asyncio.create_task(self._rows.get(self._job, self._first[same]))
+            task = self._tasks[same] = asyncio.create_task(self._get(self._first[same]))
             return await self._arrived(task, image)
         with tracing.span("vision rows", {"tessera.input": image.param}) as span:
             encoded = self._kept[same] if task is None else await self._arrived(task, image)

@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import logging
 import time
-from collections import Counter
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -17,9 +16,9 @@ from tessera import tracing, wire
 from tessera.budgets import RetryBudget
 from tessera.errors import DeadlineExceeded, HandOffError, ProtocolError, TesseraError, Unavailable
 from tessera.logs import count
-from tessera.rpc import DRAIN_PATIENCE_SECONDS, Check, Client, Peers, least_loaded
+from tessera.rpc import DRAIN_PATIENCE_SECONDS, Check, Client, Loads, Peers
 from tessera.transport.inbox import Inbox, on_device
-from tessera.worker.image_rows import EncodedImage, Job
+from tessera.worker.image_rows import EncodedImage
 from tessera.worker.metrics import WorkerMetrics
 
 if TYPE_CHECKING:
@@ -59,7 +58,7 @@ class RemoteVision:
         self._into = on_device(device)
         self._metrics = metrics
         self._wait_seconds = wait_seconds
-        self._units: Counter[int] = Counter()
+        self._units = Loads()
         self._connected: set[int] = set()
         self._roundings: list[str] = []
         self._budget = RetryBudget()
@@ -83,13 +82,13 @@ class RemoteVision:
             self._roundings = found
         return self._roundings
 
-    async def encode(self, image: wire.Image, job: Job) -> EncodedImage:
+    async def encode(self, image: wire.Image, request: wire.EmbedRequest, deadline: float) -> EncodedImage:
         self._budget.called()
         failures: list[tuple[int, str]] = []
         while True:
-            instance = await self._choose([failed for failed, _ in failures], job.deadline)
+            instance = await self._choose([failed for failed, _ in failures], deadline)
             try:
-                encoded = await self._encode_at(instance, image, job)
+                encoded = await self._encode_at(instance, image, request, deadline)
             except (Unavailable, HandOffError) as error:
                 if not self._asks_again(instance, error, failures):
                     if isinstance(error, Unavailable):
@@ -123,7 +122,7 @@ class RemoteVision:
         # A worker that was restarted a moment ago is worth a short wait, a deployment without any is not.
         if not ready and not await self._peers.wait_back(self._wait_seconds, deadline - time.monotonic()):
             raise Unavailable("no encode worker is available, so images cannot be embedded", retry_after=1.0)
-        return least_loaded(ready.keys() - tried or ready.keys(), self._units)
+        return self._units.least(ready.keys() - tried or ready.keys())
 
     def _asks_again(self, instance: int, error: TesseraError, failures: list[tuple[int, str]]) -> bool:
         """Add a failed call to an image's ``failures``; whether another is to be made."""
@@ -143,32 +142,32 @@ class RemoteVision:
         log.debug("encode worker %x: %s; asking again", instance, error)
         return True
 
-    async def _encode_at(self, instance: int, image: wire.Image, job: Job) -> EncodedImage:
-        left = job.deadline - time.monotonic()
-        request = wire.EncodeRequest(
-            request_id=job.request_id,
+    async def _encode_at(
+        self, instance: int, image: wire.Image, request: wire.EmbedRequest, deadline: float
+    ) -> EncodedImage:
+        left = deadline - time.monotonic()
+        message = wire.EncodeRequest(
+            request_id=request.request_id,
             image=image,
             timeout_ms=max(1, int(left * 1e3)),
             reader=self._inbox.reader_info(f"{instance:x}"),
-            priority=job.priority,
-            client=job.client,
+            priority=request.priority,
+            client=request.client,
             call=f"{self._inbox.config.reader}-{next(self._calls)}",
         )
         rounding = self._peers.ready[instance].rounding
-        self._units[instance] += image.units
+        self._units.add(instance, image.units)
         try:
-            reply = await self._peers.call(instance, request, timeout=left)
+            reply = await self._peers.call(instance, message, timeout=left)
         except (asyncio.CancelledError, DeadlineExceeded, Unavailable):
             # The answer may be on its way, with a lease that would be held until it runs out.
-            self._forget(instance, request.call)
+            self._forget(instance, message.call)
             raise
         finally:
-            self._units[instance] -= image.units
-            if not self._units[instance]:
-                del self._units[instance]
+            self._units.add(instance, -image.units)
         if not isinstance(reply, wire.EncodeReply):
             raise ProtocolError(f"encode worker {instance:x} answered {type(reply).__name__}")
-        rows, timings = await self._fetch(reply, job.deadline)
+        rows, timings = await self._fetch(reply, deadline)
         return EncodedImage(rows, timings, rounding=rounding)
 
     def _forget(self, instance: int, call: str) -> None:

@@ -27,7 +27,7 @@ from tessera.image_plan import ImagePlan
 from tessera.launched import Launched
 from tessera.models.base import Int32Array, Model, Pixels, VisionSpec
 from tessera.worker.decoding import Decoder
-from tessera.worker.image_rows import EncodedImage, Job
+from tessera.worker.image_rows import EncodedImage
 from tessera.worker.metrics import WorkerMetrics
 
 
@@ -159,19 +159,19 @@ class VisionStage:
         self,
         image: Preprocessed,
         out: torch.Tensor,
-        job: Job | wire.EncodeRequest,
+        request: wire.EmbedRequest | wire.EncodeRequest,
         on_cancelled: Callable[[], None] = lambda: None,
     ) -> wire.Timings:
         """Write the rows of an image, which ``admit`` has let in, into ``out`` ``[rows, row_width]``.
 
-        ``job`` is what they are for. When this is cancelled, ``out`` still belongs to the engine until
+        ``request`` is what they are for. When this is cancelled, ``out`` still belongs to the engine until
         ``on_cancelled`` is called.
         """
         future = self._batcher.submit(
             _Work(image, out),
             image.pixels.plan.units,
-            client=job.client,
-            priority=job.priority,
+            client=request.client,
+            priority=request.priority,
             admitted=True,
             on_cancelled=on_cancelled,
         )
@@ -260,10 +260,10 @@ class LocalVision:
     def running_seconds(self) -> float:
         return self._stage.running_seconds
 
-    async def encode(self, image: wire.Image, job: Job) -> EncodedImage:
+    async def encode(self, image: wire.Image, request: wire.EmbedRequest, deadline: float) -> EncodedImage:
         try:
-            async with asyncio.timeout(job.deadline - time.monotonic()):
-                with self._stage.admit(image, job.client):
+            async with asyncio.timeout(deadline - time.monotonic()):
+                with self._stage.admit(image, request.client):
                     preprocessed = await self._stage.preprocess(image)
                     out = torch.empty(
                         image.rows,
@@ -271,7 +271,7 @@ class LocalVision:
                         dtype=self._placement.torch_dtype,
                         device=self._placement.device,
                     )
-                    timings = await self._stage.encode(preprocessed, out, job)
+                    timings = await self._stage.encode(preprocessed, out, request)
         except TimeoutError as error:
             raise DeadlineExceeded("the image was not encoded in time", param=image.param) from error
         return EncodedImage(out, timings, rounding=self.roundings[0])

@@ -85,21 +85,18 @@ class TorchVisionEngine:
         tune_interpreter()
 
     def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object]:
-        types = batch.by_type()
-        if len(types) == 1:
-            return self._launch(batch, out)
-        # Pixels that a client normalised must not be rounded, and the others are not to be sent as floats.
-        return Launched.every(
-            [self._launch(batch.pick(numbers), [out[number] for number in numbers]) for numbers in types]
-        )
-
-    def _launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[object]:
+        if len({image.dtype for image in batch.pixels}) > 1:
+            types = batch.by_type()
+            # Pixels that a client normalised must not be rounded, the others not be sent as floats.
+            return Launched.every(
+                [self.launch(batch.pick(numbers), [out[number] for number in numbers]) for numbers in types]
+            )
         if self._cuda is not None:
             return self._cuda.launch(batch, out)
-        launched = None
+        in_lanes = None
         if self._lanes is not None and self._lanes.count > 1:
-            launched = self._in_lanes(self._lanes, batch, out)
-        return launched or Launched.later(lambda: self._encode(batch, out))
+            in_lanes = self._in_lanes(self._lanes, batch, out)
+        return in_lanes or Launched.later(lambda: self._encode(batch, out))
 
     def _in_lanes(
         self, lanes: Lanes, batch: VisionBatch, out: Sequence[torch.Tensor]

@@ -172,15 +172,12 @@ class GroupBudget(Budget):
         if client:
             words[find(client)[0] + word] += amount
 
-    def give(self, client: str, amount: int) -> None:
-        self.take(client, -amount)
-
 
 class Room:
     """Bounds what the requests for one model have in flight, by its workers' capacity and by a number.
 
-    Tokens and units are shared fairly between clients. ``pairs`` says that the model scores pairs. What the
-    frontends of a ``group`` have in flight counts together.
+    Tokens and units are shared fairly between clients. ``pairs`` says that the model scores pairs; ``costs``
+    learns what requests cost. What the frontends of a ``group`` have in flight counts together.
     """
 
     def __init__(
@@ -198,7 +195,7 @@ class Room:
         self._requests = GroupBudget(lambda: max_requests, group, places, HELD_REQUESTS, "requests")
         self._tokens = GroupBudget(capacity.tokens, group, places, HELD_TOKENS, "tokens")
         self._units = GroupBudget(capacity.units, group, places, HELD_UNITS, "units")
-        self._costs = _Costs(pairs=pairs)
+        self.costs = _Costs(pairs=pairs)
 
     @property
     def tokens(self) -> int:
@@ -238,28 +235,26 @@ class Room:
     def leave(self, client: str, tokens: int, units: int) -> None:
         """Give a request's place and all that it holds back."""
         self._requests.take("", -1)
-        self.hold(client, -tokens, -units)
-
-    def hold(self, client: str, tokens: int, units: int) -> None:
-        """Count so many tokens and units more."""
-        self._tokens.take(client, tokens)
+        self._tokens.give(client, tokens)
         if units:
-            self._units.take(client, units)
+            self._units.give(client, units)
 
-    def check(self, client: str, tokens: int, units: int) -> tuple[int, int]:
-        """Return what a request is to hold for its cost; raises ``Overloaded`` when that is too much now."""
+    def charge(self, client: str, guess: int, tokens: int, units: int) -> tuple[int, int]:
+        """Let a request hold its tokens and units, which are returned, in place of the tokens of its guess.
+
+        Raises ``Overloaded``, and the request holds nothing, when that is too much now.
+        """
+        self._tokens.give(client, guess)
         tokens, units = self._tokens.share(tokens), self._units.share(units)
         self._tokens.check(client, tokens)
         if units:
             self._units.check(client, units)
+            self._units.take(client, units)
+        self._tokens.take(client, tokens)
         return tokens, units
 
-    def learn(self, body_bytes: int | None, tokens: int) -> None:
-        """Take the cost of a request into account for the guesses about those that come."""
-        self._costs.learn(body_bytes, tokens)
-
     def _guess(self, body_bytes: int | None) -> int:
-        return self._tokens.share(self._costs.guess(body_bytes))
+        return self._tokens.share(self.costs.guess(body_bytes))
 
 
 class Admission:
@@ -374,14 +369,12 @@ class Ticket:
         """
         room, answers, client = self._room, self._admission.answers, self._client
         assert room is not None
-        room.learn(self._body_bytes, tokens)
-        room.hold(client, -self._tokens, 0)
-        self._tokens = 0
-        tokens, units = room.check(client, tokens, units)
+        room.costs.learn(self._body_bytes, tokens)
+        guess, self._tokens = self._tokens, 0
+        self._tokens, self._units = room.charge(client, guess, tokens, units)
         answers.check(client, response_bytes)
-        room.hold(client, tokens, units)
         answers.take(client, response_bytes)
-        self._tokens, self._units, self._response_bytes = tokens, units, response_bytes
+        self._response_bytes = response_bytes
 
     def close(self) -> None:
         self._leave()

@@ -214,23 +214,20 @@ def image_at(value: Json, param: str, *, uuid: str | None = None, bare: bool = F
     """
     if value is None and uuid is not None:
         return ImageSource(url="", param=param, uuid=uuid)
-    return replace(_source(value, param, bare=bare), uuid=uuid)
-
-
-def _source(value: Json, param: str, *, bare: bool) -> ImageSource:
     if not isinstance(value, str) or not value:
         raise expected(param, "an image: a data, http, https or file URL", value)
     # The base64 of every JPEG file begins with "/9j/", which would otherwise pass for a path.
     is_path = value.startswith("/") and not (bare and value.startswith("/9j/"))
-    if is_path or value[:8].lower().startswith(_URL_KINDS):
-        return ImageSource(url=value, param=param)
-    if bare and ":" not in value[:16]:
-        return ImageSource(url=f"{BARE_BASE64}{value}", param=param)
-    # What stands there may hold a password or an image, so it is not repeated.
-    raise InvalidInput(
-        f"{param}: expected a data, http, https or file URL, found another string of {len(value)} characters",
-        param=param,
-    )
+    if not is_path and not value[:8].lower().startswith(_URL_KINDS):
+        if not bare or ":" in value[:16]:
+            # What stands there may hold a password or an image, so it is not repeated.
+            raise InvalidInput(
+                f"{param}: expected a data, http, https or file URL,"
+                f" found another string of {len(value)} characters",
+                param=param,
+            )
+        value = f"{BARE_BASE64}{value}"
+    return ImageSource(url=value, param=param, uuid=uuid)
 
 
 def _text(part: JsonObject, param: str, builder: InputBuilder) -> str:
@@ -274,7 +271,7 @@ def _image_embeds(part: JsonObject, param: str, builder: InputBuilder) -> ImageS
         reject_unknown(value, ("image_embeds", GRID), path)
         grid = _grid(value.get(GRID), f"{path}.{GRID}")
         value, path = value.get("image_embeds"), f"{path}.image_embeds"
-    return replace(_source(value, path, bare=True), uuid=uuid, embeddings=True, grid=grid)
+    return replace(image_at(value, path, bare=True), uuid=uuid, embeddings=True, grid=grid)
 
 
 def _grid(value: Json, param: str) -> tuple[int, int, int] | None:

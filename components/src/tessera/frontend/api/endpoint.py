@@ -346,7 +346,7 @@ class Endpoint:
         timings = result.timings
         note(tokens=result.usage.total_tokens, cached_tokens=result.usage.cached_tokens, **timings.spent())
         body = await self._written(served, task, result)
-        headers = body.headers | {"x-request-id": exchange.id}
+        headers = body.headers | {"x-request-id": exchange.line.request_id}
         if b"x-tessera-timings" in exchange.headers:
             headers |= _timings(timings)
         return Response(body.content, media_type=body.media_type, headers=headers)
@@ -449,7 +449,7 @@ class Endpoint:
         if request.request_id is not None:
             exchange.line.request_id = request.request_id
         return Call(
-            request_id=exchange.id,
+            request_id=exchange.line.request_id,
             deadline=exchange.deadline,
             client=exchange.client,
             priority=request.priority,

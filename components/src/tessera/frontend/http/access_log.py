@@ -100,7 +100,7 @@ class AccessLog:
         if not log.isEnabledFor(level):
             return
         fields: dict[str, Value] = {
-            "request_id": exchange.id,
+            "request_id": exchange.line.request_id,
             "method": method,
             "route": route,
             # Of a route that does not exist it is what helps to find the client's mistake.

@@ -130,11 +130,12 @@ class AnswerTransport(asyncio.Transport):
     one whose client has gone, and the one that runs writes on.
     """
 
+    _head = b""
+    _begun = False
+
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__()
         self._transport = transport
-        self._head = b""
-        self._begun = False
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         if self._transport.is_closing():

@@ -235,7 +235,7 @@ class RequestMiddleware:
                 status = message["status"]
                 headers = message["headers"]
                 if not any(name == b"x-request-id" for name, _ in headers):
-                    headers.append((b"x-request-id", exchange.id.encode("latin-1")))
+                    headers.append((b"x-request-id", exchange.line.request_id.encode("latin-1")))
             await send(message)
 
         try:
@@ -282,7 +282,7 @@ class RequestMiddleware:
         headers = [
             *((name.encode("latin-1"), value.encode("latin-1")) for name, value in failure.headers.items()),
             (b"content-length", b"%d" % len(body)),
-            (b"x-request-id", exchange.id.encode("latin-1")),
+            (b"x-request-id", exchange.line.request_id.encode("latin-1")),
         ]
         return Answer(status, headers, body)
 

@@ -9,8 +9,9 @@ import re
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import pybase64
@@ -26,7 +27,7 @@ from tessera.frontend.media.embeddings import (
 )
 from tessera.frontend.media.policy import ImageLimits, MediaPolicy
 from tessera.frontend.request import BARE_BASE64, ImageSource
-from tessera.imaging import ImageHeader, probe
+from tessera.imaging import Picture
 from tessera.tasks import Deadline
 
 if TYPE_CHECKING:
@@ -35,11 +36,6 @@ if TYPE_CHECKING:
 _HEADER_CHARACTERS = 256
 _SPACES = re.compile(r"[ \t\r\n\f]+")
 _FROM_URL_SAFE = str.maketrans("-_", "+/")
-
-
-def payload_size(url: str) -> int:
-    """An upper bound for the bytes the URL decodes to, without decoding."""
-    return (len(url) * 3 + 3) // 4
 
 
 def decode(url: str, *, param: str, max_bytes: int) -> bytes:
@@ -207,8 +203,6 @@ def _open(top: Path, parts: tuple[str, ...]) -> int:
         os.close(directory)
 
 
-_Result = TypeVar("_Result")
-
 _THREAD_BYTES = 256 * 1024
 """From this size on, work goes to a thread: below it, the hop costs more than the work."""
 
@@ -218,26 +212,29 @@ _LOCAL = ("file://", "/")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedImage:
-    """An encoded image that passed the policy; ``digest`` is the 32-byte blake3 hash of ``data``."""
+    """An encoded image that passed the policy; ``digest`` is the 32-byte blake3 hash of ``data``.
+
+    ``size`` is its width and height in pixels as it is meant to be seen.
+    """
 
     data: bytes
     digest: bytes
-    header: ImageHeader
+    size: tuple[int, int]
 
 
+@dataclass(slots=True)
 class MediaBudget:
     """Counts bytes while they arrive, so that many images cannot fill the memory side by side."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._left = limit
+    limit: int
+    taken: int = 0
 
     def take(self, nbytes: int, *, param: str) -> None:
         """Raises ``PayloadTooLarge`` naming ``param`` when the request's images are too many bytes."""
-        self._left -= nbytes
-        if self._left < 0:
+        self.taken += nbytes
+        if self.taken > self.limit:
             raise PayloadTooLarge(
-                f"{param}: the images of this request are larger than {self._limit} bytes together",
+                f"{param}: the images of this request are larger than {self.limit} bytes together",
                 param=param,
             )
 
@@ -265,40 +262,41 @@ class MediaLoader:
         ``budget`` is what the images of the request share; without one, this image is the only one.
         Raises ``RequestError`` subclasses naming ``source.param``, or ``DeadlineExceeded``.
         """
-        # In a data URL nothing but the client's own word names what it holds.
-        tensor = source.embeddings if source.url[:5].lower() == "data:" else _claims_tensor(source)
-        data = await self.read(source, deadline=deadline, budget=budget or self.budget())
+        deadline.left()
+        url, param, budget = source.url, source.param, budget or self.budget()
+        if url[:5].lower() == "data:":
+            # An upper bound, before the payload is there a second time.
+            size = (len(url) * 3 + 3) // 4
+            budget.take(size, param=param)
+            obtain: Callable[[], bytes] = partial(decode, url, param=param, max_bytes=self._limits.max_bytes)
+            # Nothing but the client's own word names what it holds.
+            tensor = source.embeddings
+        else:
+            tensor = _claims_tensor(source)
+            data = await self.read_named(source, deadline, budget)
+            size, obtain = len(data), lambda: data
 
         def examine() -> LoadedImage | LoadedEmbeddings:
+            data = obtain()
             digest = blake3(data).digest()
-            carried = not source.url[:8].lower().startswith(_WEB)
+            carried = not url[:8].lower().startswith(_WEB)
             if tensor or (carried and _looks_like_safetensors(data)):
                 return read_embeddings(
-                    data, row_width=row_width, digest=digest, grid=source.grid, param=source.param
+                    data, row_width=row_width, digest=digest, grid=source.grid, param=param
                 )
-            header = probe(data, param=source.param, max_pixels=self._limits.max_pixels)
-            return LoadedImage(data=data, digest=digest, header=header)
+            picture = Picture(data, param=param, max_pixels=self._limits.max_pixels)
+            return LoadedImage(data=data, digest=digest, size=picture.size)
 
-        return await _off_loop(len(data), examine)
+        return await asyncio.to_thread(examine) if size >= _THREAD_BYTES else examine()
 
     def budget(self) -> MediaBudget:
         """For the images of one request."""
         return MediaBudget(self._limits.max_request_bytes)
 
-    async def read(self, source: ImageSource, *, deadline: Deadline, budget: MediaBudget) -> bytes:
-        """The bytes of a source, not yet looked at."""
-        deadline.left()
-        url, param = source.url, source.param
-        if url[:5].lower() != "data:":
-            return await self._read_named(url, param, deadline, budget)
-        # An upper bound, before the payload is there a second time.
-        size = payload_size(url)
-        budget.take(size, param=param)
-        return await _off_loop(size, lambda: decode(url, param=param, max_bytes=self._limits.max_bytes))
-
-    async def _read_named(self, url: str, param: str, deadline: Deadline, budget: MediaBudget) -> bytes:
-        """Return the bytes that a URL or a path leads to."""
-        scheme, limit = url[:8].lower(), self._limits.max_bytes
+    async def read_named(self, source: ImageSource, deadline: Deadline, budget: MediaBudget) -> bytes:
+        """Return the bytes that the URL or the path of a source leads to."""
+        url, param, limit = source.url, source.param, self._limits.max_bytes
+        scheme = url[:8].lower()
         if scheme.startswith(_WEB):
             return await self._fetcher.get(url, param=param, deadline=deadline, budget=budget)
         if scheme.startswith(_LOCAL):
@@ -341,7 +339,3 @@ def _looks_like_safetensors(data: bytes) -> bool:
         and data[LENGTH_BYTES : LENGTH_BYTES + 1] == b"{"
         and header_length(data) <= min(after, 1 << 32)
     )
-
-
-async def _off_loop(size: int, work: Callable[[], _Result]) -> _Result:
-    return await asyncio.to_thread(work) if size >= _THREAD_BYTES else work()

@@ -24,7 +24,7 @@ from tessera.image_plan import ImagePlan
 from tessera.logs import count as count_on_line
 from tessera.models.base import SCORES, Output, OutputKind, RowKind
 from tessera.rows import Rows
-from tessera.rpc import Peers, least_loaded
+from tessera.rpc import Loads, Peers
 from tessera.tasks import Deadline, run_all
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ LOAD_SLACK = 16_384
 
 
 class Router:
-    """Picks by what this frontend has in flight, counted in tokens.
+    """Picks by what this frontend has in flight: ``loads``, counted in tokens.
 
     Text goes to the least loaded worker. An image goes to the worker that rendezvous hashing ranks first
     for it (Thaler and Ravishankar, 1998), so that the workers' caches together hold each image once; when
@@ -139,31 +139,19 @@ class Router:
     def __init__(self, *, factor: float = LOAD_FACTOR, slack: int = LOAD_SLACK) -> None:
         self._factor = factor
         self._slack = slack
-        # A Counter: asking about a worker must not leave an entry for it behind.
-        self._tokens: Counter[int] = Counter()
-
-    def in_flight(self, instance: int) -> int:
-        return self._tokens[instance]
+        self.loads = Loads()
 
     def pick_text(self, instances: Collection[int]) -> int:
         """Return the least loaded; ``instances`` must not be empty, here and below."""
-        return least_loaded(instances, self._tokens)
+        return self.loads.least(instances)
 
     def pick_image(self, digest: bytes, instances: Collection[int]) -> int:
-        bound = self._factor * sum(self._tokens[instance] for instance in instances) / len(instances)
+        bound = self._factor * sum(self.loads[instance] for instance in instances) / len(instances)
         ranking = sorted(instances, key=lambda instance: _weight(digest, instance), reverse=True)
         for instance in ranking:
-            if self._tokens[instance] <= bound + self._slack:
+            if self.loads[instance] <= bound + self._slack:
                 return instance
         return ranking[0]
-
-    def started(self, instance: int, tokens: int) -> None:
-        self._tokens[instance] += tokens
-
-    def finished(self, instance: int, tokens: int) -> None:
-        self._tokens[instance] -= tokens
-        if self._tokens[instance] <= 0:
-            del self._tokens[instance]
 
 
 def _weight(digest: bytes, instance: int) -> bytes:
@@ -294,7 +282,7 @@ class Dispatcher:
             else:
                 instance = self._router.pick_text(ready)
             # Counted at once, so that the items of one large request spread over the workers too.
-            self._router.started(instance, item.token_count)
+            self._router.loads.add(instance, item.token_count)
             share = open_.get(instance)
             nbytes = 4 * request.output.width * request.counts[index]
             more = sum([size for part, size in parts.items() if share is None or part not in share.parts])
@@ -313,7 +301,7 @@ class Dispatcher:
             await run_all([self._call(request, share) for share in shares])
         finally:
             for share in shares:
-                self._router.finished(share.instance, share.tokens)
+                self._router.loads.add(share.instance, -share.tokens)
 
     async def _call(self, request: _Request, share: _Share) -> None:
         items: Sequence[wire.Item] = [request.items[index] for index in share.indices]
@@ -347,7 +335,10 @@ class Dispatcher:
         """Return the items with what several have in common in the first of them alone, and their queries."""
         if len(items) > 1:
             items = list(_without_repeats(items))
-        if self._lender is not None and any(map(_has_rows, items)):
+        images = [image for item in items for image in item.images]
+        if self._lender is not None and any(
+            isinstance(image, wire.Embeddings) and image.handle.data for image in images
+        ):
             share.lent = True
             items = self._lender.lend(items, self._peers.ready.get(share.instance), loans)
         if call.queries:
@@ -378,10 +369,6 @@ def _checked(reply: wire.Reply, share: _Share, request: _Request) -> wire.EmbedR
     if sizes != (4 * rows * width, 4 * rows, width, len(counts), tuple(counts)):
         raise ProtocolError(f"{worker} sent other rows than [{rows}, {width}]")
     return reply
-
-
-def _has_rows(item: wire.Item) -> bool:
-    return any(isinstance(image, wire.Embeddings) and image.handle.data for image in item.images)
 
 
 def _without_repeats(items: Sequence[wire.Item]) -> Iterator[wire.Item]:

@@ -21,7 +21,6 @@ from tessera.cache import BoundedLru, SharedCache
 from tessera.errors import InvalidInput, MediaNotCached, RequestCancelled, TesseraError
 from tessera.frontend.media import LoadedEmbeddings, MediaBudget, MediaLoader
 from tessera.frontend.request import Image, Input, PixelSource
-from tessera.image_plan import ImagePlan
 from tessera.models.base import Model, VisionSpec
 from tessera.tasks import Deadline, run_all
 from tessera.transport.lending import inline_handle
@@ -80,10 +79,6 @@ class Vision:
 
     payload: wire.Image | wire.Embeddings
     pixels: int
-
-    @property
-    def plan(self) -> ImagePlan:
-        return self.payload.plan
 
 
 Visions = tuple[Vision, ...]
@@ -178,7 +173,7 @@ class ImageReader:
         )
         if isinstance(loaded, LoadedEmbeddings):
             return _embeddings(loaded, source.param)
-        known = KnownImage(loaded.digest, loaded.header.width, loaded.header.height)
+        known = KnownImage(loaded.digest, *loaded.size)
         if source.uuid is not None:
             self._known.remember(client, source.uuid, known)
         return self._vision(known, loaded.data, source.param)

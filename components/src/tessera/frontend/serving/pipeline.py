@@ -94,10 +94,7 @@ class Cost:
     tokens: int
     units: int
     bounds: npt.NDArray[np.int64]
-
-    @property
-    def rows(self) -> int:
-        return int(self.bounds[-1])
+    rows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,10 +214,12 @@ class Pipeline:
             raise errors[min(errors)]
         output = self.output_of(request)
         lengths = [0 if isinstance(prompt, TesseraError) else len(prompt.tokens) for prompt in prompts]
+        bounds = row_bounds(output, lengths)
         cost = Cost(
             tokens=sum(lengths),
-            units=sum([vision.plan.units for _, images in good.values() for vision in images]),
-            bounds=row_bounds(output, lengths),
+            units=sum([vision.payload.plan.units for _, images in good.values() for vision in images]),
+            bounds=bounds,
+            rows=int(bounds[-1]),
         )
         return Work(request=request, output=output, good=good, errors=errors, lengths=lengths, cost=cost)
 
@@ -269,12 +268,14 @@ class Pipeline:
             prompts.append(prompt)
         # A query or a document whose images could not be read has their error in place of its prompt.
         images = [vision for vision in visions if isinstance(vision, tuple)]
+        bounds = self._score_bounds(prompts, len(request.queries))
         cost = Cost(
             # Of all pairs, or of queries and documents where each is embedded on its own.
             tokens=sum([len(prompt.tokens) for prompt in prompts]),
             # An image counts once, in however many pairs it is.
-            units=sum([vision.plan.units for of_input in images for vision in of_input]),
-            bounds=self._score_bounds(prompts, len(request.queries)),
+            units=sum([vision.payload.plan.units for of_input in images for vision in of_input]),
+            bounds=bounds,
+            rows=int(bounds[-1]),
         )
         return ScoreWork(request=request, prompts=prompts, images=images, cost=cost)
 

@@ -141,7 +141,7 @@ def _pairs(
 def _content(entry: Input, visions: Visions) -> Content:
     plans = iter(visions)
     return Content(
-        parts=tuple([next(plans).plan if isinstance(part, Image) else part for part in entry.parts]),
+        parts=tuple([next(plans).payload.plan if isinstance(part, Image) else part for part in entry.parts]),
         role=entry.role,
         instruction=entry.instruction,
     )

@@ -13,7 +13,6 @@ from tessera.transport.slab.device_memory import DeviceMemory, finished, index_o
 from tessera.transport.slab.geometry import (
     Geometry,
     decode_address,
-    slab_handle,
     slab_info,
 )
 from tessera.transport.slab.memory import HostAddress, HostMemory
@@ -54,8 +53,7 @@ class CudaIpcTransport:
     async def publish(self, slot: Slot) -> Handle:
         if self._slab is None:
             raise HandOffError("this process has no slab to publish from")
-        slot.start_lease()
-        return slab_handle(self.kind, self._producer, self._slab, slot)
+        return self._slab.lease(slot, self.kind, self._producer)
 
     def connect(self, info: SlabInfo) -> MappedSlab:
         address = decode_address(info, CudaIpcAddress)

@@ -9,7 +9,7 @@ import torch
 from tessera.dtypes import FLOATS
 from tessera.errors import HandOffError
 from tessera.transport.slab.geometry import check_shape
-from tessera.transport.slab.slab import TORCH_DTYPES, Slot, check_destination, dtype_name
+from tessera.transport.slab.slab import Slot, destination, dtype_name
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class InlineTransport:
         return True
 
     async def publish(self, slot: Slot) -> Handle:
-        if not slot.held:
+        if slot.state != "held":
             raise HandOffError("only a slot that was neither published nor freed can be published")
         rows = slot.rows
         handle = Handle(
@@ -61,8 +61,7 @@ class InlineSlab:
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
         _check(handle)
-        rows = into(handle.shape, TORCH_DTYPES[handle.dtype])
-        check_destination(handle, rows)
+        rows = destination(handle, into)
         target = rows if rows.device.type == "cpu" else torch.empty_like(rows, device="cpu")
         raw: Any = target.view(torch.uint8).view(-1).numpy()
         memoryview(raw)[:] = handle.data

@@ -19,13 +19,11 @@ from tessera.transport.kinds.nixl_agent import NixlAgent
 from tessera.transport.settings import TransportSettings
 from tessera.transport.slab.geometry import (
     Geometry,
-    check_origin,
     decode_address,
-    slab_handle,
     slab_info,
     unknown_slab,
 )
-from tessera.transport.slab.slab import TORCH_DTYPES, Slab, Slot, check_destination, copy_rows
+from tessera.transport.slab.slab import Slab, Slot, copy_rows, destination
 from tessera.transport.slab.space import Space
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
@@ -134,8 +132,7 @@ class NixlTransport:
             # The agent is asked for its peers' messages from here on: before, no reader can have any.
             self._slab.add_source(self._finished_leases)
             self._published = True
-        slot.start_lease()
-        return slab_handle(self.kind, self._producer, self._slab, slot)
+        return self._slab.lease(slot, self.kind, self._producer)
 
     def connect(self, info: SlabInfo) -> NixlSlab:
         address = decode_address(info, NixlAddress)
@@ -198,8 +195,7 @@ class NixlSlab:
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
         block = self._check(handle)
-        rows = into(handle.shape, TORCH_DTYPES[handle.dtype])
-        check_destination(handle, rows)
+        rows = destination(handle, into)
         if await self._lease_word(block) != handle.lease:
             raise LeaseExpired(f"lease {handle.lease} had ended before its rows were read")
         staging, address = self._staging, self._address
@@ -241,8 +237,7 @@ class NixlSlab:
         """Check the handle; the block whose lease word speaks for its slot."""
         if self._closed:
             raise unknown_slab(handle)
-        check_origin(handle, kind=NixlTransport.kind, producer=self._producer)
-        return self._address.geometry.check(handle)
+        return self._address.geometry.check(handle, NixlTransport.kind, self._producer)
 
     async def _lease_word(self, block: int, message: bytes = b"") -> int:
         staging, address = self._staging, self._address

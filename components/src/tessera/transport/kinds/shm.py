@@ -12,9 +12,9 @@ import torch
 
 from tessera.errors import HandOffError, LeaseExpired, TransportUnavailable
 from tessera.transport.host import host_id
-from tessera.transport.slab.geometry import check_origin, decode_address, slab_handle, slab_info, unknown_slab
+from tessera.transport.slab.geometry import decode_address, slab_info, unknown_slab
 from tessera.transport.slab.memory import HostMemory, ShmAddress
-from tessera.transport.slab.slab import TORCH_DTYPES, Slab, Slot, check_destination, copy_rows
+from tessera.transport.slab.slab import Slab, Slot, copy_rows, destination
 from tessera.wire import Handle, ReaderInfo, SlabInfo
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ class MappedSlab:
 
     async def fetch(self, handle: Handle, into: Destination) -> torch.Tensor:
         block = self._block_of(handle)
-        rows = into(handle.shape, TORCH_DTYPES[handle.dtype])
-        check_destination(handle, rows)
+        rows = destination(handle, into)
         if not self._memory.holds(block, handle.lease):
             raise LeaseExpired(f"lease {handle.lease} had ended before its rows were copied")
         first = block * self._memory.geometry.block_rows
@@ -68,8 +67,7 @@ class MappedSlab:
         """Check the handle; the block whose lease word speaks for its slot."""
         if self._closed:
             raise unknown_slab(handle)
-        check_origin(handle, kind=self._kind, producer=self._producer)
-        return self._memory.geometry.check(handle)
+        return self._memory.geometry.check(handle, self._kind, self._producer)
 
 
 class ShmTransport:
@@ -96,8 +94,7 @@ class ShmTransport:
         if self._slab is None:
             raise HandOffError("this process has no slab to publish from")
         await self._slab.stage(slot)
-        slot.start_lease()
-        return slab_handle(self.kind, self._producer, self._slab, slot)
+        return self._slab.lease(slot, self.kind, self._producer)
 
     def connect(self, info: SlabInfo) -> MappedSlab:
         address = decode_address(info, ShmAddress)

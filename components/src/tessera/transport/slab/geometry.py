@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
 import msgspec
@@ -11,13 +12,16 @@ from tessera.errors import HandOffError, TransportUnavailable
 from tessera.wire import Handle, SlabInfo
 
 if TYPE_CHECKING:
-    from tessera.transport.slab.slab import Slab, Slot
+    from tessera.transport.slab.slab import Slab
 
 MAX_LEASE: Final = 2**63 - 1
 
 
-class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``capacity_rows`` rows of ``row_width`` elements; slots begin at multiples of ``block_rows`` rows."""
+class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, dict=True):
+    """``capacity_rows`` rows of ``row_width`` elements; slots begin at multiples of ``block_rows`` rows.
+
+    Sizes that every hand-off needs are computed once.
+    """
 
     capacity_rows: int
     block_rows: int
@@ -38,24 +42,28 @@ class Geometry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def blocks(self) -> int:
         return self.capacity_rows // self.block_rows
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         return self.row_width * FLOATS[self.dtype].itemsize
 
-    @property
+    @cached_property
     def block_bytes(self) -> int:
         return self.block_rows * self.row_bytes
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return self.capacity_rows * self.row_bytes
 
-    def check(self, handle: Handle) -> int:
+    def check(self, handle: Handle, kind: str, producer: str) -> int:
         """Return the index of a handle's first block, the one whose lease word speaks for the slot.
 
-        Raises ``HandOffError`` unless the handle names a slot that this slab can have.
+        Raises ``HandOffError`` unless the handle is of this kind and producer, and names a slot that the
+        producer's slab can have.
         """
         rows = check_shape(handle)
+        if (handle.kind, handle.producer) != (kind, producer):
+            origin = f"{handle.kind} of {handle.producer!r}"
+            raise HandOffError(f"the handle names a slab by {origin}, this one is by {kind} of {producer!r}")
         if handle.dtype != self.dtype:
             raise HandOffError(f"the handle's dtype is {handle.dtype}, its slab's is {self.dtype}")
         if handle.shape[1] != self.row_width:
@@ -80,14 +88,6 @@ def check_shape(handle: Handle) -> int:
     if not 0 < handle.lease <= MAX_LEASE:
         raise HandOffError(f"{handle.lease} is no lease")
     return handle.shape[0]
-
-
-def check_origin(handle: Handle, *, kind: str, producer: str) -> None:
-    """Raise unless the handle is of this kind and from the slab's own producer."""
-    if handle.kind != kind:
-        raise HandOffError(f"a handle of kind {handle.kind!r} reached the {kind} transport")
-    if handle.producer != producer:
-        raise HandOffError(f"the handle names producer {handle.producer!r}, its slab belongs to {producer!r}")
 
 
 def unknown_slab(handle: Handle) -> TransportUnavailable:
@@ -115,19 +115,6 @@ def slab_info(kind: str, producer: str, slab: Slab, address: Address) -> SlabInf
         slab=slab.name,
         nbytes=slab.geometry.nbytes,
         address=msgspec.msgpack.encode(address),
-    )
-
-
-def slab_handle(kind: str, producer: str, slab: Slab, slot: Slot) -> Handle:
-    """A leased slot's handle, for readers that reach the slab by ``kind``."""
-    return Handle(
-        kind=kind,
-        producer=producer,
-        slab=slab.name,
-        offset=slot.offset,
-        shape=slot.shape,
-        dtype=slab.geometry.dtype,
-        lease=slot.lease,
     )
 
 

@@ -14,7 +14,7 @@ import ctypes
 import secrets
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, Literal
 
 import torch
 from blake3 import blake3
@@ -26,6 +26,9 @@ from tessera.transport.slab.geometry import Geometry
 from tessera.transport.slab.memory import HostMemory, fence
 from tessera.transport.slab.space import Space
 from tessera.wire import Handle
+
+if TYPE_CHECKING:
+    from tessera.transport.base import Destination
 
 # Seconds between two sweeps while something is leased: with and without a caller that waits for space.
 _SWEEP_WAITING: Final = 0.002
@@ -39,55 +42,36 @@ CHUNK_BYTES: Final = 2 << 20
 """What ``copy_rows`` moves before it lets other work of the loop run."""
 
 
+@dataclass(slots=True, eq=False)
 class Slot:
     """Rows ``[rows, row_width]`` of the slab, owned by whoever acquired them until they are published.
 
-    They begin ``offset`` bytes from the start of the slab.
+    They begin ``offset`` bytes from the start of the slab. ``deadline`` is when the lease ends.
 
     After ``free`` or after its lease has ended the memory belongs to others: drop every view of ``rows``.
     """
 
-    __slots__ = ("_slab", "_state", "block", "blocks", "deadline", "lease", "offset", "rows", "shape")
-
-    def __init__(self, slab: Slab, lease: int, block: int, blocks: int, rows: int) -> None:
-        self._slab = slab
-        self._state = "held"
-        self.lease = lease
-        self.block = block
-        self.blocks = blocks
-        self.deadline = 0.0
-        self.offset = block * slab.geometry.block_bytes
-        self.shape = (rows, slab.geometry.row_width)
-        first = block * slab.geometry.block_rows
-        self.rows: torch.Tensor = slab.rows[first : first + rows]
-
-    @property
-    def held(self) -> bool:
-        """Whether the slot is neither published nor freed."""
-        return self._state == "held"
-
-    @property
-    def nbytes(self) -> int:
-        return self.rows.shape[0] * self._slab.geometry.row_bytes
+    slab: Slab
+    lease: int
+    block: int
+    blocks: int
+    offset: int
+    shape: tuple[int, int]
+    rows: torch.Tensor
+    state: Literal["held", "leased", "free"] = "held"
+    deadline: float = 0.0
 
     @property
     def host_rows(self) -> torch.Tensor:
         """The same rows in host memory; current once ``Slab.stage`` has returned."""
-        first = self.block * self._slab.geometry.block_rows
-        return self._slab.host_rows[first : first + self.rows.shape[0]]
+        first = self.block * self.slab.geometry.block_rows
+        return self.slab.host_rows[first : first + self.rows.shape[0]]
 
     def free(self) -> None:
         """Give the memory back without publishing it; does nothing to a published or freed slot."""
-        if self._state == "held":
-            self._state = "free"
-            self._slab.take_back(self)
-
-    def start_lease(self) -> None:
-        """Let peers read the slot from now on; ``HandOffError`` when it was published or freed before."""
-        if self._state != "held":
-            raise HandOffError(f"a slot that is {self._state} cannot be published")
-        self._state = "leased"
-        self._slab.start_lease(self)
+        if self.state == "held":
+            self.state = "free"
+            self.slab.take_back(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +133,7 @@ class Slab:
         self._leased: dict[int, Slot] = {}
         self._sources: list[Callable[[], Iterable[int]]] = []
         self._timer: asyncio.TimerHandle | None = None
-        self._published = self._released = self._expired = 0
+        self._published = self._expired = 0
         self._closed = False
 
     @property
@@ -180,7 +164,9 @@ class Slab:
         self._held += 1
         lease = self._next_lease
         self._next_lease += 1
-        return Slot(self, lease, block, blocks, rows)
+        geometry, first = self.geometry, block * self.geometry.block_rows
+        offset, shape = block * geometry.block_bytes, (rows, geometry.row_width)
+        return Slot(self, lease, block, blocks, offset, shape, self.rows[first : first + rows])
 
     async def stage(self, slot: Slot) -> None:
         """Bring ``slot.host_rows`` up to date; returns at once when the slab is host memory."""
@@ -189,8 +175,14 @@ class Slab:
         slot.host_rows.copy_(slot.rows, non_blocking=True)
         await finished(self.device)
 
-    def start_lease(self, slot: Slot) -> None:
-        """Called by the slot."""
+    def lease(self, slot: Slot, kind: str, producer: str) -> Handle:
+        """Let peers that reach the slab by ``kind`` read a slot from now on; its handle.
+
+        Raises ``HandOffError`` when it was published or freed before.
+        """
+        if slot.state != "held":
+            raise HandOffError(f"a slot that is {slot.state} cannot be published")
+        slot.state = "leased"
         slot.deadline = asyncio.get_running_loop().time() + self.lease_seconds
         fence()
         self.memory.lease[slot.block] = slot.lease
@@ -198,6 +190,15 @@ class Slab:
         self._leased[slot.lease] = slot
         self._published += 1
         self._arm(_SWEEP_WAITING if self._space.waiting else _SWEEP_IDLE)
+        return Handle(
+            kind=kind,
+            producer=producer,
+            slab=self.name,
+            offset=slot.offset,
+            shape=slot.shape,
+            dtype=self.geometry.dtype,
+            lease=slot.lease,
+        )
 
     def take_back(self, slot: Slot) -> None:
         """Called by a slot that was never published."""
@@ -211,11 +212,14 @@ class Slab:
 
     def release(self, lease: int) -> bool:
         """End a lease; false when it had ended before."""
-        slot = self._leased.get(lease)
+        slot = self._leased.pop(lease, None)
         if slot is None:
             return False
-        self._released += 1
-        self._end(slot)
+        # The word goes before the memory can be handed out again: a reader that finds its lease in
+        # place after copying then knows that nobody had begun to write while it copied.
+        self.memory.lease[slot.block] = 0
+        fence()
+        self._space.give(slot.block, slot.blocks)
         return True
 
     def sweep(self) -> int:
@@ -227,11 +231,10 @@ class Slab:
         now = asyncio.get_running_loop().time()
         acks = self.memory.ack
         for slot in list(self._leased.values()):
-            if acks[slot.block] == slot.lease:
+            acknowledged = acks[slot.block] == slot.lease
+            if acknowledged or now >= slot.deadline:
+                self._expired += not acknowledged
                 self.release(slot.lease)
-            elif now >= slot.deadline:
-                self._expired += 1
-                self._end(slot)
         return before - len(self._leased)
 
     async def drain(self, *, timeout: float) -> bool:
@@ -254,7 +257,7 @@ class Slab:
             waiting=self._space.waiting,
             waits=self._space.waits,
             published=self._published,
-            released=self._released,
+            released=self._published - self._expired - len(self._leased),
             expired=self._expired,
         )
 
@@ -274,19 +277,11 @@ class Slab:
         self.device_memory = None
         self.memory.close()
 
-    def _end(self, slot: Slot) -> None:
-        # The word goes before the memory can be handed out again: a reader that finds its lease in
-        # place after copying then knows that nobody had begun to write while it copied.
-        self.memory.lease[slot.block] = 0
-        fence()
-        del self._leased[slot.lease]
-        self._space.give(slot.block, slot.blocks)
-
     def _arm(self, delay: float) -> None:
         if self._closed or not self._leased:
             return
         loop = asyncio.get_running_loop()
-        if self._timer is not None and not self._timer.cancelled():
+        if self._timer is not None:
             if self._timer.when() <= loop.time() + delay:
                 return
             self._timer.cancel()
@@ -308,14 +303,14 @@ def dtype_name(dtype: torch.dtype) -> str:
     raise ValueError(f"{dtype} rows cannot be handed off; known are {', '.join(TORCH_DTYPES)}")
 
 
-def check_destination(handle: Handle, into: torch.Tensor) -> None:
-    """Raise ``HandOffError`` unless ``into`` is exactly what the handle's rows fill."""
-    if into.dtype != TORCH_DTYPES[handle.dtype]:
-        raise HandOffError(f"the handle's dtype is {handle.dtype}, the destination's {into.dtype}")
-    if tuple(into.shape) != handle.shape:
-        raise HandOffError(f"the handle's shape is {handle.shape}, the destination's {tuple(into.shape)}")
-    if not into.is_contiguous():
-        raise HandOffError("the destination is not contiguous")
+def destination(handle: Handle, into: Destination) -> torch.Tensor:
+    """Make the tensor that a handle's rows are copied to; ``HandOffError`` unless they fill it exactly."""
+    dtype, shape = TORCH_DTYPES[handle.dtype], handle.shape
+    rows = into(shape, dtype)
+    if rows.dtype != dtype or rows.shape != shape or not rows.is_contiguous():
+        there = f"{rows.dtype} {tuple(rows.shape)} of strides {rows.stride()}"
+        raise HandOffError(f"the handle's rows are {dtype} {shape}, the destination's {there}")
+    return rows
 
 
 async def copy_rows(source: torch.Tensor, into: torch.Tensor) -> None:

@@ -9,71 +9,47 @@ from collections import deque
 from tessera.errors import HandOffError, Overloaded
 
 
-class RangeAllocator:
-    """First-fit ranges of ``size`` blocks.
-
-    Knows nothing of memory: it hands out numbers. Not thread-safe.
-    """
-
-    def __init__(self, size: int) -> None:
-        if size <= 0:
-            raise ValueError(f"an allocator needs at least one block, not {size}")
-        self.size = size
-        self.used = 0
-        # A byte for each block, which is 1 while it is taken. To search 65,536 of them takes 5 µs where the
-        # taken ones lie together, 0.1 ms where they are scattered.
-        self._taken = bytearray(size)
-
-    def take(self, length: int) -> int | None:
-        """Reserve ``length`` blocks in a row; their start, or None when no gap is long enough."""
-        if length <= 0:
-            raise ValueError(f"cannot take {length} blocks")
-        start = self._taken.find(bytes(length))
-        if start < 0:
-            return None
-        self._taken[start : start + length] = b"\1" * length
-        self.used += length
-        return start
-
-    def give(self, start: int, length: int) -> None:
-        """Return a range that ``take`` handed out, as a whole."""
-        end = start + length
-        if length <= 0 or start < 0 or self._taken[start:end] != b"\1" * length:
-            raise ValueError(f"blocks {start}..{end} are not taken")
-        self._taken[start:end] = bytes(length)
-        self.used -= length
-
-    def gaps(self) -> tuple[tuple[int, int], ...]:
-        """The free ranges as (start, length), in order."""
-        return tuple((gap.start(), len(gap[0])) for gap in re.finditer(rb"\0+", self._taken))
-
-
 class Space:
-    """Ranges of ``blocks``, first come first served: a large request is not overtaken by small ones.
+    """Hands out ranges of ``blocks``, first come first served: small requests do not overtake a large one.
 
-    ``name`` is what errors call it. Not thread-safe; every call is made from one event loop.
+    It gives numbers, each range the first that fits, and knows nothing of memory. ``name`` is what errors
+    call it. Not thread-safe; every call is made from one event loop.
     """
 
     def __init__(self, blocks: int, *, name: str) -> None:
-        self._ranges = RangeAllocator(blocks)
+        if blocks <= 0:
+            raise ValueError(f"the {name} needs at least one block, not {blocks}")
         self.size = blocks
-        self._name = name
-        self._waiters: deque[tuple[int, asyncio.Future[int]]] = deque()
+        self.used = 0
         self.waits = 0
-
-    @property
-    def used(self) -> int:
-        return self._ranges.used
+        self._name = name
+        # A byte for each block, which is 1 while it is taken. To search 65,536 of them takes 5 µs where the
+        # taken ones lie together, 0.1 ms where they are scattered.
+        self._taken = bytearray(blocks)
+        self._waiters: deque[tuple[int, asyncio.Future[int]]] = deque()
 
     @property
     def waiting(self) -> int:
         return len(self._waiters)
 
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """The free ranges as (start, length), in order."""
+        return tuple((gap.start(), len(gap[0])) for gap in re.finditer(rb"\0+", self._taken))
+
     def try_take(self, blocks: int) -> int | None:
         """The start of a free range, or None when there is none or others wait already."""
-        if blocks > self.size:
+        if not 0 < blocks <= self.size:
             raise HandOffError(f"{blocks} blocks can never fit the {self._name}, which has {self.size}")
-        return None if self._waiters else self._ranges.take(blocks)
+        return None if self._waiters else self._reserve(blocks)
+
+    def _reserve(self, blocks: int) -> int | None:
+        """Take the first gap that is long enough; None when there is none."""
+        start = self._taken.find(bytes(blocks))
+        if start < 0:
+            return None
+        self._taken[start : start + blocks] = b"\1" * blocks
+        self.used += blocks
+        return start
 
     async def take(self, blocks: int, *, timeout: float) -> int:
         """The start of a range of ``blocks``, waiting at most ``timeout`` seconds for it.
@@ -106,8 +82,14 @@ class Space:
         return SharedRange(self, await self.take(blocks, timeout=timeout), blocks)
 
     def give(self, start: int, blocks: int) -> None:
-        self._ranges.give(start, blocks)
-        self._serve()
+        """Return a range that was taken, as a whole."""
+        end = start + blocks
+        if blocks <= 0 or start < 0 or self._taken[start:end] != b"\1" * blocks:
+            raise ValueError(f"blocks {start}..{end} are not taken")
+        self._taken[start:end] = bytes(blocks)
+        self.used -= blocks
+        if self._waiters:
+            self._serve()
 
     def fail_waiters(self, error: Exception) -> None:
         """End every wait, because the space goes away."""
@@ -138,7 +120,7 @@ class Space:
         while self._waiters:
             blocks, future = self._waiters[0]
             if not future.done():
-                start = self._ranges.take(blocks)
+                start = self._reserve(blocks)
                 if start is None:
                     return
                 future.set_result(start)

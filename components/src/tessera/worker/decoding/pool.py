@@ -164,15 +164,13 @@ class Handler:
             self._model.preprocess(Picture(file.getvalue(), param="warm-up"))
 
     def answer(self, memory: UInt8Array, task: bytes, descriptor: int) -> bytes:
-        return encode(self._decoded(memory, decode_task(task), descriptor))
-
-    def _decoded(self, memory: UInt8Array, task: Task, descriptor: int) -> Answer:
+        asked = decode_task(task)
         try:
-            data = os.pread(descriptor, task.size, 0)
-            picture = Picture(data, param=task.param, max_pixels=self._limits.max_pixels)
-            return write(memory, self._model.preprocess(picture, empty_in(memory)))
+            data = os.pread(descriptor, asked.size, 0)
+            picture = Picture(data, param=asked.param, max_pixels=self._limits.max_pixels)
+            return encode(write(memory, self._model.preprocess(picture, empty_in(memory))))
         except Exception as error:
-            return self._refusal(error, task.param)
+            return encode(self._refusal(error, asked.param))
 
     def _refusal(self, error: Exception, param: str) -> Refusal:
         if isinstance(error, MemoryError):
