@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from benchmarks.proc import below
 
-from tessera.corpus.item import Document, Failure, Item, Picture, Row
+from tessera.corpus.item import Document, Failure, Item, Row
 from tessera.corpus.sources.apart import Apart
 from tessera.corpus.sources.choice import open_source
 from tessera.corpus.sources.lines import Honoured
 from tessera.corpus.sources.messages import Sources
 from tessera.corpus.sources.settings import SourceSettings
 from tessera.errors import ConfigError, Unavailable
+from tessera.local.content import ImageFile
 
 HONOURED = Honoured(models=("m",), dimensions=8)
 
@@ -51,7 +52,7 @@ def test_rows_are_those_of_the_source(tmp_path: Path) -> None:
     source = apart(path)
     found: list[Row] = list(source.rows())
     assert found == list(open_source([str(path)], SourceSettings(root=tmp_path), HONOURED).rows())
-    assert Picture(b"\x89PNG") in {part for row in found if isinstance(row, Item) for part in row.parts}
+    assert ImageFile(b"\x89PNG") in {part for row in found if isinstance(row, Item) for part in row.parts}
     assert {type(row) for row in found} == {Item, Document, Failure}
     assert source.position().read == source.position().most == path.stat().st_size
     assert not children()

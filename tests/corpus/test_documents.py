@@ -25,8 +25,9 @@ from PIL import Image
 
 from tessera import imaging
 from tessera.corpus.documents import Documents, DocumentSettings
-from tessera.corpus.item import Document, Failure, Item, Picture
+from tessera.corpus.item import Document, Failure, Item
 from tessera.corpus.pdf import PdfMode, PictureFormat
+from tessera.local.content import ImageFile
 from tests.corpus.pdf_files import endless, image, line, pdf
 
 pytestmark = pytest.mark.confines
@@ -103,7 +104,7 @@ def make() -> Iterator[Make]:
 def pixels(row: Item | Failure) -> np.ndarray:
     assert isinstance(row, Item), row
     picture = row.parts[0]
-    assert isinstance(picture, Picture)
+    assert isinstance(picture, ImageFile)
     return np.asarray(imaging.decode(picture.data, param="page"))
 
 
@@ -180,7 +181,7 @@ def test_the_hash_does_not_tell_in_which_format_a_page_is_handed_on(drawing: Dra
         found.documents.close()
     assert isinstance(bmp, Item) and isinstance(png, Item)
     assert bmp.content_hash == png.content_hash
-    files = [part.data for row in (bmp, png) for part in row.parts if isinstance(part, Picture)]
+    files = [part.data for row in (bmp, png) for part in row.parts if isinstance(part, ImageFile)]
     assert files[0][:2] == b"BM" and files[1][:4] == b"\x89PNG"
     np.testing.assert_array_equal(pixels(bmp), pixels(png))
 
@@ -189,9 +190,9 @@ def test_text_follows_its_picture(both: Drawing) -> None:
     first, empty = both.rows(pdf([line("one two", y=120) + line("three", y=60), "0 0 9 9 re f"]))
     assert isinstance(first, Item) and isinstance(empty, Item)
     picture, text = first.parts
-    assert isinstance(picture, Picture) and text == "one two\nthree"
+    assert isinstance(picture, ImageFile) and text == "one two\nthree"
     (alone,) = empty.parts
-    assert isinstance(alone, Picture)
+    assert isinstance(alone, ImageFile)
 
 
 def test_text_alone(make: Make) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tessera.corpus.item import Document, Failure, Item, Picture
+from tessera.corpus.item import Document, Failure, Item
 from tessera.corpus.shard import Shard
 from tessera.corpus.sources.folder import Folder
 from tessera.errors import ConfigError
+from tessera.local.content import ImageFile
 
 
 def read(root: Path, shard: Shard | None = None) -> list[Item | Document | Failure]:
@@ -28,7 +29,7 @@ def test_files_come_in_the_order_of_their_names(tmp_path: Path) -> None:
     rows = read(tmp_path)
     assert [row.id for row in rows] == ["B.png", "c.txt", "a/é.txt", "b/a.MD", "b/z.txt"]
     picture, text = rows[:2]
-    assert isinstance(picture, Item) and picture.parts == (Picture(b"text of B.png"),)
+    assert isinstance(picture, Item) and picture.parts == (ImageFile(b"text of B.png"),)
     assert (
         isinstance(text, Item) and text.parts == ("text of c.txt",) and text.source == str(tmp_path / "c.txt")
     )

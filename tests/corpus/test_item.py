@@ -3,9 +3,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tessera.corpus.item import Document, Failure, Item, Part, Picture, unique
+from tessera.corpus.item import Document, Failure, Item, unique
 from tessera.corpus.shard import Shard
 from tessera.errors import ConfigError
+from tessera.local.content import ImageFile, Part
 from tessera.models.base import Role
 
 
@@ -14,17 +15,17 @@ def item(*parts: Part, id: str = "a", source: str = "a.txt", role: Role | None =
 
 
 def test_the_hash_is_of_what_is_embedded() -> None:
-    first = item("ab", Picture(b"c"))
-    assert first.content_hash == item("ab", Picture(b"c"), id="b", source="b.txt").content_hash
+    first = item("ab", ImageFile(b"c"))
+    assert first.content_hash == item("ab", ImageFile(b"c"), id="b", source="b.txt").content_hash
     assert len(first.content_hash) == 32
     others = [
-        item("a", Picture(b"bc")),
+        item("a", ImageFile(b"bc")),
         item("abc"),
-        item(Picture(b"abc")),
-        item("a", "b", Picture(b"c")),
-        item(Picture(b"c"), "ab"),
+        item(ImageFile(b"abc")),
+        item("a", "b", ImageFile(b"c")),
+        item(ImageFile(b"c"), "ab"),
     ]
-    others.append(item("ab", Picture(b"c"), role=Role.QUERY))
+    others.append(item("ab", ImageFile(b"c"), role=Role.QUERY))
     assert len({first.content_hash, *(other.content_hash for other in others)}) == len(others) + 1
 
 
@@ -35,7 +36,7 @@ def test_a_hash_that_is_given_stays() -> None:
 
 def test_an_item_holds_something() -> None:
     with pytest.raises(ValueError, match="a text or an image"):
-        item("", Picture(b""))
+        item("", ImageFile(b""))
 
 
 def test_a_second_item_of_an_id_is_a_failure() -> None:

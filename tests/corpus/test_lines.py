@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from tessera.corpus.item import Document, Failure, Item, Picture, Row, request_of
+from tessera.corpus.item import Document, Failure, Item, Row, request_of
 from tessera.corpus.shard import Shard
 from tessera.corpus.sources.choice import open_source
 from tessera.corpus.sources.lines import Honoured
 from tessera.corpus.sources.settings import FetchPolicy, SourceSettings
+from tessera.local.content import ImageFile
 from tessera.models.base import Role, Truncate
 
 HONOURED = Honoured(models=("org/model",), dimensions=256, truncate=Truncate.END)
@@ -52,8 +53,8 @@ def test_plain_lines(tmp_path: Path) -> None:
     )
     text, number, both, document = read(path, tmp_path)
     assert text == Item(id="text", source=f"{path}:1", parts=("a text",))
-    assert number == Item(id="7", source=f"{path}:2", parts=(Picture(b"png"),))
-    assert both == Item(id=f"{path}:4", source=f"{path}:4", parts=(Picture(b"data"), "beside"))
+    assert number == Item(id="7", source=f"{path}:2", parts=(ImageFile(b"png"),))
+    assert both == Item(id=f"{path}:4", source=f"{path}:4", parts=(ImageFile(b"data"), "beside"))
     assert document == Document(id="doc", source=f"{path}:5", data=b"%PDF")
 
 
@@ -94,7 +95,11 @@ def test_files_are_read_below_the_root_alone(tmp_path: Path) -> None:
     rows = read(path, root)
     assert {row.id for row in rows if isinstance(row, Item)} == {"5", "6"}
     assert b"secret" not in b"".join(
-        part.data for row in rows if isinstance(row, Item) for part in row.parts if isinstance(part, Picture)
+        part.data
+        for row in rows
+        if isinstance(row, Item)
+        for part in row.parts
+        if isinstance(part, ImageFile)
     )
     # Not which of them are there.
     assert len(set(reasons(rows).values())) == 1
@@ -124,7 +129,7 @@ def test_batch_lines_mean_what_they_mean_over_http(tmp_path: Path) -> None:
         Role.PASSAGE,
     )
     assert second.id == "several#1"
-    assert isinstance(chat, Item) and chat.parts == (Picture(b"data"), "t") and chat.role is Role.PASSAGE
+    assert isinstance(chat, Item) and chat.parts == (ImageFile(b"data"), "t") and chat.role is Role.PASSAGE
 
 
 def test_no_two_inputs_of_a_batch_have_one_id(tmp_path: Path) -> None:
@@ -195,6 +200,6 @@ def test_urls_are_fetched_under_the_policy_and_come_in_order(tmp_path: Path, ser
     rows = read(path, media=FetchPolicy(allow_private=True))
     assert [row.id for row in rows] == [*map(str, range(90)), "gone"]
     assert all(
-        isinstance(row, Item) and row.parts == (Picture(f"/{row.id}.png".encode()),) for row in rows[:-1]
+        isinstance(row, Item) and row.parts == (ImageFile(f"/{row.id}.png".encode()),) for row in rows[:-1]
     )
     assert "status 404" in reasons(rows)["gone"]

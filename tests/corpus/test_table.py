@@ -10,11 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tessera.corpus.item import Document, Failure, Item, Picture, Row
+from tessera.corpus.item import Document, Failure, Item, Row
 from tessera.corpus.sources.choice import open_source
 from tessera.corpus.sources.lines import Honoured
 from tessera.corpus.sources.settings import Columns, SourceSettings
 from tessera.errors import ConfigError
+from tessera.local.content import ImageFile
 
 HONOURED = Honoured(models=(), dimensions=256)
 
@@ -40,10 +41,10 @@ def test_rows_of_a_table(tmp_path: Path, kind: str) -> None:
     pq.write_table(table, path) if kind == "parquet" else lance.write_dataset(table, str(path))
     rows = read(path)
     assert rows[0] == Item(id="text", source=f"{path}:0", parts=("t",))
-    assert rows[1] == Item(id="bytes", source=f"{path}:1", page=3, parts=(Picture(b"png"), "beside"))
+    assert rows[1] == Item(id="bytes", source=f"{path}:1", page=3, parts=(ImageFile(b"png"), "beside"))
     assert rows[2] == Item(id=f"{path}:2", source=f"{path}:2", parts=("third",))
     assert rows[3] == Failure(id="none", source=f"{path}:3", reason="neither text nor image")
-    assert rows[4] == Item(id="path", source=f"{path}:4", page=4, parts=(Picture(b"x"),))
+    assert rows[4] == Item(id="path", source=f"{path}:4", page=4, parts=(ImageFile(b"x"),))
     source = open_source([str(path)], SourceSettings(), HONOURED)
     assert len(list(source.rows())) == 5
     assert (source.position().read, source.position().most) == (5, 5)
@@ -56,14 +57,14 @@ def test_images_by_name_and_as_datasets_has_them(tmp_path: Path) -> None:
     pq.write_table(names, tmp_path / "names.parquet")
     columns = Columns(id="key", image="picture")
     first, second, third = read(tmp_path / "names.parquet", columns=columns, root=tmp_path)
-    assert isinstance(first, Item) and first.id == "1" and first.parts == (Picture(b"a"),)
+    assert isinstance(first, Item) and first.id == "1" and first.parts == (ImageFile(b"a"),)
     assert isinstance(second, Document) and second.data == b"%PDF"
     assert isinstance(third, Failure) and "no readable file" in third.reason
     structs = pa.table({"image": [{"bytes": b"own", "path": "x.png"}, {"bytes": None, "path": "a.png"}]})
     pq.write_table(structs, tmp_path / "structs.parquet")
     one, other = read(tmp_path / "structs.parquet", root=tmp_path)
-    assert isinstance(one, Item) and one.parts == (Picture(b"own"),)
-    assert isinstance(other, Item) and other.parts == (Picture(b"a"),)
+    assert isinstance(one, Item) and one.parts == (ImageFile(b"own"),)
+    assert isinstance(other, Item) and other.parts == (ImageFile(b"a"),)
 
 
 def test_tables_that_cannot_be_read_are_refused(tmp_path: Path) -> None:

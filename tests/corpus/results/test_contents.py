@@ -14,12 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image, ImageOps
 
-from tessera.corpus.item import Failure, Item, Picture
+from tessera.corpus.item import Failure, Item
 from tessera.corpus.results.contents import Contents
 from tessera.corpus.results.entry import entry_of
 from tessera.corpus.results.thumbnail import SIDE, Thumbnails
 from tessera.corpus.search import Hit, Place
 from tessera.corpus.sources.settings import ReadSettings
+from tessera.local.content import ImageFile
 from tests.corpus.pdf_files import line, pdf
 from tests.imaging.test_file import png_of_size
 
@@ -55,7 +56,7 @@ def texts_of(item: Item | Failure) -> tuple[object, ...]:
 
 def pictures_of(item: Item | Failure) -> list[bytes]:
     assert isinstance(item, Item), item
-    return [part.data for part in item.parts if isinstance(part, Picture)]
+    return [part.data for part in item.parts if isinstance(part, ImageFile)]
 
 
 def test_files(tmp_path: Path) -> None:

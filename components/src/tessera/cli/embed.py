@@ -15,10 +15,10 @@ import msgspec
 import uvloop
 
 from tessera.cli.near import near
-from tessera.corpus.cards import EnginePlan, EngineProcesses, plan_engines
 from tessera.corpus.documents import Documents, DocumentSettings
 from tessera.corpus.dry_run import estimate
-from tessera.corpus.embedder import Embedder, Served, VectorSettings
+from tessera.corpus.embedder import Embedder, VectorSettings
+from tessera.corpus.engines import EngineEmbedder
 from tessera.corpus.item import Source, unique
 from tessera.corpus.output.output import Output, known_before
 from tessera.corpus.output.row import VectorKind
@@ -36,6 +36,8 @@ from tessera.corpus.sources.messages import Sources
 from tessera.corpus.sources.settings import SourceSettings
 from tessera.defaults import MODEL
 from tessera.errors import ConfigError, TesseraError, TooManyFailures
+from tessera.local.model_info import ModelInfo
+from tessera.local.plan import EnginePlan, plan_engines
 from tessera.logs import LogSettings, log_as
 from tessera.models.base import OutputKind
 from tessera.process_exit import leave
@@ -251,7 +253,7 @@ class _Run:
 
     async def _on_ray(self) -> int:
         from tessera.corpus.ray.cluster import Pools, joined
-        from tessera.corpus.ray.pipeline import Engines, embedded
+        from tessera.corpus.ray.pipeline import RemoteEngines, embedded
         from tessera.corpus.ray.stages import Embedding, Reading, served_here
 
         settings, progress = self._settings, Progress()
@@ -287,14 +289,14 @@ class _Run:
                 progress.done_before += output.done(id, content_hash)
 
             made = embedded(reading, embedding, pools, output.known, done)
-            watch = Watch(progress, Engines(), lambda: Position(read=0))
+            watch = Watch(progress, RemoteEngines(), lambda: Position(read=0))
             return await self._shown(keep(made, output, progress), output, progress, watch)
 
     async def _output(self, kind: VectorKind) -> Output:
         settings = self._settings
         return await asyncio.to_thread(Output, settings.output, kind, settings.source.shard)
 
-    def _honoured(self, served: Served) -> Honoured:
+    def _honoured(self, served: ModelInfo) -> Honoured:
         if served.checkpoint == "random":
             complain(f"{served.name} has random weights: its vectors mean nothing")
         return Honoured(
@@ -345,7 +347,8 @@ class _Run:
                 raise ConfigError("--split is for engines here, and --url names a service")
             key = os.environ.get(KEY_VARIABLE)
             return await ServiceEmbedder.start(settings.service, settings.vectors, settings.model, key)
-        return await EngineProcesses.start(await asyncio.to_thread(self._plan, self._model()))
+        plan = await asyncio.to_thread(self._plan, self._model())
+        return await EngineEmbedder.start(plan, settings.vectors)
 
     def _model(self) -> str:
         return self._settings.model or os.environ.get("MODEL_PATH") or str(MODEL)
@@ -356,14 +359,14 @@ class _Run:
         return plan_engines(
             named,
             settings.revision,
-            settings.vectors,
-            passed=self._passed,
+            settings.vectors.options,
+            flags=self._passed,
             split=settings.split,
             log=["--log-level", settings.log.level, "--log-format", settings.log.format.value],
             bar=bar,
         )
 
-    def _kind(self, served: Served) -> VectorKind:
+    def _kind(self, served: ModelInfo) -> VectorKind:
         settings = self._settings
         options = {"truncate": settings.vectors.truncate.value}
         if settings.vectors.max_tokens:

@@ -15,9 +15,9 @@ from typing import Annotated, Final
 import msgspec
 import uvloop
 
-from tessera.corpus.cards import EngineProcesses, plan_engines
-from tessera.corpus.embedder import Embedder, InputType, Served, VectorSettings
-from tessera.corpus.item import Embedded, Failure, Item, Part, Picture
+from tessera.corpus.embedder import Embedder, InputType, VectorSettings
+from tessera.corpus.engines import EngineEmbedder
+from tessera.corpus.item import Embedded, Failure, Item
 from tessera.corpus.results.contents import Contents
 from tessera.corpus.results.entry import Query, entry_of
 from tessera.corpus.results.page import write_page
@@ -29,6 +29,9 @@ from tessera.corpus.service import KEY_VARIABLE, Service, ServiceEmbedder, Servi
 from tessera.corpus.sources.settings import ReadSettings
 from tessera.defaults import MODEL
 from tessera.errors import ConfigError, InvalidInput, TesseraError
+from tessera.local.content import ImageFile, Part
+from tessera.local.model_info import ModelInfo
+from tessera.local.plan import plan_engines
 from tessera.models.base import Role
 from tessera.process_exit import leave
 from tessera.settings import POSITIVE, HelpFormatter, Revision, Setting, add_flags, read_flags
@@ -84,7 +87,7 @@ class _Asked:
 class _Found:
     """Hits, the best first, with what is there now where that was asked for."""
 
-    served: Served
+    served: ModelInfo
     scores: str
     hits: Sequence[tuple[Hit, Item | Failure | None]]
 
@@ -199,7 +202,7 @@ def _query(text: str, image: Path | None, role: Role | None) -> Item:
     """A text asks as a query. A picture, with or without a text, asks for the like of what is there."""
     parts: list[Part] = []
     if image is not None:
-        parts.append(Picture(_read(image)))
+        parts.append(ImageFile(_read(image)))
     if text.strip():
         parts.append(text)
     if not parts:
@@ -220,8 +223,8 @@ async def _embedder(table: Table, settings: SearchSettings) -> Embedder:
         key = os.environ.get(KEY_VARIABLE)
         return await ServiceEmbedder.start(settings.service, vectors, settings.model, key)
     model = settings.model or os.environ.get("MODEL_PATH") or str(MODEL)
-    plan = plan_engines(model, settings.revision, vectors, log=["--log-level", "warning"], most=1)
-    return await EngineProcesses.start(plan)
+    plan = plan_engines(model, settings.revision, vectors.options, log=["--log-level", "warning"], most=1)
+    return await EngineEmbedder.start(plan, vectors)
 
 
 def _said(hit: Hit) -> str:

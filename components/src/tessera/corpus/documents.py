@@ -13,9 +13,10 @@ import msgspec
 from blake3 import blake3
 
 from tessera import machine
-from tessera.corpus.item import Document, Failure, Item, Part, Picture
+from tessera.corpus.item import Document, Failure, Item
 from tessera.corpus.pdf import Drawing, Drawn, PdfMode, PictureFormat, Refusal, Renderers, Task
 from tessera.errors import Unavailable
+from tessera.local.content import ImageFile, Part
 from tessera.sandbox import Limits, ProcessLost, in_memory
 from tessera.settings import MIB, POSITIVE, Setting
 
@@ -181,7 +182,7 @@ class _File:
         page_id = self.page_id(page)
         if not isinstance(outcome, Drawn):
             return Failure(id=page_id, source=self.source, page=page, reason=outcome.reason)
-        parts: list[Part] = [Picture(outcome.picture)] if outcome.picture else []
+        parts: list[Part] = [ImageFile(outcome.picture)] if outcome.picture else []
         if outcome.text:
             parts.append(outcome.text)
         if not parts:

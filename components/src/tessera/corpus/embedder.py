@@ -1,4 +1,4 @@
-"""What makes vectors of items: an engine of this process, engines of its children, or a service."""
+"""Declares what makes vectors of items: engines of this command, or a service."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import Annotated, Protocol
 
 import msgspec
 
-from tessera.corpus.item import Embedded, Failure, Item, Picture
-from tessera.models.base import OutputKind, Role, Truncate
+from tessera.corpus.item import Embedded, Failure, Item
+from tessera.local.content import Content
+from tessera.local.model_info import ModelInfo
+from tessera.local.options import VectorOptions
+from tessera.local.usage import Usage
+from tessera.models.base import Role, Truncate
 from tessera.settings import NOT_NEGATIVE, Setting
 
 
@@ -67,52 +71,27 @@ class VectorSettings(msgspec.Struct, frozen=True, kw_only=True):
         int, Setting(flag="--max-tokens", check=NOT_NEGATIVE, help="of one item; 0: the model's own limit")
     ] = 0
 
-    def role_of(self, item: Item) -> Role:
-        """An image without a role is a passage, as at the service."""
-        role = item.role or self.input_type.role
-        if role is Role.NONE and any(isinstance(part, Picture) for part in item.parts):
-            return Role.PASSAGE
-        return role
-
-
-class Served(msgspec.Struct, frozen=True, kw_only=True):
-    """The model that items are embedded with.
-
-    ``fingerprint`` is of weights, preprocessing and prompts. ``width`` is that of the vectors which come out;
-    ``checkpoint`` is ``random`` or ``demo`` for those that come with Tessera.
-    """
-
-    name: str
-    fingerprint: str
-    kind: OutputKind
-    width: int
-    images: bool
-    checkpoint: str = ""
-
-
-class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Since the start: seconds of engines at work, on all cards together, and lookups of images.
-
-    Zeros where that is not known.
-    """
-
-    engine_seconds: float = 0.0
-    images: int = 0
-    cached_images: int = 0
-
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
-            engine_seconds=self.engine_seconds + other.engine_seconds,
-            images=self.images + other.images,
-            cached_images=self.cached_images + other.cached_images,
+    @property
+    def options(self) -> VectorOptions:
+        """What of these an engine is started with; each item brings its role."""
+        return VectorOptions(
+            dimensions=self.dimensions,
+            dimensions_param="--dimensions",
+            max_tokens=self.max_tokens,
+            truncate=self.truncate.truncate,
         )
+
+    def content_of(self, item: Item) -> Content:
+        """Return what is embedded of an item."""
+        role = item.role or self.input_type.role
+        return Content(parts=item.parts, role=role, instruction=item.instruction)
 
 
 class Embedder(Protocol):
     """Called several times at once from one event loop; ``engines`` work side by side."""
 
     @property
-    def served(self) -> Served: ...
+    def served(self) -> ModelInfo: ...
 
     @property
     def engines(self) -> int: ...

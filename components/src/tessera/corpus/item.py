@@ -12,16 +12,8 @@ import numpy.typing as npt
 from blake3 import blake3
 
 from tessera.corpus.position import Position
+from tessera.local.content import Part, nbytes_of
 from tessera.models.base import Role
-
-
-class Picture(msgspec.Struct, frozen=True):
-    """An encoded image file."""
-
-    data: bytes
-
-
-Part = str | Picture
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -56,7 +48,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     @property
     def nbytes(self) -> int:
         """Of its texts, one for each character, and images."""
-        return sum(len(part if isinstance(part, str) else part.data) for part in self.parts)
+        return nbytes_of(self.parts)
 
     def failed(self, reason: str) -> Failure:
         return Failure(id=self.id, source=self.source, page=self.page, place=self.place, reason=reason)

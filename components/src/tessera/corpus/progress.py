@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
-from tessera.corpus.embedder import Usage
 from tessera.corpus.position import Position
 from tessera.corpus.run import Progress
+from tessera.local.usage import Usage
 from tessera.tasks import KEEPER
 
 _EVERY_SECONDS: Final = 1.0

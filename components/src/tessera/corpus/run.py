@@ -11,7 +11,8 @@ from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from tessera.corpus.embedder import Embedder
-from tessera.corpus.item import Embedded, Failure, Item, Picture
+from tessera.corpus.item import Embedded, Failure, Item
+from tessera.local.content import ImageFile
 
 T = TypeVar("T")
 
@@ -185,7 +186,7 @@ def take(rows: Iterator[Item | Failure]) -> list[Item | Failure]:
 
 
 def _weight(item: Item) -> int:
-    pictures = sum(isinstance(part, Picture) for part in item.parts)
+    pictures = sum(isinstance(part, ImageFile) for part in item.parts)
     return _PICTURE * pictures or max(1, item.nbytes // _CHARACTERS)
 
 

@@ -15,9 +15,11 @@ import numpy.typing as npt
 import orjson
 import pybase64
 
-from tessera.corpus.embedder import Served, Usage, VectorSettings
+from tessera.corpus.embedder import VectorSettings
 from tessera.corpus.item import Embedded, Failure, Item
 from tessera.errors import ConfigError, ProtocolError, Unavailable
+from tessera.local.model_info import ModelInfo
+from tessera.local.usage import Usage
 from tessera.models.base import OutputKind, Role
 from tessera.settings import POSITIVE, Setting
 
@@ -77,7 +79,7 @@ class Service:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def served(self, name: str = "") -> Served:
+    async def served(self, name: str = "") -> ModelInfo:
         """The model of that name, or the first that gives vectors; ``ConfigError`` where there is none."""
         status = (await self.ask("GET", "/status")).json()
         try:
@@ -89,7 +91,7 @@ class Service:
                 said = ", ".join(f"{each['model']} ({each['output']['kind']})" for each in models)
                 raise ConfigError(f"{self.url} has no model {name or 'that gives vectors'}: {said}")
             model = found[0]
-            return Served(
+            return ModelInfo(
                 name=model["model"],
                 fingerprint=model["fingerprint"],
                 kind=OutputKind(model["output"]["kind"]),
@@ -135,7 +137,7 @@ class ServiceEmbedder:
     engines = 1
 
     def __init__(
-        self, service: Service, served: Served, vectors: VectorSettings, settings: ServiceSettings
+        self, service: Service, served: ModelInfo, vectors: VectorSettings, settings: ServiceSettings
     ) -> None:
         self.served = served
         self._service = service
@@ -174,7 +176,7 @@ class ServiceEmbedder:
 
     def _prompt(self, item: Item) -> tuple[tuple[str, str], ...]:
         """The fields of a request that decide an item's prompt."""
-        role = self._vectors.role_of(item)
+        role = self._vectors.content_of(item).role
         said = () if role is Role.NONE else (("input_type", role.value),)
         return said if item.instruction is None else (*said, ("instruction", item.instruction))
 

@@ -9,13 +9,13 @@ from typing import Final
 
 from blake3 import blake3
 
-from tessera.corpus.embedder import Usage
 from tessera.corpus.item import Embedded, Failure
 from tessera.corpus.output.known import Known
 from tessera.corpus.ray.blocks import LeftOut, rows_of
 from tessera.corpus.ray.cluster import Pools
 from tessera.corpus.ray.stages import Embedding, EngineActor, Reader, Reading
 from tessera.errors import TesseraError, Unavailable
+from tessera.local.usage import Usage
 
 # Of each reader: the last shards end at about the same time, and a task that is done again is no large one.
 _SHARDS: Final = 4
@@ -27,7 +27,7 @@ _BLOCKS: Final = 2
 _RETRIES: Final = 5
 
 
-class Engines:
+class RemoteEngines:
     """What is known here of engines that are elsewhere: nothing."""
 
     engines = 0

@@ -12,9 +12,9 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from tessera.corpus.cards import loads_of
 from tessera.corpus.documents import Documents, DocumentSettings
-from tessera.corpus.embedder import Served, VectorSettings
+from tessera.corpus.embedder import VectorSettings
+from tessera.corpus.engines import outcomes
 from tessera.corpus.item import Embedded, Failure, Item, unique
 from tessera.corpus.pdf import PictureFormat
 from tessera.corpus.ray.blocks import LeftOut, Row, block_of, rows_of
@@ -24,7 +24,10 @@ from tessera.corpus.sources.choice import open_source
 from tessera.corpus.sources.lines import Honoured
 from tessera.corpus.sources.settings import SourceSettings
 from tessera.errors import ConfigError, EngineDead
+from tessera.local.model_info import ModelInfo
+from tessera.local.plan import loads_of
 from tessera.models import find, open_model
+from tessera.models.base import OutputKind
 from tessera.process_exit import ENGINE_DEAD, leave
 
 log = logging.getLogger("tessera.corpus.ray")
@@ -95,14 +98,14 @@ class Embedding:
     split: bool
     engines_on_host: int
     vectors: VectorSettings
-    served: Served
+    served: ModelInfo
 
 
 class EngineActor:
     """An engine on an event loop of its own, with the blocks of several tasks under way."""
 
     def __init__(self, embedding: Embedding) -> None:
-        from tessera.corpus.engine import Engine
+        from tessera.local.engine import Engine
 
         os.chdir(embedding.directory)
         self._loop = asyncio.new_event_loop()
@@ -114,8 +117,9 @@ class EngineActor:
             engines_on_host=embedding.engines_on_host,
             split=embedding.split,
         )
-        self._engine = self._wait(Engine.start(loads, embedding.vectors, _died))
-        if self._engine.served.fingerprint != embedding.served.fingerprint:
+        self._vectors = embedding.vectors
+        self._engine = self._wait(Engine.start(loads, embedding.vectors.options, _died))
+        if self._engine.model.fingerprint != embedding.served.fingerprint:
             raise ConfigError(
                 f"{embedding.model} is another model on this machine than where the run was started"
             )
@@ -135,20 +139,24 @@ class EngineActor:
 
     async def _call(self, items: Sequence[Item]) -> list[Embedded | Failure]:
         async with self._room:
-            return (await self._engine.embed(items)).of(items)
+            contents = [self._vectors.content_of(item) for item in items]
+            return outcomes(items, await self._engine.embed(contents))
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def served_here(model: str, revision: str, passed: Sequence[str], vectors: VectorSettings) -> Served:
+def served_here(model: str, revision: str, passed: Sequence[str], vectors: VectorSettings) -> ModelInfo:
     """What engines will serve, found without one. Raises ``ConfigError`` and ``CheckpointError``."""
-    from tessera.corpus.engine import served_by
+    from tessera.local.engine import describe
     from tessera.worker.settings import parse
 
     load = loads_of(find(model, revision), passed, engines_on_host=1, split=False)[-1]
     worker = parse(load.flags, source=load.source)
-    return served_by(open_model(worker.model_path, worker.model_options), worker, vectors)
+    opened = open_model(worker.model_path, worker.model_options)
+    if opened.output.kind is OutputKind.SCORE:
+        raise ConfigError(f"{opened.family} gives scores of pairs: a corpus needs a model that makes vectors")
+    return describe(opened, worker, vectors.options)
 
 
 def _died(error: EngineDead) -> None:

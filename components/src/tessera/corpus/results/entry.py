@@ -7,9 +7,10 @@ from typing import Final
 
 from PIL import Image
 
-from tessera.corpus.item import Failure, Item, Picture
+from tessera.corpus.item import Failure, Item
 from tessera.corpus.results.thumbnail import Thumbnails
 from tessera.corpus.search import Hit, Place
+from tessera.local.content import ImageFile
 from tessera.terminal import printable
 
 _MAX_CHARACTERS: Final = 600
@@ -51,7 +52,7 @@ def entry_of(hit: Hit, found: Item | Failure, thumbnails: Thumbnails) -> Entry:
     if isinstance(found, Failure):
         note = found.reason
     else:
-        files = [part for part in found.parts if isinstance(part, Picture)]
+        files = [part for part in found.parts if isinstance(part, ImageFile)]
         if files:
             made = thumbnails.make(files[0].data, source=found.source)
             picture, note = (None, made) if isinstance(made, str) else (made, "")

@@ -12,11 +12,12 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from tessera.corpus.item import Document, Failure, Item, Picture, Row
+from tessera.corpus.item import Document, Failure, Item, Row
 from tessera.corpus.position import Position
 from tessera.corpus.shard import Shard
 from tessera.corpus.sources.ahead import Work, ahead
 from tessera.errors import ConfigError
+from tessera.local.content import ImageFile
 
 PICTURES: Final = frozenset({".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"})
 TEXTS: Final = frozenset({".txt", ".md"})
@@ -126,7 +127,7 @@ def item_of(id: str, source: str, data: bytes, name: str) -> Item | Document:
     ending = os.path.splitext(name)[1].lower()
     if ending in DOCUMENTS:
         return Document(id=id, source=source, data=data)
-    return Item(id=id, source=source, parts=(Picture(data) if ending in PICTURES else _text(data),))
+    return Item(id=id, source=source, parts=(ImageFile(data) if ending in PICTURES else _text(data),))
 
 
 def _closed(name: str, directory: int, depth: int) -> str | None:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import orjson
 
-from tessera.corpus.item import Document, Failure, Item, Part, Picture, Row
+from tessera.corpus.item import Document, Failure, Item, Row
 from tessera.corpus.position import Position
 from tessera.corpus.shard import Shard
 from tessera.corpus.sources.ahead import Work, ahead
@@ -20,6 +20,7 @@ from tessera.corpus.sources.folder import DOCUMENTS
 from tessera.corpus.sources.media import Media
 from tessera.errors import ConfigError, InvalidInput, RequestError
 from tessera.frontend.request import EmbeddingsRequest, ImageSource, Input
+from tessera.local.content import ImageFile, Part
 from tessera.model_names import find_name
 from tessera.models.base import Truncate
 
@@ -159,7 +160,7 @@ class Lines:
                 if isinstance(part, str):
                     parts.append(part)
                 elif isinstance(part, ImageSource) and part.url and not part.embeddings:
-                    parts.append(Picture(self.media.read(part.url)))
+                    parts.append(ImageFile(self.media.read(part.url)))
                 else:
                     raise InvalidInput("only texts and images are embedded in bulk: no token ids, no tensors")
             return Item(
@@ -205,7 +206,7 @@ def made_of(
             reason = "a document has texts of its own, and there is one beside it"
             return Failure(id=id, source=source, page=page, reason=reason)
         return Document(id=id, source=source, data=data)
-    parts: tuple[Part, ...] = (Picture(data), text) if text.strip() else (Picture(data),)
+    parts: tuple[Part, ...] = (ImageFile(data), text) if text.strip() else (ImageFile(data),)
     return Item(id=id, source=source, page=page, parts=parts)
 
 

@@ -1,4 +1,4 @@
-"""The parent of a child process: what it asks is answered until it has gone."""
+"""Answers the parent of this process until it has gone."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from tessera.corpus.frames import Answer, Begun, Channel, First, Question, Refused
 from tessera.errors import EngineDead, TesseraError
+from tessera.local.channel import Channel
+from tessera.local.messages import Answer, Begun, First, Question, Refused
 from tessera.process_exit import ENGINE_DEAD
 from tessera.sandbox.confinement import die_with_parent
 from tessera.worker.free_memory import give_back_free_memory
@@ -66,11 +67,11 @@ async def answer_parent(descriptor: int, start: Callable[[First, Died], Awaitabl
 
     async def answer(question: Question) -> None:
         try:
-            made: Answer | Refused = await answerer.answer(question)
+            message: Answer | Refused = await answerer.answer(question)
         except TesseraError as error:
-            made = Refused(error.code, error.message)
+            message = Refused(error.code, error.message)
         with suppress(ConnectionError):
-            await channel.send(made)
+            await channel.send(message)
 
     async def receive() -> None:
         while isinstance(question := await channel.receive(), Question):

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from typing import Self
 
 from tessera import wire
-from tessera.corpus.child import Child, ChildLost
-from tessera.corpus.embedder import Usage
-from tessera.corpus.frames import Answer, Ask, Load, Question, Replied, Tell, Used
-from tessera.corpus.parent import Died
 from tessera.errors import EngineDead
 from tessera.launch.folders import Folders
+from tessera.local.child import Child, ChildLost
+from tessera.local.messages import Answer, Ask, AskUsage, Load, Question, Replied, Used
+from tessera.local.parent import Died
+from tessera.local.usage import Usage
 
 
 class Workers:
@@ -31,14 +31,14 @@ class Workers:
         if folders is not None:
             environment["DYN_FILE_KV"] = str(folders.make("discovery"))
         kept = [] if folders is None else [folders.descriptor]
-        module = "tessera.corpus.worker_process"
+        module = "tessera.local.worker_process"
         starting = [
             Child.start(module, load, environment=environment, words=log, kept=kept) for load in loads
         ]
-        begun = await asyncio.gather(*starting, return_exceptions=True)
-        children = [one for one in begun if isinstance(one, Child)]
+        started = await asyncio.gather(*starting, return_exceptions=True)
+        children = [child for child in started if isinstance(child, Child)]
         workers = cls(children, folders)
-        if refused := [one for one in begun if isinstance(one, BaseException)]:
+        if refused := [error for error in started if isinstance(error, BaseException)]:
             await workers.close()
             raise refused[0]
         for child in children:
@@ -54,12 +54,12 @@ class Workers:
 
     async def usage(self) -> Usage:
         """Of all of them. Raises ``EngineDead``."""
-        found = Usage()
+        total = Usage()
         for child in self._children:
-            used = await _answer(child, Tell)
+            used = await _answer(child, AskUsage)
             assert isinstance(used, Used)
-            found += used.usage
-        return found
+            total += used.usage
+        return total
 
     async def close(self) -> None:
         """What asks another ends before it."""

@@ -1,4 +1,4 @@
-"""A child process of a run that answers numbered questions over a socket pair."""
+"""Starts a child process and asks it numbered questions over a socket pair."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from contextlib import suppress
 from itertools import count
 from typing import Final, Self
 
-from tessera.corpus.frames import Answer, Begun, Channel, First, Question, Refused
 from tessera.errors import Unavailable, from_code
+from tessera.local.channel import Channel
+from tessera.local.messages import Answer, Begun, First, Question, Refused
 
 _END_SECONDS: Final = 10.0
 _TOLD_SECONDS: Final = 5.0
@@ -103,12 +104,12 @@ class Child:
         await self._reading
 
     async def _read(self) -> None:
-        while (frame := await self._channel.receive()) is not None:
-            if isinstance(frame, Answer):
-                if (asked := self._waiting.get(frame.number)) is not None and not asked.done():
-                    asked.set_result(frame)
-            elif isinstance(frame, Refused):
-                self._why = frame.message
+        while (message := await self._channel.receive()) is not None:
+            if isinstance(message, Answer):
+                if (asked := self._waiting.get(message.number)) is not None and not asked.done():
+                    asked.set_result(message)
+            elif isinstance(message, Refused):
+                self._why = message.message
                 break
         self.ended = True
         self._why = self._why or await _end_of(self._process)
@@ -129,7 +130,7 @@ def _spawn(
             env=os.environ if environment is None else environment,
             pass_fds=(theirs.fileno(), *kept),
             stdin=subprocess.DEVNULL,
-            # What a library prints is not to be taken for the run's own answer.
+            # What a library prints is not to be taken for an answer of the command that starts engines.
             stdout=2,
         )
     return process, ours

@@ -1,4 +1,4 @@
-"""``python -m tessera.corpus.worker_process FD``: a worker for the process that started it.
+"""``python -m tessera.local.worker_process FD``: a worker for the process that started it.
 
 An interpreter of its own: the one that makes prompts of ten thousand texts a second would keep the engine
 waiting each time it has something to launch.
@@ -16,10 +16,10 @@ with quick_imports():
     import uvloop
 
     from tessera import wire
-    from tessera.corpus.embedder import Usage
-    from tessera.corpus.frames import Answer, Ask, First, Load, Loaded, Question, Replied, Tell, Used
-    from tessera.corpus.parent import Died, answer_parent, belong_to_parent
     from tessera.errors import ProtocolError, TesseraError
+    from tessera.local.messages import Answer, Ask, AskUsage, First, Load, Loaded, Question, Replied, Used
+    from tessera.local.parent import Died, answer_parent, belong_to_parent
+    from tessera.local.usage import Usage
     from tessera.logs import LogFormat, log_as, log_settings
     from tessera.process_exit import leave
     from tessera.rpc import Runtime, Server, set_environment_defaults
@@ -57,7 +57,7 @@ class Worker:
         torch.set_num_threads(settings.stages.threads or share_of(settings).threads(torch.get_num_threads()))
         # Of the two stages one finds the other by Dynamo; both in one process need nobody.
         runtime = None if settings.mode is Mode.AGG else Runtime(settings.rpc)
-        name, metrics = "corpus", WorkerMetrics()
+        name, metrics = "local", WorkerMetrics()
         if runtime is not None:
             address = runtime.address(COMPONENT[settings.mode])
             name = f"{runtime.endpoint(address).connection_id():x}"
@@ -77,7 +77,7 @@ class Worker:
     async def answer(self, question: Question) -> Answer:
         if isinstance(question, Ask):
             return Replied(question.number, await self._reply(question.request))
-        assert isinstance(question, Tell)
+        assert isinstance(question, AskUsage)
         return Used(question.number, self._usage())
 
     async def _reply(self, request: wire.EmbedRequest) -> wire.EmbedReply | wire.Failure:

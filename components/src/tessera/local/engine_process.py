@@ -1,6 +1,6 @@
-"""``python -m tessera.corpus.engine_process FD``: an engine for the run that started this process.
+"""``python -m tessera.local.engine_process FD``: an engine for the process that started this one.
 
-It ends when the run does, however that ends.
+It ends when that does, however that ends.
 """
 
 from __future__ import annotations
@@ -15,10 +15,21 @@ with quick_imports():
 
     import uvloop
 
-    from tessera.corpus.engine import Engine
-    from tessera.corpus.frames import Answer, Embed, First, Made, Question, Ready, Start, Tell, Used
-    from tessera.corpus.parent import Died, answer_parent, belong_to_parent
+    from tessera import wire
     from tessera.errors import ProtocolError
+    from tessera.local.engine import Engine
+    from tessera.local.messages import (
+        Answer,
+        AskUsage,
+        Embed,
+        EmbeddedRows,
+        First,
+        Question,
+        Ready,
+        Start,
+        Used,
+    )
+    from tessera.local.parent import Died, answer_parent, belong_to_parent
     from tessera.logs import log_as, log_settings
     from tessera.process_exit import leave
 
@@ -26,32 +37,32 @@ with quick_imports():
 _SWITCH_SECONDS: Final = 0.0002
 
 
-class Served:
+class EngineAnswerer:
     """Implements ``Answerer`` with an engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.begun = Ready(engine.served)
+        self.begun = Ready(engine.model)
 
     @classmethod
-    async def start(cls, first: First, died: Died, *, log: Sequence[str]) -> Served:
+    async def start(cls, first: First, died: Died, *, log: Sequence[str]) -> EngineAnswerer:
         """Raises as ``Engine.start``."""
         if not isinstance(first, Start):
             raise ProtocolError(f"an engine process was sent {type(first).__name__} first")
-        return cls(await Engine.start(first.loads, first.vectors, died, log=log))
+        return cls(await Engine.start(first.loads, first.options, died, log=log))
 
     async def answer(self, question: Question) -> Answer:
         """Raises ``EngineDead``."""
-        if isinstance(question, Tell):
+        if isinstance(question, AskUsage):
             return Used(question.number, await self._engine.usage())
         assert isinstance(question, Embed)
-        found = await self._engine.embed(question.items)
-        return Made(
+        vectors = await self._engine.embed(question.contents)
+        return EmbeddedRows(
             number=question.number,
-            rows=found.rows.astype("<f4", copy=False).tobytes(),
-            counts=list(found.counts),
-            tokens=list(found.tokens),
-            reasons=dict(found.reasons),
+            rows=vectors.rows.astype("<f4", copy=False).tobytes(),
+            counts=list(vectors.counts),
+            tokens=list(vectors.tokens),
+            errors={place: wire.Failure.of(error) for place, error in vectors.errors.items()},
         )
 
     async def close(self) -> None:
@@ -63,7 +74,7 @@ def main() -> int:
     descriptor, *log = sys.argv[1:]
     log_as("engine", log_settings(log))
     sys.setswitchinterval(_SWITCH_SECONDS)
-    return uvloop.run(answer_parent(int(descriptor), partial(Served.start, log=log)))
+    return uvloop.run(answer_parent(int(descriptor), partial(EngineAnswerer.start, log=log)))
 
 
 if __name__ == "__main__":
