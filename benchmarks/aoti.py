@@ -23,8 +23,8 @@ from typing import IO
 import yaml
 
 from benchmarks import usage
-from tessera.defaults import ENGINE_CONFIGS
 from tessera.tools.table import table, write_csv
+from tessera_engines.kinds import ENGINE_CONFIGS
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ENGINE_CONFIGS / "llama_nemotron_vl" / "aoti_h100.yaml"
@@ -74,7 +74,7 @@ class _Run:
                 continue
             with self._log(stage).open("w") as log:
                 builders[stage] = _start(
-                    *("tessera.cli.engine", "build", "--model-path", str(self._model)),
+                    *("tessera_engines.cli", "build", "--model-path", str(self._model)),
                     *("--config", str(self._options.config), "--stage", stage),
                     *("--out", str(self._folder / stage)),
                     stdout=log,

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from tessera.cli.embed import RunSettings
-from tessera.engine.compiled.spec import BuildSpec, Profile
 from tessera.frontend.settings import FrontendSettings
 from tessera.launch.settings import markdown_table
 from tessera.settings import Row, fields_of, rows_of
 from tessera.transport.settings import TransportSettings
 from tessera.worker.settings import StageSettings, WorkerSettings
+from tessera_engines.compiled.spec import BuildSpec, Profile
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/settings.md", "docs/operations.md", "docs/corpus.md")
@@ -51,13 +52,22 @@ def _region(mark: str, name: str, what: str) -> str:
 
 def _table(head: str, settings: type[msgspec.Struct], what: str) -> str:
     names = what.split() if what.startswith("--") else []
-    for field in fields_of(settings):
-        if what and field.setting.group == what and field.part is not None:
-            return _lines(head, rows_of(field.part))
+    group = next((part for title, part in _groups(settings) if title == what), None)
+    if what and group is not None:
+        return _lines(head, rows_of(group))
     if what and not names:
         raise ValueError(f"{settings.__name__} has no group {what!r}")
     own = [field.setting.flag or field.name for field in fields_of(settings) if field.setting.help]
     return _lines(head, rows_of(settings, *(names or own)))
+
+
+def _groups(settings: type[msgspec.Struct]) -> Iterator[tuple[str, type[msgspec.Struct]]]:
+    """The parts of settings with their headings, also those below a part that has none."""
+    for field in fields_of(settings):
+        if field.part is not None:
+            yield field.setting.group, field.part
+            if not field.setting.group:
+                yield from _groups(field.part)
 
 
 def _lines(head: str, rows: list[Row]) -> str:

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from tessera.defaults import ENGINE_CONFIGS
+from tessera.engine.kind import kinds
 from tessera.errors import CheckpointError, ConfigError
 from tessera.frontend.settings import parse as parse_frontend
 from tessera.worker.settings import Mode, StageSettings, load_stages
 from tessera.worker.settings import parse as parse_worker
+from tessera_engines.cli import builds
 
 
 def written(folder: Path, text: str | bytes) -> Path:
@@ -139,6 +141,16 @@ def test_wrong_model_options_are_named(parse: Callable[[list[str]], object], opt
 @pytest.mark.parametrize("path", sorted(ENGINE_CONFIGS.glob("*/*.yaml")), ids=lambda path: path.stem)
 def test_the_files_that_come_with_it_are_valid(path: Path) -> None:
     load_stages(path, None)
+
+
+BUILT = kinds()["aoti"].configs
+
+
+@pytest.mark.parametrize("path", sorted(BUILT.glob("*/*.yaml")), ids=lambda path: path.stem)
+def test_a_file_that_comes_with_built_engines_goes_by_its_name(path: Path) -> None:
+    stages = load_stages(path.relative_to(BUILT), None)
+    assert stages == load_stages(path, None) != StageSettings()
+    assert builds(path) and len(builds(path)) == len(stages.build)
 
 
 def test_worker_flags(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the package imports is declared in pyproject.toml, and what is declared is imported."""
+"""What the packages import is declared in pyproject.toml, and what is declared is imported."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SOURCE = ROOT / "components" / "src" / "tessera"
+SOURCE = ROOT / "components" / "src"
+OWN = {folder.name for folder in SOURCE.glob("tessera*") if (folder / "__init__.py").exists()}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Not in every environment, or under another name than the one that is imported.
@@ -50,10 +51,10 @@ def imported(folder: Path) -> Iterator[str]:
 
 
 def distributions() -> set[str]:
-    """The distributions of all that the package imports."""
+    """The distributions of all that the packages import."""
     found: set[str] = set()
     provided = packages_distributions()
-    for name in set(imported(SOURCE)) - set(sys.stdlib_module_names) - ELSEWHERE - {"tessera"}:
+    for name in set(imported(SOURCE)) - set(sys.stdlib_module_names) - ELSEWHERE - OWN:
         if name.startswith("opentelemetry."):
             part = name.split(".")[1]
             found.add({"sdk": "opentelemetry-sdk"}.get(part, "opentelemetry-api"))
@@ -66,9 +67,8 @@ def distributions() -> set[str]:
 
 def test_what_is_imported_is_declared_and_what_is_declared_is_imported() -> None:
     extras = {name: set(lines) for name, lines in PROJECT["optional-dependencies"].items()}
-    service = names(PROJECT["dependencies"]) | set().union(
-        *(names(list(extras[extra])) for extra in ("worker", "tensorrt-rtx", "traces", "cuda", "export"))
-    )
+    needed = ("worker", "kserve", "tensorrt-rtx", "traces", "cuda", "export")
+    service = names(PROJECT["dependencies"]) | set().union(*(names(list(extras[extra])) for extra in needed))
     exporters = {name for name in service if name.startswith("opentelemetry-exporter-")}
     corpus = set().union(*(names(list(extras[extra])) for extra in ("corpus", "lance", "ray")))
     assert distributions() - service - corpus == set()

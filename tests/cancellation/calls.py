@@ -21,7 +21,7 @@ import grpc
 import numpy as np
 from PIL import Image
 
-from tessera.frontend.kserve import messages_pb2 as pb
+from tessera_kserve import messages_pb2 as pb
 from tests.cancellation.deployment import InProcess
 from tests.e2e.service import MODEL
 

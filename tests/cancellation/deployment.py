@@ -13,9 +13,8 @@ from benchmarks.ports import free_ports
 
 from tessera.errors import EngineDead
 from tessera.frontend.app import make_app
+from tessera.frontend.door import open_doors
 from tessera.frontend.http.server import HttpServer
-from tessera.frontend.kserve.grpc_server import GrpcServer
-from tessera.frontend.kserve.inference import Inference
 from tessera.frontend.service import Service
 from tessera.frontend.settings import parse as parse_frontend
 from tessera.rpc import Runtime, Server
@@ -59,8 +58,8 @@ async def in_process(
         flags += ["--allow-private-media", "--worker-wait-seconds", "0"]
         settings = parse_frontend([*_common(checkpoint, namespace), *flags])
         service = await Service.connect(settings)
-        inference = Inference(service)
-        app = make_app(service, inference)
+        doors = open_doors(service)
+        app = make_app(service, [api for door in doors for api in door.apis])
         server = HttpServer(
             app,
             host="127.0.0.1",
@@ -70,8 +69,8 @@ async def in_process(
             refuse=app.refuse_at_once,
         )
         serving = asyncio.create_task(server.serve())
-        grpc = GrpcServer(service, inference, None)
-        await grpc.start()
+        for door in doors:
+            await door.listen(None)
         components = ["encode" if role == "encode" else "embed" for role in roles]
         (model,) = service.models
         peers = [model.workers.by_component[component] for component in components]
@@ -79,11 +78,13 @@ async def in_process(
         try:
             yield InProcess(port, grpc_port, service)
         finally:
-            await grpc.stop(0.1)
+            for door in doors:
+                await door.drain(0.1)
             server.should_exit = True
             await serving
             await service.close()
-            inference.close()
+            for door in doors:
+                door.close()
             service.runtime.shutdown()
     # The runtime's threads still call back a moment later.
     await asyncio.sleep(0.1)

@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from tessera.cache import BoundedLru
 from tessera.frontend.http.middleware import AnswerCounts
-from tessera.frontend.kserve.statistics import Statistics
 from tessera.logs import Line, RequestLine
 from tessera.rpc.client import _Channel
+from tessera_kserve.statistics import Statistics
 
 # Bounded by themselves: what a cache or a ring of past calls holds is given back by nobody.
 # Names of a metric's labels are kept for good; lines wait to be written together.
@@ -114,7 +114,7 @@ def _caches() -> Iterator[BoundedLru[Any, Any]]:
 def _living() -> Iterator[Any]:
     for held in gc.get_objects():
         module = getattr(type(held), "__module__", "")
-        ours = isinstance(module, str) and module.startswith("tessera.")
+        ours = isinstance(module, str) and module.startswith(("tessera.", "tessera_kserve."))
         if ours and not isinstance(held, (*_SKIPPED, type, BaseException)):
             yield held
 

@@ -13,8 +13,9 @@ from typing import Any, Final
 import uvicorn
 
 import tessera
+import tessera_kserve
 
-_OURS: Final = (str(Path(tessera.__file__).parent), str(Path(uvicorn.__file__).parent))
+_OURS: Final = tuple(str(Path(package.__file__).parent) for package in (tessera, tessera_kserve, uvicorn))
 
 
 @dataclass(frozen=True, slots=True)

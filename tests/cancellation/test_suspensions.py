@@ -96,7 +96,7 @@ async def test_nothing_is_left_behind(
             steps = await end_all(calls)
     reached = {"tessera.rpc", "tessera.frontend.serving", "tessera.worker", "SingleFlight.run"}
     if roles == ("agg",):
-        reached |= {"tessera.frontend.media", "tessera.frontend.kserve", "tessera.frontend.http"}
+        reached |= {"tessera.frontend.media", "tessera_kserve.inference", "tessera.frontend.http"}
     elif transport == "nixl":
         # The others wait for nothing.
         reached.add("tessera.transport")

@@ -58,7 +58,7 @@ def test_a_worker_image_serves(
         assert process.returncode == 0, log.read_text()
     if target == "worker-tensorrt":
         builder = Path(image.root, "opt/tessera/venv/bin/python")
-        code = "from tessera.engine.tensorrt.module import load_tensorrt as load; load('tensorrt_rtx')"
+        code = "from tessera_engines.tensorrt.module import load_tensorrt as load; load('tensorrt_rtx')"
         assert os.spawnv(os.P_WAIT, builder, [str(builder), "-c", code]) == 0
     # Gigabytes, and pytest keeps the folders of its last runs.
     build.discard(target, *NEEDED_NO_MORE[target])

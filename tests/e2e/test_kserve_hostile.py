@@ -14,7 +14,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tessera.frontend.kserve import messages_pb2 as pb
+from tessera_kserve import messages_pb2 as pb
 from tests.e2e.disaggregated import Disaggregated
 from tests.e2e.kserve import Door, kserve_frontend
 from tests.e2e.service import MODEL

@@ -10,7 +10,7 @@ import torch
 
 from tessera.engine.graphs import Graphs, graph_sizes
 from tessera.engine.torch.cuda import sequence_room
-from tests.engine.tensorrt_standin import HostStreams
+from tests.tessera_engines.tensorrt_standin import HostStreams
 
 WIDTH = 4
 SIZES = graph_sizes(100)

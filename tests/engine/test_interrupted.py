@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.defaults import ENGINE_CONFIGS
+from tessera_engines.kinds import ENGINE_CONFIGS
 
 AOTI = ENGINE_CONFIGS / "llama_nemotron_vl/aoti.yaml"
 RTX = ENGINE_CONFIGS / "llama_nemotron_vl/tensorrt_rtx.yaml"
@@ -38,7 +38,7 @@ def test_nothing_is_left(
     if words[0] == "export" and importlib.util.find_spec("onnxscript") is None:
         pytest.skip("needs the extra export")
     out = tmp_path / "into" / "made"
-    command = [sys.executable, "-m", "tessera.cli.engine", *words]
+    command = [sys.executable, "-m", "tessera_engines.cli", *words]
     command += ["--model-path", str(checkpoint), "--out", str(out)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None

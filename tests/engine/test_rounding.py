@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tessera.engine.compiled.manifest import Manifest, file_entries
-from tessera.engine.compiled.spec import Layout, Stage
 from tessera.engine.factory import rounding
 from tessera.engine.settings import EngineSettings
+from tessera_engines.compiled.manifest import Manifest, file_entries
+from tessera_engines.compiled.spec import Layout, Stage
 
 
 def config(**settings: object) -> EngineSettings:

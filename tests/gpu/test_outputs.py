@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from tessera.engine.compiled.build import build_engine
-from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.factory import make_text_engine
 from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
 from tessera.models import open_model
 from tessera.models.base import Model, OutputKind
+from tessera_engines.compiled.build import build_engine
+from tessera_engines.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tests.models.running import batch_of, cosines, error
 from tests.references.carry import ALL
 

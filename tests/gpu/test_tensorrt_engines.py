@@ -17,8 +17,6 @@ import torch
 
 from tessera.engine.base import TextEngine, VisionEngine
 from tessera.engine.batch import PackedInput, TextBatch, pack
-from tessera.engine.compiled.build import build_engine
-from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
@@ -26,6 +24,8 @@ from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.base import sequential
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.rows import Rows
+from tessera_engines.compiled.build import build_engine
+from tessera_engines.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tests.engine.packed_images import computed, of_units
 
 pytestmark = pytest.mark.gpu

@@ -19,14 +19,14 @@ import torch
 import tessera
 from tessera.engine.base import TextEngine, VisionEngine
 from tessera.engine.batch import PackedInput, pack
-from tessera.engine.compiled.build import build_engine
-from tessera.engine.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera.engine.factory import make_text_engine, make_vision_engine
 from tessera.engine.placement import Placement, place
 from tessera.engine.settings import EngineSettings
 from tessera.engine.streams import HostCopies
 from tessera.models.base import sequential
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera_engines.compiled.build import build_engine
+from tessera_engines.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tests.engine.packed_images import computed, of_units, rows_for
 
 # The first test of each stage waits for the compiler.
@@ -223,8 +223,8 @@ _BUILD = """
 import sys
 from pathlib import Path
 import msgspec
-from tessera.engine.compiled.build import build_engine
-from tessera.engine.compiled.spec import BuildSpec
+from tessera_engines.compiled.build import build_engine
+from tessera_engines.compiled.spec import BuildSpec
 from tessera.models import open_model
 
 checkpoint, path, spec = sys.argv[1:]

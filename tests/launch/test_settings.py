@@ -89,6 +89,21 @@ def every(kind: type[msgspec.Struct]) -> Iterator[Field]:
         yield from every(field.part) if field.part is not None else (field,)
 
 
+@pytest.mark.parametrize(
+    ("flags", "ports"),
+    [
+        ("", {}),
+        ("--no-page", {}),
+        ("--grpc-port 8001 --no-page", {"--grpc-port": "8001"}),
+        ("--no-page --grpc-port=8001", {"--grpc-port": "8001"}),
+        ("--grpc-port 1 --grpc-port 2", {"--grpc-port": "1"}),
+        ("--grpc-port", {"--grpc-port": ""}),
+    ],
+)
+def test_ports_of_doors_are_as_they_were_written(flags: str, ports: dict[str, str]) -> None:
+    assert LaunchSettings.read({"FRONTEND_ARGS": flags}).door_ports == ports
+
+
 @pytest.mark.parametrize(("before", "after"), [({}, None), ({"PYTHONPATH": "/a:/b"}, "/a:/b")])
 def test_children_do_not_see_the_source_that_the_launcher_runs_from(
     before: dict[str, str], after: str | None

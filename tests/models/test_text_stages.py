@@ -8,10 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.engine.aoti.text import PackedModule, PaddedModule
-from tessera.engine.compiled.export import export_stage
-from tessera.engine.compiled.spec import Profile, Range, Stage, axis_ranges
-from tessera.engine.tensorrt.network import networks_of
 from tessera.errors import ConfigError
 from tessera.models import open_model
 from tessera.models.base import Model
@@ -23,6 +19,11 @@ from tessera.tools.random_checkpoint.llama import TINY as LLAMA
 from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RERANK_TINY
 from tessera.tools.random_checkpoint.llama_rerank import TINY as RERANK
 from tessera.tools.random_checkpoint.qwen3 import COL_TINY, TINY, VL_TINY
+from tessera_engines.aoti.text import PackedModule, PaddedModule
+from tessera_engines.compiled.export import export_stage
+from tessera_engines.compiled.spec import Profile, Range, Stage, axis_ranges
+from tessera_engines.networks import network_of
+from tessera_engines.tensorrt.network import networks_of
 from tests.models.colqwen3 import cases as colqwen3
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_colembed_vl import cases as colembed
@@ -135,7 +136,7 @@ def test_no_network_of_tensorrt_ends_in_it(written: WriteCheckpoint, spec: Spec,
     with pytest.raises(ConfigError, match=words):
         networks_of(model, Stage.TEXT)
     if model.vision is not None:
-        assert networks_of(model, Stage.VISION) is model
+        assert networks_of(model, Stage.VISION) is network_of(model)
 
 
 @pytest.mark.compiles

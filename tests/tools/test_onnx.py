@@ -11,12 +11,12 @@ import onnxruntime
 import pytest
 import torch
 
-from tessera.engine.compiled.spec import Profile, Range, axis_ranges
 from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec, RerankSpec
 from tessera.tools.triton_export.onnx_file import OPSET, write_onnx
+from tessera_engines.compiled.spec import Profile, Range, axis_ranges
 from tests.models.llama_nemotron_vl.packing import encode
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 

@@ -29,7 +29,7 @@ import numpy as np
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 
-from tessera.frontend.kserve import messages_pb2 as pb
+from tessera_kserve import messages_pb2 as pb
 
 _AT_ONCE: Final = 16
 _LONGEST_SECONDS: Final = 0.05

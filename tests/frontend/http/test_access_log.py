@@ -103,7 +103,7 @@ async def test_a_flood_is_refused_at_once_and_alike(caplog: pytest.LogCaptureFix
         admission=admission,
         metrics=metrics,
         error_shapes={"/v1/embeddings": openai_error, "/v2/models/m/infer": openai_error},
-        waiting=Waiting(("/v2/",), openai_error),
+        waiting=[Waiting(("/v2/",), openai_error)],
     )
 
     def scope(key: bytes = b"a-known-key", path: str = "/v1/embeddings", method: str = "POST") -> Scope:
@@ -181,7 +181,6 @@ async def test_a_connection_keeps_nothing_of_a_body_or_an_error() -> None:
         admission=admission,
         metrics=FrontendMetrics(),
         error_shapes={"/v1/embeddings": openai_error},
-        waiting=None,
     )
     messages: list[Message] = []
 

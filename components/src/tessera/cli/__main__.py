@@ -27,7 +27,7 @@ COMMANDS: Final = {
     "embed": Command("embed a corpus: folders, JSON lines, tables, PDF files", "tessera.cli.embed"),
     "search": Command("search what tessera embed has written, by text or picture", "tessera.cli.search"),
     "bench": Command("load a running service and measure it", "tessera.cli.bench"),
-    "engine": Command("build engines ahead of time, look into them, export stages", "tessera.cli.engine"),
+    "engine": Command("build engines ahead of time, look into them, export stages", "tessera_engines.cli"),
     "checkpoint": Command(
         "write a checkpoint with random weights", "tessera.tools.random_checkpoint.checkpoint"
     ),

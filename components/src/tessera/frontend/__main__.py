@@ -9,6 +9,7 @@ with quick_imports():
     import logging
     import os
     import signal
+    from collections.abc import Sequence
 
     import uvloop
 
@@ -16,11 +17,11 @@ with quick_imports():
     from tessera.checkpoint.source import SOURCE_VARIABLE
     from tessera.errors import DiscoveryLost, TesseraError
     from tessera.frontend.app import make_app
+    from tessera.frontend.door import OpenDoor, open_doors
     from tessera.frontend.group import GROUP_VARIABLE
     from tessera.frontend.http.auth import API_KEYS_VARIABLE
     from tessera.frontend.http.server import HttpServer, SharedPort
     from tessera.frontend.http.tls import PASSWORD_VARIABLE, Certificate
-    from tessera.frontend.kserve.inference import Inference
     from tessera.frontend.service import Service
     from tessera.frontend.settings import FrontendSettings, parse
     from tessera.logs import LogFormat, log_as, log_settings, write_behind
@@ -40,8 +41,8 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
     tracing.start("frontend", settings.traces)
     certificate = Certificate.of(settings.tls, key_password)
     service = await Service.connect(settings)
-    inference = Inference(service)
-    app = make_app(service, inference)
+    doors = open_doors(service)
+    app = make_app(service, [api for door in doors for api in door.apis])
     server = HttpServer(
         app,
         host=settings.host,
@@ -62,9 +63,9 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
 
     when_told(stop)
     write_behind()
-    drained = None
-    if settings.kserve.grpc_port:
-        drained = await _serve_grpc(service, inference, certificate)
+    for door in doors:
+        await door.listen(certificate)
+    drained = asyncio.create_task(_drain(service, doors), name="doors")
     if settings.models_file is not None:
         _follow_when_told(service)
     lost = asyncio.create_task(_lost(service))
@@ -72,10 +73,10 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
     lost.add_done_callback(lambda task: None if task.cancelled() else stop())
     keep_all()
     await server.serve()
-    if drained is not None:
-        await drained
+    await drained
     await service.close()
-    inference.close()
+    for door in doors:
+        door.close()
     lost.cancel()
     await asyncio.gather(lost, return_exceptions=True)
     service.runtime.shutdown()
@@ -83,21 +84,10 @@ async def serve(settings: FrontendSettings, key_password: str | None = None) -> 
         raise lost.result()
 
 
-async def _serve_grpc(
-    service: Service, inference: Inference, certificate: Certificate | None
-) -> asyncio.Task[None]:
-    """Answer KServe calls by gRPC until the service drains; the task ends when those under way are done."""
-    # Half a second of imports for those who have no such port.
-    from tessera.frontend.kserve.grpc_server import GrpcServer
-
-    server = GrpcServer(service, inference, certificate)
-    await server.start()
-
-    async def drain() -> None:
-        await service.draining.wait()
-        await server.stop(service.settings.drain_seconds)
-
-    return asyncio.create_task(drain(), name="gRPC")
+async def _drain(service: Service, doors: Sequence[OpenDoor]) -> None:
+    """Wait until the service drains, then until what came by the doors' own ports is answered."""
+    await service.draining.wait()
+    await asyncio.gather(*(door.drain(service.settings.drain_seconds) for door in doors))
 
 
 def _follow_when_told(service: Service) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from inspect import signature
 from typing import Final, TypeGuard
 
@@ -49,8 +50,6 @@ from tessera.frontend.http.middleware import (
     TraceMiddleware,
     Waiting,
 )
-from tessera.frontend.kserve import http as kserve
-from tessera.frontend.kserve.inference import Inference
 from tessera.frontend.page import Page
 from tessera.frontend.service import ClientApi, Service
 from tessera.models.base import OutputKind
@@ -83,17 +82,18 @@ def _takes_the_request(route: BaseRoute) -> TypeGuard[APIRoute]:
     )
 
 
-def make_app(service: Service, inference: Inference | None = None) -> Application:
+def make_app(service: Service, added: Iterable[ClientApi] = ()) -> Application:
     """Without a page in the settings ``/`` is not found; with ``open_metrics`` a scrape needs no key.
 
-    ``inference`` is what answers KServe's calls, where gRPC asks it as well.
+    ``added`` are the APIs of doors, behind its own.
     """
     try_page = Page() if service.settings.page else None
     # The page asks for a key itself, once the service has asked for one.
     open_paths = OPEN_PATHS | (try_page.paths if try_page else frozenset())
     if service.settings.access.open_metrics:
         open_paths |= METRICS_PATHS
-    apis = (*APIS, kserve.api(inference or Inference(service)))
+    apis = (*APIS, *added)
+    open_paths = open_paths.union(*(api.open_paths for api in apis))
     routers = [(api, api.routes(service)) for api in apis]
     error_shapes = {
         route.path: api.error
@@ -119,7 +119,7 @@ def make_app(service: Service, inference: Inference | None = None) -> Applicatio
             metrics=service.metrics,
             open_paths=open_paths,
             error_shapes=error_shapes,
-            waiting=Waiting(kserve.BELOW, kserve.write_error),
+            waiting=[Waiting(api.waits_below, api.error) for api in apis if api.waits_below],
             timeout_seconds=service.settings.limits.timeout_seconds,
         )
         # Outside the other, so that what it refuses is seen.

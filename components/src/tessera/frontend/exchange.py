@@ -1,4 +1,4 @@
-"""Keeps one request of a client together with its answer, as every door has it: HTTP, gRPC."""
+"""Keeps one request of a client together with its answer, as every door has it."""
 
 from __future__ import annotations
 

@@ -204,6 +204,10 @@ class ClientApi:
 
     routes: Callable[[Service], APIRouter]
     error: ErrorShape = openai_error
+    waits_below: tuple[str, ...] = ()
+    """What paths begin with whose routes wait for room themselves; whatever is there has its errors."""
+    open_paths: frozenset[str] = frozenset()
+    """Paths that are answered without an API key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from tessera.checkpoint.source import Source
 from tessera.errors import ConfigError
 from tessera.frontend.admission.room import RESPONSES_IN_FLIGHT
+from tessera.frontend.door import check_doors, doors
 from tessera.frontend.group import Seat
 from tessera.frontend.http.auth import API_KEYS_VARIABLE, ApiKey, read_keys
 from tessera.frontend.http.connection import ConnectionLimits
@@ -99,27 +100,19 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[ApiKey, ...] = ()
 
 
-class Kserve(msgspec.Struct, frozen=True, kw_only=True):
-    """KServe v2 beyond ``/v2`` of the HTTP port, which is always there."""
+def _settings_of_doors() -> type[msgspec.Struct]:
+    """Return a Struct with the settings of each door that is installed, below its heading."""
+    fields: list[tuple[str, Any, msgspec.Struct]] = []
+    for door in doors():
+        kind = door.settings()
+        fields.append((door.name, Annotated[kind, Setting(group=door.heading)], kind()))
+    return msgspec.defstruct("Doors", fields, frozen=True, kw_only=True)
 
-    grpc_port: Annotated[
-        int,
-        Setting(
-            flag="--grpc-port",
-            check=PORT,
-            help="of KServe v2 over gRPC, where Triton has 8001; 0: none",
-            more="All frontends of a service answer on it, by TLS where HTTP does",
-        ),
-    ] = 0
-    shared_memory: Annotated[
-        str,
-        Setting(
-            flag="--kserve-shared-memory",
-            metavar="PREFIX",
-            help="let KServe clients of this host name tensors in files of /dev/shm that begin so, and in "
-            "CUDA memory; one frontend alone",
-        ),
-    ] = ""
+
+if TYPE_CHECKING:
+    Doors = msgspec.Struct
+else:
+    Doors = _settings_of_doors()
 
 
 class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +133,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
     limits: Annotated[Limits, Setting(group="limits of one request")] = Limits()
     media: Annotated[MediaPolicy, Setting(group="media")] = MediaPolicy()
     access: Annotated[Access, Setting(group="access")] = Access()
-    kserve: Annotated[Kserve, Setting(group="KServe")] = Kserve()
+    doors: Doors = Doors()
     result_cache_bytes: Annotated[
         int,
         Setting(
@@ -197,19 +190,11 @@ def parse(
     access = given.access
     if access.keys_file is not None or api_keys is not None:
         access = msgspec.structs.replace(access, keys=read_keys(access.keys_file, api_keys))
-    taken = Seat.read(seat)
-    if given.kserve.shared_memory and taken is not None and taken.size > 1:
-        raise ConfigError(
-            "--kserve-shared-memory: regions are one frontend's, and there are "
-            f"{taken.size} on this port; --frontends 1"
-        )
-    return msgspec.structs.replace(
-        given,
-        models=_models(given, source),
-        access=access,
-        traces=exporters(given.want_traces),
-        seat=taken,
+    settings = msgspec.structs.replace(
+        given, access=access, traces=exporters(given.want_traces), seat=Seat.read(seat)
     )
+    check_doors(settings)
+    return msgspec.structs.replace(settings, models=_models(settings, source))
 
 
 def _models(given: FrontendSettings, source: str | None) -> tuple[ModelSettings, ...]:

@@ -148,9 +148,9 @@ class Service:
             if listens(host, port):
                 raise SettingError(f"{setting}: {in_use(f'{host}:{port}', port)}")
         # Frontends listen there each for itself, and so could those of another service of the same user.
-        grpc = settings.grpc_port if settings.frontends else ""
-        if grpc.isdigit() and int(grpc) and listens(host, int(grpc)):
-            raise SettingError(f"--grpc-port {grpc}: {in_use(f'{host}:{grpc}', int(grpc))}")
+        for flag, given in settings.door_ports.items() if settings.frontends else ():
+            if given.isdigit() and int(given) and listens(host, int(given)):
+                raise SettingError(f"{flag} {given}: {in_use(f'{host}:{given}', int(given))}")
         first, said = settings.dyn_system_port_base, settings.named("dyn_system_port_base")
         ports = range(first, first + self.worker_count)
         if ports.start < 1 or ports.stop > _HIGHEST_SYSTEM_PORT + 1:

@@ -17,7 +17,7 @@ import yaml
 
 from tessera.checkpoint.source import Source
 from tessera.defaults import ENGINE_CONFIGS
-from tessera.engine.compiled.spec import BuildSpec
+from tessera.engine.kind import engine_config
 from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError
 from tessera.logs import LogSettings
@@ -77,7 +77,8 @@ class StageSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
         Setting(help=f"CPU threads of a batch, for its pieces side by side or for each operation; {CHOSEN}"),
     ] = 0
     build: Annotated[
-        tuple[BuildSpec, ...], Setting(help="engines that `tessera engine build` makes; no worker reads it")
+        tuple[dict[str, Any], ...],
+        Setting(help="engines that `tessera engine build` makes; no worker reads it"),
     ] = ()
 
     def __post_init__(self) -> None:
@@ -257,8 +258,8 @@ def load_stages(path: Path | None, override: dict[str, Any] | None = None) -> St
     source = "engine config"
     defaults = msgspec.to_builtins(StageSettings())
     if path is not None:
-        if not path.exists() and (ours := ENGINE_CONFIGS / path).is_file():
-            path = ours
+        if not path.exists():
+            path = ENGINE_CONFIGS / path if (ENGINE_CONFIGS / path).is_file() else engine_config(path) or path
         source = str(path)
         try:
             parsed = yaml.safe_load(path.read_bytes())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -40,7 +40,7 @@ from tessera.tasks import own_cancellation
 
 
 class Waiting(NamedTuple):
-    """Paths below some prefixes: their routes wait for room themselves, and their errors have one shape."""
+    """Names paths by what they begin with: their routes wait for room themselves, and errors have a shape."""
 
     prefixes: tuple[str, ...]
     shape: ErrorShape
@@ -114,7 +114,6 @@ OPEN_PATHS = frozenset(
     (
         *("/health", "/live", "/ping"),
         *("/v1/health/ready", "/v1/health/live"),
-        *("/v2/health/ready", "/v2/health/live"),
     )
 )
 """Answered without an API key, because balancers and kubelets have none; a POST is never."""
@@ -170,12 +169,13 @@ class RequestMiddleware:
         metrics: FrontendMetrics,
         open_paths: frozenset[str] = OPEN_PATHS,
         error_shapes: Mapping[str, ErrorShape] | None = None,
-        waiting: Waiting | None = None,
+        waiting: Sequence[Waiting] = (),
         timeout_seconds: float = math.inf,
     ) -> None:
         self._app = app
         self._seconds = timeout_seconds
         self._waiting = waiting
+        self._waits_below = tuple(prefix for paths in waiting for prefix in paths.prefixes)
         self._keys = keys
         self._limiter = limiter
         self._admission = admission
@@ -287,11 +287,12 @@ class RequestMiddleware:
         return Answer(status, headers, body)
 
     def _waits(self, path: str) -> bool:
-        return self._waiting is not None and path.startswith(self._waiting.prefixes)
+        return path.startswith(self._waits_below)
 
     def _shape(self, path: str) -> ErrorShape:
-        shape = self._error_shapes.get(path, openai_error)
-        return self._waiting.shape if self._waiting is not None and self._waits(path) else shape
+        if self._waits(path):
+            return next(paths.shape for paths in self._waiting if path.startswith(paths.prefixes))
+        return self._error_shapes.get(path, openai_error)
 
     def _refuses(self, exchange: Exchange) -> bool:
         """Return whether the request is refused for its key, its rate or for want of room."""

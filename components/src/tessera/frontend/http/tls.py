@@ -75,7 +75,7 @@ class Accepted:
 
 
 class Certificate:
-    """Holds the pair of certificate and key that new connections get, HTTP's and gRPC's alike.
+    """Holds the pair of certificate and key that new connections get, on whichever port.
 
     ``accepted`` changes when the files do and are good. Nobody else reads them: what was judged is what is
     served, whatever is written to the files meanwhile.

@@ -16,7 +16,6 @@ from tessera.models.prompts import Run, Segment, texts_of
 
 if TYPE_CHECKING:
     from tessera.models.base import Model
-    from tessera.models.graph import DescribesNetworks
     from tessera.models.stages import StageFamily
 
 FAMILY_NAME: Final = "llama_nemotron_colembed_vl"
@@ -41,4 +40,3 @@ class LlamaNemotronColEmbedVL(LlamaNemotronVL):
 if TYPE_CHECKING:
     _conforms: type[Model] = LlamaNemotronColEmbedVL
     _offers_stages: type[StageFamily] = LlamaNemotronColEmbedVL
-    _describes: type[DescribesNetworks] = LlamaNemotronColEmbedVL

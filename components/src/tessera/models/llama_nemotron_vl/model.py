@@ -41,7 +41,6 @@ from tessera.models.tower import CONFIG_FILE, TowerModel, nbytes
 
 if TYPE_CHECKING:
     from tessera.models.base import Model
-    from tessera.models.graph import DescribesNetworks, Graph, NetworkRequest
     from tessera.models.stages import StageFamily, StageModule
 
 FAMILY_NAME = "llama_nemotron_vl"
@@ -143,12 +142,6 @@ class LlamaNemotronVL(TowerModel):
             max_sequences=max_sequences,
         )
 
-    def describe_network(self, graph: Graph, request: NetworkRequest) -> None:
-        """Implements ``tessera.models.graph.DescribesNetworks``."""
-        from tessera.models.llama_nemotron_vl.networks import describe_network
-
-        describe_network(self.path, self.config, graph, request, family=self.family)
-
     def vision_nbytes(self, dtype: str) -> int:
         return nbytes(used_for_vision(self.config), dtype)
 
@@ -159,4 +152,3 @@ class LlamaNemotronVL(TowerModel):
 if TYPE_CHECKING:
     _conforms: type[Model] = LlamaNemotronVL
     _offers_stages: type[StageFamily] = LlamaNemotronVL
-    _describes: type[DescribesNetworks] = LlamaNemotronVL

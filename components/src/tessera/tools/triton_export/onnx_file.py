@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from tessera.engine.compiled.export import export_stage
-from tessera.engine.compiled.spec import AxisRanges
 from tessera.errors import ConfigError, EngineBuildFailed
 from tessera.models.stages import StageModule
+from tessera_engines.compiled.export import export_stage
+from tessera_engines.compiled.spec import AxisRanges
 
 OPSET = 20
 """The first with GELU as one operator, and old enough for every server in use.

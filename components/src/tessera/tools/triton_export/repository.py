@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessera.engine.compiled.build import Progress
-from tessera.engine.compiled.spec import AxisRanges
 from tessera.errors import ConfigError
 from tessera.models.base import Model, OutputKind
 from tessera.models.stages import StageFamily, StageModule, StageTensor
 from tessera.tools.triton_export.onnx_file import require_exporter, write_onnx
+from tessera_engines.compiled.build import Progress
+from tessera_engines.compiled.spec import AxisRanges
 
 _TYPES = {
     "uint8": "TYPE_UINT8",

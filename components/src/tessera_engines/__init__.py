@@ -1,0 +1,1 @@
+"""Engines that are built ahead of time: AOTInductor, TensorRT and TensorRT-LLM."""

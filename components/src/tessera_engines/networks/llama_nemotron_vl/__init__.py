@@ -1,0 +1,54 @@
+"""This family's forward pass, stage by stage, for compilers that are reached through ``models.graph``."""
+
+from __future__ import annotations
+
+from tessera.errors import ConfigError
+from tessera.models.llama_nemotron_vl.loading import load_text, load_vision
+from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera_engines.networks.graph import Graph, NetworkRequest
+from tessera_engines.networks.llama_nemotron_vl.arithmetic import Arithmetic
+from tessera_engines.networks.llama_nemotron_vl.calibration import text_scales, vision_scales
+from tessera_engines.networks.llama_nemotron_vl.layout import Packed, Padded
+from tessera_engines.networks.llama_nemotron_vl.text import TextNetwork
+from tessera_engines.networks.llama_nemotron_vl.vision import VisionNetwork
+
+
+def describe_network(model: LlamaNemotronVL, graph: Graph, request: NetworkRequest) -> None:
+    """Read what the stage needs and describe it; implements ``Describe``."""
+    path, config = model.path, model.config
+    stages = {"vision", "text", "fused", "embed", "lm", "post"}
+    if request.stage not in stages:
+        raise ConfigError(f"{model.family} has no stage {request.stage!r}, only {sorted(stages)}")
+    products = "bfloat16" if request.dtype == "float8" else request.dtype
+    vision = text = None
+    if request.stage in ("vision", "fused"):
+        tower = load_vision(path, config, dtype=products, device="cpu")
+        scales = vision_scales(tower, request.samples) if request.dtype == "float8" else {}
+        vision = VisionNetwork(graph, Arithmetic(products, scales), config, tower)
+    if request.stage == "vision":
+        assert vision is not None
+        graph.output("rows", vision.rows(vision.tiles()))
+        return
+    backbone = load_text(path, config, dtype=products, device="cpu")
+    scales = {}
+    if request.dtype == "float8" and request.stage not in ("embed", "post"):
+        scales = text_scales(backbone, request.samples)
+    layout = (Packed if request.packed else Padded)(graph)
+    text = TextNetwork(graph, Arithmetic(products, scales), backbone, layout)
+    if request.stage == "post":
+        hidden = layout.hidden("hidden", products, config.text.layer.hidden)
+        text.finish(hidden)
+        return
+    if request.stage == "lm":
+        hidden = layout.hidden("embedded", products, config.text.layer.hidden)
+        graph.output("hidden", text.encoded(hidden, request.max_length))
+        return
+    rows = None
+    if vision is not None:
+        rows = graph.reshape(vision.rows(vision.tiles()), (-1, config.text.layer.hidden))
+    with graph.within("text.embed"):
+        embedded = text.embedded(rows)
+    if request.stage == "embed":
+        graph.output("embedded", embedded)
+        return
+    text.finish(text.encoded(embedded, request.max_length))

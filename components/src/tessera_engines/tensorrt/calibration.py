@@ -1,0 +1,68 @@
+"""Inputs to calibrate float8 with: a directory of images and texts, or random ones if none is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from tessera.engine.base import vision_of
+from tessera.errors import ConfigError
+from tessera.imaging import Picture
+from tessera.models.base import Content, Int32Array, Model, Role, Truncate
+from tessera_engines.compiled.spec import BuildSpec, Stage
+from tessera_engines.networks.graph import Samples
+
+_IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+_RANDOM_TILES = 4
+_RANDOM_LENGTHS = (16, 64, 256)
+
+
+def read_samples(model: Model, spec: BuildSpec) -> tuple[Samples, str]:
+    """Read ``spec.calibration``; returns samples and a note, both empty unless the dtype is float8."""
+    if spec.dtype != "float8":
+        return Samples(), ""
+    if spec.calibration is None:
+        return _random(model), "random tiles and tokens: name a directory of real ones before serving"
+    if not spec.calibration.is_dir():
+        raise ConfigError(f"calibration: {spec.calibration} is no directory")
+    tiles, tokens = [], []
+    for path in sorted(spec.calibration.iterdir()):
+        if path.suffix.lower() in _IMAGES:
+            tiles += list(model.preprocess(Picture(path.read_bytes(), param=str(path))).values)
+        elif path.suffix == ".txt":
+            tokens += [_tokens(model, line, path) for line in path.read_text().splitlines() if line.strip()]
+    if not tiles and spec.stage in (Stage.VISION, Stage.FUSED):
+        raise ConfigError(f"{spec.calibration}: holds no image to calibrate the {spec.stage} stage with")
+    if not tokens and spec.stage is not Stage.VISION:
+        raise ConfigError(f"{spec.calibration}: holds no .txt file to calibrate the {spec.stage} stage with")
+    return (
+        Samples(tiles=tiles, tokens=tokens),
+        f"{len(tiles)} tiles and {len(tokens)} lines of text from {spec.calibration.name}",
+    )
+
+
+def _tokens(model: Model, line: str, path: Path) -> Int32Array:
+    prompt = model.prompt(
+        Content(parts=(line,), role=Role.PASSAGE),
+        max_tokens=model.max_tokens,
+        truncate=Truncate.END,
+        param=str(path),
+    )
+    return prompt.tokens
+
+
+def _random(model: Model) -> Samples:
+    chance = np.random.default_rng(0)
+    channels, height, width = vision_of(model).unit_shape
+    tiles = []
+    for number in range(_RANDOM_TILES):
+        # From smooth to noisy: blocks of one colour, smaller in each tile.
+        block = 64 >> (2 * number) or 1
+        coarse = chance.integers(0, 256, (channels, -(-height // block), -(-width // block)), dtype=np.uint8)
+        tiles.append(coarse.repeat(block, 1).repeat(block, 2)[:, :height, :width])
+    lengths = [min(length, model.max_tokens) for length in _RANDOM_LENGTHS]
+    return Samples(
+        tiles=tiles,
+        tokens=[chance.integers(0, model.vocab_size, length, dtype=np.int32) for length in lengths],
+    )

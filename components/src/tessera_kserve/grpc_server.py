@@ -1,0 +1,582 @@
+"""KServe v2 over gRPC, on a port of its own.
+
+A call passes what an HTTP request passes: key, rate, id, trace, counters and log line, under the path of its
+method. The frontends of a group listen on the port each for itself (SO_REUSEPORT): gRPC takes no sockets from
+elsewhere. The system gives a connection to one of them, and all calls of a connection are that one's.
+
+A key is looked at before any message is read. gRPC reads the message of a unary handler before it calls it:
+all methods are handlers of streams here, which makes no difference on the wire.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.json_format import ParseDict
+from google.protobuf.message import DecodeError, Message
+
+from tessera import tracing
+from tessera.errors import (
+    ConfigError,
+    InvalidInput,
+    RequestCancelled,
+    RequestTimeout,
+    TesseraError,
+    UnsupportedOperation,
+)
+from tessera.frontend.exchange import Exchange, new_request_id
+from tessera.frontend.http.access_log import AccessLog
+from tessera.frontend.http.errors import Failure, release, render, render_status
+from tessera.frontend.http.middleware import AnswerCounts
+from tessera.frontend.http.tls import Accepted, Certificate
+from tessera.frontend.service import Service
+from tessera.logs import RequestLine, note, serving
+from tessera.tasks import Deadline, own_cancellation
+from tessera_kserve import messages_pb2 as pb
+from tessera_kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted
+from tessera_kserve.http import write_error
+from tessera_kserve.inference import Inference
+from tessera_kserve.line import MOST_WAITING
+from tessera_kserve.shared_memory.cuda import CudaMemory
+from tessera_kserve.shared_memory.system import SystemMemory
+from tessera_kserve.tensors import Tensor, of_raw, of_values
+
+# Below that of the core, whose level the flag sets.
+log = logging.getLogger("tessera.frontend.kserve.grpc_server")
+
+SERVICE: Final = "inference.GRPCInferenceService"
+_UNSUPPORTED: Final = (
+    "RepositoryModelLoad",
+    "RepositoryModelUnload",
+    "TraceSetting",
+    "LogSettings",
+)
+# Asked by probes, without a key.
+_OPEN: Final = frozenset(("ServerLive", "ServerReady"))
+# Calls that fail, ask for statistics or look for health while others wait.
+_SPARE_CALLS: Final = 256
+_STREAM: Final = "ModelStreamInfer"
+# Calls of one stream that are under way at a time.
+_STREAM_CALLS: Final = 64
+_TRACE: Final = frozenset(("traceparent", "tracestate", "baggage", "b3"))
+_REQUEST_ID: Final = re.compile(r"[\x21-\x7e]{1,128}")
+# Larger messages are read on a thread.
+_LARGE_BYTES: Final = 1 << 18
+_CONTENTS: Final = {
+    "BOOL": "bool_contents",
+    "INT8": "int_contents",
+    "INT16": "int_contents",
+    "INT32": "int_contents",
+    "INT64": "int64_contents",
+    "UINT8": "uint_contents",
+    "UINT16": "uint_contents",
+    "UINT32": "uint_contents",
+    "UINT64": "uint64_contents",
+    "FP32": "fp32_contents",
+    "FP64": "fp64_contents",
+    "BYTES": "bytes_contents",
+}
+_CODES: Final = {
+    400: grpc.StatusCode.INVALID_ARGUMENT,
+    401: grpc.StatusCode.UNAUTHENTICATED,
+    404: grpc.StatusCode.NOT_FOUND,
+    429: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    499: grpc.StatusCode.CANCELLED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
+    503: grpc.StatusCode.UNAVAILABLE,
+    504: grpc.StatusCode.DEADLINE_EXCEEDED,
+}
+
+M = TypeVar("M", bound=Message)
+Context = Any
+Messages = AsyncIterator[bytes]
+Metadata = Sequence[tuple[str, str | bytes]]
+Method = Callable[[bytes, Context, Exchange], Awaitable[Message]]
+
+
+def code_of(status: int) -> grpc.StatusCode:
+    """Of an HTTP status as ``/v2`` has it."""
+    return _CODES.get(status, grpc.StatusCode.INTERNAL)
+
+
+def parsed(kind: type[M], raw: bytes) -> M:
+    """Raises ``InvalidInput`` for bytes that are no message."""
+    try:
+        return kind.FromString(raw)  # type: ignore[no-any-return]
+    except DecodeError:
+        raise InvalidInput(f"the message is no {kind.DESCRIPTOR.name}") from None
+
+
+def serialized(message: Message) -> bytes:
+    written: bytes = message.SerializeToString()
+    return written
+
+
+def read_call(message: pb.ModelInferRequest, peer: str) -> Call:
+    """Raises ``InvalidInput`` naming what is wrong; ``peer`` is the client's address."""
+    raws = iter(message.raw_input_contents)
+    raw_is_used = len(message.raw_input_contents) > 0
+    inputs: dict[str, Tensor] = {}
+    shared: dict[str, Shared] = {}
+    nbytes = 0
+    for tensor in message.inputs:
+        name, said = tensor.name, tensor.name[:80]
+        if name in inputs or name in shared:
+            raise InvalidInput(f"{said}: the input comes twice", param=said)
+        own = _parameters(tensor.parameters)
+        if REGION in own:
+            shared[name] = Shared(datatype=tensor.datatype, shape=tensor.shape, parameters=own)
+            continue
+        if raw_is_used:
+            if tensor.HasField("contents"):
+                raise InvalidInput(
+                    "contents field must not be specified when using raw_input_contents for "
+                    f"'{said}' for model '{message.model_name[:80]}'",
+                    param=said,
+                )
+            found = next(raws, None)
+            if found is None:
+                raise InvalidInput(f"unable to find data for input tensor '{said}'", param=said)
+            data = found
+        else:
+            inputs[name] = _typed(tensor)
+            nbytes += inputs[name].nbytes
+            continue
+        inputs[name] = of_raw(name, tensor.datatype, tensor.shape, data)
+        nbytes += len(data)
+    if next(raws, None) is not None:
+        raise InvalidInput("raw_input_contents has more entries than there are inputs")
+    outputs = tuple(Wanted(name=one.name, parameters=_parameters(one.parameters)) for one in message.outputs)
+    return Call(
+        model=message.model_name,
+        version=message.model_version,
+        id=message.id,
+        parameters=_parameters(message.parameters),
+        inputs=inputs,
+        shared=shared,
+        outputs=outputs,
+        nbytes=nbytes,
+        peer=peer,
+    )
+
+
+def _typed(tensor: pb.ModelInferRequest.InferInputTensor) -> Tensor:
+    field = _CONTENTS.get(tensor.datatype)
+    # of_values names the datatypes that have no typed contents, and those that there are none of.
+    values = [] if field is None else list(getattr(tensor.contents, field))
+    return of_values(tensor.name, tensor.datatype, tensor.shape, values)
+
+
+def _parameters(given: Mapping[str, pb.InferParameter]) -> dict[str, Parameter]:
+    found: dict[str, Parameter] = {}
+    for name, value in given.items():
+        kind = value.WhichOneof("parameter_choice")
+        if kind is not None:
+            found[name] = getattr(value, kind)
+    return found
+
+
+def write_answer(answer: Answer, call: Call) -> pb.ModelInferResponse:
+    """The outputs raw: NVIDIA's client for Python reads no others. Those in regions are there already."""
+    message = pb.ModelInferResponse(model_name=answer.model, model_version="1", id=answer.id)
+    places = call.output_places
+    for tensor in answer.outputs:
+        one = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
+        if (place := places.get(tensor.name)) is not None:
+            for name, value in place.items():
+                _set(one.parameters[name], value)
+        else:
+            message.raw_output_contents.append(tensor.raw())
+    return message
+
+
+def _set(parameter: pb.InferParameter, value: Parameter) -> None:
+    match value:
+        case bool():
+            parameter.bool_param = value
+        case int():
+            parameter.int64_param = value
+        case float():
+            parameter.double_param = value
+        case str():
+            parameter.string_param = value
+
+
+class GrpcServer:
+    """Serves from ``start`` until ``stop``. Owned by one event loop."""
+
+    def __init__(
+        self, service: Service, inference: Inference, port: int, certificate: Certificate | None
+    ) -> None:
+        self._service = service
+        self._port = port
+        self._inference = inference
+        self._certificate = certificate
+        self._log = AccessLog(frozenset())
+        self._counts = AnswerCounts(service.metrics)
+        limits = service.settings.limits
+        self._server = grpc.aio.server(
+            options=[
+                ("grpc.so_reuseport", 1 if service.settings.seat else 0),
+                ("grpc.max_receive_message_length", limits.max_body_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", limits.connection.header_bytes),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ],
+            # Beyond it gRPC refuses unread, with RESOURCE_EXHAUSTED.
+            maximum_concurrent_rpcs=limits.max_in_flight + MOST_WAITING + _SPARE_CALLS,
+        )
+        handlers = {
+            name: grpc.stream_unary_rpc_method_handler(self._unary(name, answer))
+            for name, answer in self._methods().items()
+        }
+        handlers[_STREAM] = grpc.stream_stream_rpc_method_handler(self._stream)
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+
+    async def start(self) -> None:
+        """Raises ``ConfigError`` where the port cannot be had."""
+        settings = self._service.settings
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{host}:{self._port}"
+        try:
+            if self._certificate is None:
+                self._server.add_insecure_port(address)
+            else:
+                self._server.add_secure_port(address, self._credentials(self._certificate))
+        except RuntimeError as error:
+            raise ConfigError(f"--grpc-port: cannot listen on {address}: {error}") from error
+        await self._server.start()
+        log.info("listening on %s://%s", "grpcs" if self._certificate else "grpc", address)
+
+    async def stop(self, seconds: float) -> None:
+        """Take no more calls; those under way have so many seconds."""
+        await self._server.stop(seconds)
+
+    @staticmethod
+    def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
+        """Give what takes the certificate that HTTP has accepted last; raises ``ConfigError``."""
+
+        def configured(pair: Accepted) -> Any:
+            return grpc.ssl_server_certificate_configuration([(pair.key, pair.chain)])
+
+        seen = certificate.accepted
+        if seen.encrypted:
+            raise ConfigError("--grpc-port: gRPC reads no encrypted key, and --tls-key is one")
+
+        def renewed() -> Any:
+            """Give a new configuration where there is one: gRPC asks at each handshake, on its threads."""
+            nonlocal seen
+            if (now := certificate.accepted) is seen:
+                return None
+            seen = now
+            if now.encrypted:
+                log.error("the certificate of gRPC stays as it was: the key of the new one is encrypted")
+                return None
+            return configured(now)
+
+        return grpc.dynamic_ssl_server_credentials(configured(seen), renewed)
+
+    def _methods(self) -> dict[str, Method]:
+        inference, regions = self._inference, self._inference.regions
+
+        def of(kind: type[M], answer: Callable[[M], Message]) -> Method:
+            async def answered(raw: bytes, context: Context, exchange: Exchange) -> Message:
+                return answer(parsed(kind, raw))
+
+            return answered
+
+        def shared(kind: type[M], answer: Callable[[M], Message]) -> Method:
+            async def answered(raw: bytes, context: Context, exchange: Exchange) -> Message:
+                regions.check_peer(exchange.peer)
+                deadline = Deadline.after(inference.patience)
+                return await regions.aside(deadline, answer, parsed(kind, raw))
+
+            return answered
+
+        def configuration(asked: pb.ModelConfigRequest) -> Message:
+            return pb.ModelConfigResponse(
+                config=ParseDict(inference.configuration(asked.name, asked.version), pb.ModelConfig())
+            )
+
+        async def statistics(raw: bytes, context: Context, exchange: Exchange) -> Message:
+            asked = parsed(pb.ModelStatisticsRequest, raw)
+            found = await asyncio.to_thread(inference.counted, asked.name, asked.version)
+            return ParseDict({"model_stats": found}, pb.ModelStatisticsResponse())
+
+        def index(asked: pb.RepositoryIndexRequest) -> Message:
+            return ParseDict({"models": inference.index(ready=asked.ready)}, pb.RepositoryIndexResponse())
+
+        def system_status(asked: pb.SystemSharedMemoryStatusRequest) -> Message:
+            found = pb.SystemSharedMemoryStatusResponse()
+            for one in regions.regions(SystemMemory, asked.name):
+                region = found.regions[one.name]
+                region.name, region.key = one.name, one.memory.key
+                region.offset, region.byte_size = one.memory.offset, one.byte_size
+            return found
+
+        def register_system(asked: pb.SystemSharedMemoryRegisterRequest) -> Message:
+            regions.register_system(asked.name, asked.key, asked.offset, asked.byte_size)
+            return pb.SystemSharedMemoryRegisterResponse()
+
+        def unregister_system(asked: pb.SystemSharedMemoryUnregisterRequest) -> Message:
+            regions.unregister(SystemMemory, asked.name)
+            return pb.SystemSharedMemoryUnregisterResponse()
+
+        def cuda_status(asked: pb.CudaSharedMemoryStatusRequest) -> Message:
+            found = pb.CudaSharedMemoryStatusResponse()
+            for one in regions.regions(CudaMemory, asked.name):
+                region = found.regions[one.name]
+                region.name, region.device_id = one.name, one.memory.device_id
+                region.byte_size = one.byte_size
+            return found
+
+        def register_cuda(asked: pb.CudaSharedMemoryRegisterRequest) -> Message:
+            regions.register_cuda(asked.name, asked.raw_handle, asked.device_id, asked.byte_size)
+            return pb.CudaSharedMemoryRegisterResponse()
+
+        def unregister_cuda(asked: pb.CudaSharedMemoryUnregisterRequest) -> Message:
+            regions.unregister(CudaMemory, asked.name)
+            return pb.CudaSharedMemoryUnregisterResponse()
+
+        async def unsupported(raw: bytes, context: Context, exchange: Exchange) -> Message:
+            raise UnsupportedOperation("this service does not have that")
+
+        methods = {
+            "ServerLive": of(pb.ServerLiveRequest, lambda _: pb.ServerLiveResponse(live=True)),
+            "ServerReady": of(pb.ServerReadyRequest, lambda _: pb.ServerReadyResponse(ready=inference.ready)),
+            "ModelReady": of(
+                pb.ModelReadyRequest,
+                lambda asked: pb.ModelReadyResponse(ready=inference.model_ready(asked.name, asked.version)),
+            ),
+            "ServerMetadata": of(
+                pb.ServerMetadataRequest,
+                lambda _: ParseDict(inference.server(), pb.ServerMetadataResponse()),
+            ),
+            "ModelMetadata": of(
+                pb.ModelMetadataRequest,
+                lambda asked: ParseDict(
+                    inference.metadata(asked.name, asked.version), pb.ModelMetadataResponse()
+                ),
+            ),
+            "ModelConfig": of(pb.ModelConfigRequest, configuration),
+            "ModelStatistics": statistics,
+            "RepositoryIndex": of(pb.RepositoryIndexRequest, index),
+            "SystemSharedMemoryStatus": shared(pb.SystemSharedMemoryStatusRequest, system_status),
+            "SystemSharedMemoryRegister": shared(pb.SystemSharedMemoryRegisterRequest, register_system),
+            "SystemSharedMemoryUnregister": shared(pb.SystemSharedMemoryUnregisterRequest, unregister_system),
+            "CudaSharedMemoryStatus": shared(pb.CudaSharedMemoryStatusRequest, cuda_status),
+            "CudaSharedMemoryRegister": shared(pb.CudaSharedMemoryRegisterRequest, register_cuda),
+            "CudaSharedMemoryUnregister": shared(pb.CudaSharedMemoryUnregisterRequest, unregister_cuda),
+            "ModelInfer": self._infer,
+        }
+        return methods | dict.fromkeys(_UNSUPPORTED, unsupported)
+
+    async def _infer(self, raw: bytes, context: Context, exchange: Exchange) -> pb.ModelInferResponse:
+        return await self._inferred(parsed(pb.ModelInferRequest, raw), len(raw), context, exchange)
+
+    async def _inferred(
+        self, message: pb.ModelInferRequest, nbytes: int, context: Context, exchange: Exchange
+    ) -> pb.ModelInferResponse:
+        if nbytes > _LARGE_BYTES:
+            call = await asyncio.to_thread(read_call, message, exchange.peer)
+        else:
+            call = read_call(message, exchange.peer)
+        exchange.deadline = self._inference.deadline(context.time_remaining(), call)
+        return write_answer(await self._inference.infer(call, exchange), call)
+
+    def _unary(self, name: str, answer: Method) -> Callable[[Messages, Context], Awaitable[bytes]]:
+        async def answered(messages: Messages, context: Context) -> bytes:
+            failure: Failure | None = None
+            with self._serving(name, context) as exchange:
+                try:
+                    self._open(name, exchange)
+                    with own_cancellation():
+                        raw = await self._message(messages)
+                        return serialized(await answer(raw, context, exchange))
+                except Exception as error:
+                    failure = self._failed(error, exchange)
+            await _abort(context, failure)
+            raise AssertionError
+
+        return answered
+
+    async def _message(self, messages: Messages) -> bytes:
+        """Read the one message of a call; raises ``RequestTimeout``, and ``RequestCancelled`` without one."""
+        seconds = self._inference.patience
+        try:
+            async with asyncio.timeout(seconds):
+                return await anext(messages)
+        except TimeoutError as error:
+            raise RequestTimeout(f"the message did not arrive within {seconds:.0f} s") from error
+        except StopAsyncIteration:
+            raise RequestCancelled("the call ended before its message had come") from None
+
+    async def _stream(self, messages: Messages, context: Context) -> AsyncIterator[bytes]:
+        """Answer in the order of the calls, many of which may be under way; one that fails fails alone.
+
+        All have the stream's metadata, so that a key that is refused ends the stream.
+        """
+        keys = self._service.keys
+        if keys is not None and keys.name_of(_headers(context.invocation_metadata() or ())) is None:
+            with self._serving(_STREAM, context) as exchange:
+                failure = self._failed(_Refused(), exchange)
+            await _abort(context, failure)
+        under_way: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_STREAM_CALLS)
+        # All that have begun: one may wait for its place in the queue.
+        begun: set[asyncio.Task[bytes]] = set()
+
+        async def take() -> None:
+            async for raw in messages:
+                task = asyncio.create_task(self._streamed(raw, context))
+                begun.add(task)
+                task.add_done_callback(begun.discard)
+                await under_way.put(task)
+
+        def taken(_: asyncio.Task[None]) -> None:
+            # Where the queue is full nobody waits for more.
+            if not under_way.full():
+                under_way.put_nowait(None)
+
+        taking = asyncio.create_task(take())
+        taking.add_done_callback(taken)
+        try:
+            while not (taking.done() and under_way.empty()):
+                if (task := await under_way.get()) is not None:
+                    with own_cancellation():
+                        answer = await task
+                    yield answer
+            with own_cancellation():
+                await taking
+        finally:
+            taking.cancel()
+            for one in begun:
+                one.cancel()
+            await asyncio.gather(taking, *begun, return_exceptions=True)
+
+    async def _streamed(self, raw: bytes, context: Context) -> bytes:
+        answer = pb.ModelStreamInferResponse()
+        identity = ""
+        with self._serving(_STREAM, context) as exchange:
+            try:
+                self._open(_STREAM, exchange)
+                message = parsed(pb.ModelInferRequest, raw)
+                identity = message.id
+                with own_cancellation():
+                    answer.infer_response.CopyFrom(await self._inferred(message, len(raw), context, exchange))
+                if message.parameters["triton_enable_empty_final_response"].bool_param:
+                    answer.infer_response.parameters["triton_final_response"].bool_param = True
+            except Exception as error:
+                failure = self._failed(error, exchange)
+                answer.error_message = str(write_error(failure)[1]["error"])
+                # Whose error it is.
+                answer.infer_response.id = identity
+        return serialized(answer)
+
+    def _open(self, name: str, exchange: Exchange) -> None:
+        """Check the key; raises ``_Refused``."""
+        if self._service.keys is not None:
+            key = self._service.keys.name_of(exchange.headers)
+            if key is not None:
+                exchange.key = exchange.client = key
+            elif name not in _OPEN:
+                raise _Refused
+
+    def _failed(self, error: Exception, exchange: Exchange) -> Failure:
+        if isinstance(error, _Refused):
+            self._service.metrics.refused.labels("unknown key").inc()
+            failure = render_status(
+                401, "the API key is missing or not known; send authorization: Bearer KEY as metadata"
+            )
+        else:
+            failure = render(error)
+            if isinstance(error, RequestCancelled):
+                self._service.metrics.disconnects.inc()
+            if not isinstance(error, TesseraError):
+                exchange.unexpected = error
+        release(error)
+        exchange.failure = failure
+        return failure
+
+    @contextmanager
+    def _serving(self, name: str, context: Context) -> Iterator[Exchange]:
+        """The line, trace and counters of one call; yields its exchange, which has how it ended."""
+        path = f"/{SERVICE}/{name}"
+        # Each time that it is asked for it is made anew.
+        metadata: Metadata = context.invocation_metadata() or ()
+        exchange = Exchange(
+            line=RequestLine(_request_id(metadata)),
+            deadline=Deadline.after(self._inference.patience),
+            path=path,
+            peer=_host(context),
+            headers=_headers(metadata),
+            rates=self._service.limiter,
+        )
+        line = exchange.line
+        started = time.perf_counter()
+        carrier: dict[str, str] = {}
+        if tracing.recording():
+            carrier = {key: value for key, value in metadata if isinstance(value, str) and key in _TRACE}
+        attributes = {"rpc.system": "grpc", "rpc.service": SERVICE, "rpc.method": name}
+        with tracing.serve(path[1:], carrier, attributes) as span, serving(line):
+            note(trace_id=tracing.trace_id() or None)
+            status = 499
+            try:
+                yield exchange
+                failure = exchange.failure
+                status = 200 if failure is None else write_error(failure)[0]
+            finally:
+                seconds = time.perf_counter() - started
+                failure = exchange.failure
+                model = str(line.fields.get("model") or "")
+                code = None if failure is None else failure.error["code"]
+                self._counts.count(path, status, code, model, seconds)
+                if failure is not None:
+                    tracing.fail(span, str(code))
+                span.set_attribute("tessera.request_id", line.request_id)
+                self._log.write(exchange, route=path, status=status, seconds=seconds)
+
+
+class _Refused(Exception):
+    """The key is missing or not known."""
+
+
+async def _abort(context: Context, failure: Failure) -> None:
+    """End a call with a failure; raises gRPC's own error, which ends the handler."""
+    status, body = write_error(failure)
+    retry = failure.headers.get("retry-after")
+    trailing = (("retry-after", retry),) if retry is not None else ()
+    await context.abort(code_of(status), body["error"], trailing)
+
+
+def _headers(metadata: Metadata) -> dict[bytes, bytes]:
+    """The first value of each key."""
+    return {key.encode(): _bytes(value) for key, value in reversed(metadata)}
+
+
+def _bytes(value: str | bytes) -> bytes:
+    return value.encode("utf-8", "replace") if isinstance(value, str) else value
+
+
+def _request_id(metadata: Metadata) -> str:
+    for key, value in metadata:
+        if key == "x-request-id" and isinstance(value, str) and _REQUEST_ID.fullmatch(value):
+            return value
+    return new_request_id()
+
+
+def _host(context: Context) -> str:
+    """The peer's address; empty where it has none."""
+    peer = str(context.peer())
+    kind, _, rest = peer.partition(":")
+    if kind not in ("ipv4", "ipv6"):
+        return ""
+    host = rest.rpartition(":")[0]
+    return host.replace("%5B", "").replace("%5D", "").strip("[]")

@@ -1,0 +1,388 @@
+"""KServe v2 over HTTP: ``/v2`` and what is below it, with tensors in JSON or behind it (``binary_data``).
+
+Errors are ``{"error": text}`` with the statuses of Triton: 400, 404, 501, 503 and 500, and 401, 429 and 504
+for what it does not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, TypeVar
+
+import orjson
+import pybase64
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from tessera.errors import InvalidInput, UnsupportedOperation
+from tessera.frontend.api.endpoint import read_body
+from tessera.frontend.api.values import Json, JsonObject, expected, json_object, read_json, reject_unknown
+from tessera.frontend.exchange import Exchange, exchange_of
+from tessera.frontend.http.errors import Failure
+from tessera.frontend.service import ClientApi
+from tessera.tasks import Deadline
+from tessera_kserve.call import REGION, Answer, Call, Parameter, Shared, Wanted
+from tessera_kserve.inference import Inference
+from tessera_kserve.shared_memory.cuda import CudaMemory
+from tessera_kserve.shared_memory.memory import Memory
+from tessera_kserve.shared_memory.regions import Region
+from tessera_kserve.shared_memory.system import SystemMemory
+from tessera_kserve.tensors import Tensor, json_values, of_raw, of_values
+
+PREFIX: Final = "/v2"
+BELOW: Final = tuple(
+    f"{PREFIX}/{part}/"
+    for part in ("models", "health", "repository", "systemsharedmemory", "cudasharedmemory")
+)
+"""What its other paths begin with; Cohere's clients have some below ``/v2``, too."""
+OPEN_PATHS: Final = frozenset((f"{PREFIX}/health/ready", f"{PREFIX}/health/live"))
+_HEAD_LENGTH: Final = b"inference-header-content-length"
+# Larger bodies are read on a thread: a row of pixels as JSON takes 40 ms.
+_LARGE_BYTES: Final = 1 << 17
+_STATUSES: Final = {408: 400, 413: 400, 415: 400, 422: 400, 429: 503}
+
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Memory)
+Handler = Callable[..., Awaitable[Response]]
+
+
+def write_error(failure: Failure) -> tuple[int, JsonObject]:
+    """Triton's shape; what waits no longer is 503, and 429 a key's own rate."""
+    status = _STATUSES.get(failure.status, failure.status)
+    if failure.error["code"] == "rate_limited":
+        status = 429
+    elif failure.error["code"] == UnsupportedOperation.code:
+        status = 501
+    return status, {"error": failure.error["message"]}
+
+
+def read_call(
+    body: bytes, head_length: bytes | None, model: str, version: str, peer: str
+) -> tuple[Call, frozenset[str]]:
+    """A call, and the names of the outputs that are wanted as binary data; "" stands for all of them.
+
+    ``peer`` is the client's address.
+
+    Raises ``InvalidInput`` naming what is wrong.
+    """
+    length = len(body)
+    if head_length is not None:
+        if not head_length.isdigit() or not 0 < int(head_length) <= len(body):
+            raise InvalidInput(
+                f"Inference-Header-Content-Length: expected 1 to {len(body)}, the bytes of the body's JSON"
+            )
+        length = int(head_length)
+    head = json_object(read_json(body[:length]))
+    reject_unknown(head, ("id", "parameters", "inputs", "outputs"), "")
+    parameters = _parameters(head, "parameters")
+    binary = memoryview(body)[length:]
+    inputs: dict[str, Tensor] = {}
+    shared: dict[str, Shared] = {}
+    at = 0
+    for index, value in enumerate(_list(head, "inputs")):
+        param = f"inputs[{index}]"
+        name, datatype, shape, own, given = _input(value, param)
+        if name in inputs or name in shared:
+            raise InvalidInput(f"{param}: the input {name[:80]!r} comes twice", param=param)
+        if REGION in own:
+            shared[name] = Shared(datatype=datatype, shape=shape, parameters=own)
+        elif (size := own.get("binary_data_size")) is not None:
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= len(binary) - at:
+                raise InvalidInput(
+                    f"{param}.parameters.binary_data_size: expected 0 to {len(binary) - at}, the bytes that "
+                    "are there",
+                    param=f"{param}.parameters.binary_data_size",
+                )
+            inputs[name] = of_raw(name, datatype, shape, binary[at : at + size])
+            at += size
+        else:
+            if not isinstance(given, list):
+                raise expected(f"{param}.data", "a list", given)
+            inputs[name] = of_values(name, datatype, shape, given)
+    if at != len(binary):
+        raise InvalidInput(f"{len(binary) - at} bytes behind the JSON belong to no input")
+    outputs = tuple(_wanted(value, f"outputs[{index}]") for index, value in enumerate(_list(head, "outputs")))
+    everything = parameters.get("binary_data_output") is True
+    asked = {wanted.name for wanted in outputs if wanted.parameters.get("binary_data", everything) is True}
+    if everything and not outputs:
+        asked = {""}
+    identity = head.get("id", "")
+    if not isinstance(identity, str):
+        raise expected("id", "a string", identity)
+    call = Call(
+        model=model,
+        version=version,
+        id=identity,
+        parameters=parameters,
+        inputs=inputs,
+        shared=shared,
+        outputs=outputs,
+        nbytes=len(body),
+        peer=peer,
+    )
+    return call, frozenset(asked)
+
+
+def write_answer(answer: Answer, call: Call, binary: frozenset[str]) -> Response:
+    """Outputs in regions are there already."""
+    places = call.output_places
+    described: list[JsonObject] = []
+    behind: list[bytes] = []
+    for tensor in answer.outputs:
+        one: JsonObject = {
+            "name": tensor.name,
+            "shape": list(tensor.shape),
+            "datatype": tensor.datatype,
+        }
+        if tensor.name in places:
+            one["parameters"] = dict(places[tensor.name])
+        elif tensor.name in binary or "" in binary:
+            raw = tensor.raw()
+            behind.append(raw)
+            one["parameters"] = {"binary_data_size": len(raw)}
+        else:
+            one["data"] = json_values(tensor)
+        described.append(one)
+    head: JsonObject = {"model_name": answer.model, "model_version": "1"}
+    if answer.id:
+        head["id"] = answer.id
+    head["outputs"] = described
+    content = orjson.dumps(head, option=orjson.OPT_SERIALIZE_NUMPY)
+    headers = {"x-request-id": answer.request_id}
+    if not behind:
+        return Response(content, media_type="application/json", headers=headers)
+    headers[_HEAD_LENGTH.decode()] = str(len(content))
+    return Response(b"".join((content, *behind)), media_type="application/octet-stream", headers=headers)
+
+
+def _list(body: JsonObject, name: str) -> list[Json]:
+    value = body.get(name, [])
+    if not isinstance(value, list):
+        raise expected(name, "a list", value)
+    return value
+
+
+def _parameters(body: Mapping[str, Json], param: str) -> dict[str, Parameter]:
+    value = body.get("parameters")
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise expected(param, "an object", value)
+    for name, each in value.items():
+        if not isinstance(each, bool | int | float | str):
+            raise expected(f"{param}.{name[:80]}", "a boolean, a number or a string", each)
+    return value
+
+
+def _input(value: Json, param: str) -> tuple[str, str, list[Json], dict[str, Parameter], Json]:
+    if not isinstance(value, dict):
+        raise expected(param, "an object", value)
+    reject_unknown(value, ("name", "shape", "datatype", "parameters", "data"), param)
+    name, datatype, shape = value.get("name"), value.get("datatype"), value.get("shape")
+    if not isinstance(name, str) or not name:
+        raise expected(f"{param}.name", "a non-empty string", name)
+    if not isinstance(datatype, str):
+        raise expected(f"{param}.datatype", "a string", datatype)
+    if not isinstance(shape, list):
+        raise expected(f"{param}.shape", "a list of sizes", shape)
+    return name, datatype, shape, _parameters(value, f"{param}.parameters"), value.get("data")
+
+
+def _wanted(value: Json, param: str) -> Wanted:
+    if not isinstance(value, dict):
+        raise expected(param, "an object", value)
+    reject_unknown(value, ("name", "parameters"), param)
+    name = value.get("name")
+    if not isinstance(name, str) or not name:
+        raise expected(f"{param}.name", "a non-empty string", name)
+    return Wanted(name=name, parameters=_parameters(value, f"{param}.parameters"))
+
+
+def api(inference: Inference) -> ClientApi:
+    """The routes, all of which ask ``inference``."""
+    return ClientApi(
+        routes=lambda service: Routes(inference, service.settings.limits.max_body_bytes).router,
+        error=write_error,
+        waits_below=BELOW,
+        open_paths=OPEN_PATHS,
+    )
+
+
+class Routes:
+    """Answers KServe's requests; ``router`` has the routes."""
+
+    def __init__(self, inference: Inference, max_body_bytes: int) -> None:
+        self._inference = inference
+        self._regions = inference.regions
+        self._max_body_bytes = max_body_bytes
+        self.router = APIRouter(tags=["KServe"], include_in_schema=False)
+        self._get("/health/live", self.live)
+        self._get("/health/ready", self.ready)
+        self._get("", self.server)
+        self._get("/models/stats", self.statistics)
+        for model in ("/models/{name}", "/models/{name}/versions/{version}"):
+            self._get(model, self.metadata)
+            self._get(f"{model}/ready", self.model_ready)
+            self._get(f"{model}/config", self.configuration)
+            self._get(f"{model}/stats", self.statistics)
+            self._post(f"{model}/infer", self.infer)
+        self._post("/repository/index", self.index)
+        self._post("/repository/models/{name}/load", self.unsupported)
+        self._post("/repository/models/{name}/unload", self.unsupported)
+        self._add_memory("systemsharedmemory", SystemMemory, self.register_system, _system_region)
+        self._add_memory("cudasharedmemory", CudaMemory, self.register_cuda, _cuda_region)
+
+    def _get(self, path: str, answer: Handler) -> None:
+        self.router.add_api_route(f"{PREFIX}{path}", answer, methods=["GET"])
+
+    def _post(self, path: str, answer: Handler) -> None:
+        self.router.add_api_route(f"{PREFIX}{path}", answer, methods=["POST"])
+
+    def _add_memory(
+        self, name: str, kind: type[M], register: Handler, describe: Callable[[Region[M]], JsonObject]
+    ) -> None:
+        """Add the routes of one kind of shared memory."""
+
+        async def unregister(request: Request, region: str = "") -> Response:
+            self._check_peer(request)
+            await self._aside(self._regions.unregister, kind, region)
+            return JSONResponse({})
+
+        async def status(request: Request, region: str = "") -> Response:
+            self._check_peer(request)
+            return JSONResponse([describe(entry) for entry in self._regions.regions(kind, region)])
+
+        self._post(f"/{name}/region/{{region}}/register", register)
+        self._post(f"/{name}/region/{{region}}/unregister", unregister)
+        self._post(f"/{name}/unregister", unregister)
+        self._get(f"/{name}/status", status)
+        self._get(f"/{name}/region/{{region}}/status", status)
+
+    async def live(self) -> Response:
+        return JSONResponse({"live": True})
+
+    async def ready(self) -> Response:
+        able = self._inference.ready
+        return JSONResponse({"ready": able}, status_code=200 if able else 503)
+
+    async def server(self) -> Response:
+        return JSONResponse(self._inference.server())
+
+    async def metadata(self, request: Request, name: str, version: str = "") -> Response:
+        _shape(request)
+        return JSONResponse(self._inference.metadata(name, version))
+
+    async def model_ready(self, request: Request, name: str, version: str = "") -> Response:
+        _shape(request)
+        able = self._inference.model_ready(name, version)
+        return JSONResponse({"name": name, "ready": able}, status_code=200 if able else 503)
+
+    async def configuration(self, request: Request, name: str, version: str = "") -> Response:
+        _shape(request)
+        return JSONResponse(self._inference.configuration(name, version))
+
+    async def statistics(self, request: Request, name: str = "", version: str = "") -> Response:
+        _shape(request)
+        counted = await asyncio.to_thread(self._inference.counted, name, version)
+        return JSONResponse({"model_stats": counted})
+
+    async def infer(self, request: Request, name: str, version: str = "") -> Response:
+        exchange = _shape(request)
+        # The middleware let it in where there was room; the line does that here, and for those that wait.
+        exchange.leave()
+        body = await self._body(request)
+        read = (body, exchange.headers.get(_HEAD_LENGTH), name, version, exchange.peer)
+        if len(body) > _LARGE_BYTES:
+            call, binary = await asyncio.to_thread(read_call, *read)
+        else:
+            call, binary = read_call(*read)
+        exchange.deadline = self._inference.deadline(exchange.deadline.left(), call)
+        answer = await exchange.during(self._inference.infer(call, exchange))
+        return write_answer(answer, call, binary)
+
+    async def index(self, request: Request) -> Response:
+        _shape(request)
+        body = await self._body(request)
+        asked = json_object(read_json(body)) if body else {}
+        return JSONResponse(self._inference.index(ready=asked.get("ready") is True))
+
+    async def unsupported(self, request: Request) -> Response:
+        _shape(request)
+        raise UnsupportedOperation("models are loaded and unloaded by whoever runs the service")
+
+    async def register_system(self, request: Request, region: str) -> Response:
+        body = await self._registration(request, "key", "offset", "byte_size")
+        key = body.get("key")
+        if not isinstance(key, str):
+            raise expected("key", "a string", key)
+        offset, size = _whole(body, "offset", 0), _whole(body, "byte_size")
+        await self._aside(self._regions.register_system, region, key, offset, size)
+        return JSONResponse({})
+
+    async def register_cuda(self, request: Request, region: str) -> Response:
+        body = await self._registration(request, "raw_handle", "device_id", "byte_size")
+        device, size = _whole(body, "device_id"), _whole(body, "byte_size")
+        handle = _handle(body.get("raw_handle"))
+        await self._aside(self._regions.register_cuda, region, handle, device, size)
+        return JSONResponse({})
+
+    async def _registration(self, request: Request, *known: str) -> JsonObject:
+        """Read the body of a registration, for this host's own clients."""
+        self._check_peer(request)
+        body = json_object(read_json(await self._body(request)))
+        reject_unknown(body, known, "")
+        return body
+
+    async def _body(self, request: Request) -> bytes:
+        return await read_body(request, limit=self._max_body_bytes, timeout=self._inference.patience)
+
+    def _check_peer(self, request: Request) -> None:
+        self._regions.check_peer(_shape(request).peer)
+
+    async def _aside(self, work: Callable[..., T], *args: object) -> T:
+        return await self._regions.aside(Deadline.after(self._inference.patience), work, *args)
+
+
+def _shape(request: Request) -> Exchange:
+    """Return a request's exchange, whose errors are in Triton's shape.
+
+    Most paths have a model's name in them, and the application knows whole paths.
+    """
+    exchange = exchange_of(request.scope)
+    exchange.error_shape = write_error
+    return exchange
+
+
+def _system_region(region: Region[SystemMemory]) -> JsonObject:
+    memory = region.memory
+    return {
+        "name": region.name,
+        "key": memory.key,
+        "offset": memory.offset,
+        "byte_size": region.byte_size,
+    }
+
+
+def _cuda_region(region: Region[CudaMemory]) -> JsonObject:
+    return {"name": region.name, "device_id": region.memory.device_id, "byte_size": region.byte_size}
+
+
+def _whole(body: JsonObject, name: str, default: int | None = None) -> int:
+    value = body.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise expected(name, "a whole number", value)
+    return value
+
+
+def _handle(value: Json) -> bytes:
+    """A handle of CUDA's, as Triton's clients write it."""
+    text = value.get("b64") if isinstance(value, dict) else None
+    if not isinstance(text, str):
+        raise expected("raw_handle", "an object whose b64 is a string", value)
+    try:
+        return pybase64.b64decode(text, validate=True)
+    except ValueError:
+        raise InvalidInput("raw_handle.b64: expected base64", param="raw_handle.b64") from None

@@ -1,0 +1,639 @@
+"""The KServe models that a served model is offered as.
+
+``router`` takes rows of token ids as Triton repositories with a router, or with all stages fused, take them:
+``input_ids`` and ``attention_mask`` ``[rows, tokens]``. What is attended travels packed; padding is not
+computed. A row whose mask is all zeros is empty: nothing is computed for it, and its answer is zeros.
+``pixel_values``, which the client scaled and normalised itself, hold a tile for each row, or as many tiles as
+the row with the most has. As many are read as a row's placeholders stand for, from the first on; the others
+are padding. A row without placeholders is text, and its tiles are not looked at.
+
+``hidden`` takes the same and gives ``last_hidden_state`` ``[rows, tokens, hidden]``, before pooling: a model
+of its own, so that a client that asks for all that ``router`` has does not move megabytes a row. ``vit``
+takes ``pixel_values`` and gives ``image_features`` ``[rows, tiles * rows of a tile, width]``.
+
+The other model takes texts and images, in BYTES, as NVIDIA's NIM does; it has the served model's own names.
+
+With one served model these have the short names; with several each has its model's name before it, as
+``some_model_router``. Names are compared as NVIDIA's clients write them: without case, and with ``_`` for all
+that is neither letter nor digit.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pybase64
+
+from tessera.errors import InvalidInput, ModelNotFound
+from tessera.frontend.api.content import InputBuilder, check_modality
+from tessera.frontend.api.formats import finish
+from tessera.frontend.api.values import clip
+from tessera.frontend.request import (
+    BARE_BASE64,
+    EmbeddingsRequest,
+    ImageSource,
+    Input,
+    Modality,
+    PixelSource,
+)
+from tessera.frontend.serving.models import Models
+from tessera.frontend.serving.pipeline import Result
+from tessera.frontend.serving.served import ServedModel
+from tessera.models.base import OutputKind, Role, RowKind, StagedModel, Truncate, VisionSpec
+from tessera_kserve.call import Call
+from tessera_kserve.tensors import BYTES, Tensor, floats
+
+VERSION: Final = "1"
+"""Of every model: there is no other."""
+_MOST_ROWS: Final = 256
+"""Of one call: NVIDIA's clients make batches of this many, or of 30."""
+FLOATS: Final = ("FP32", "FP16", "BF16")
+_INTEGERS: Final = ("INT64", "INT32")
+# Triton's 1 is the most urgent, and where two is the default our 0 stands for it.
+_DEFAULT_PRIORITY: Final = 2
+_INT64: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """A tensor without its first dimension, the rows; -1 is any size.
+
+    ``datatypes`` are all that an input may have, the first is announced. With ``flat`` it is a number for
+    each row, whose shape has the rows alone. With ``several`` a row may have several such tensors, by one
+    more dimension behind the rows.
+    """
+
+    name: str
+    datatypes: tuple[str, ...]
+    dims: tuple[int, ...]
+    optional: bool = False
+    flat: bool = False
+    several: bool = False
+
+    @property
+    def datatype(self) -> str:
+        return self.datatypes[0]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As metadata says it."""
+        return (-1,) if self.flat else (-1, *self.dims)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """``request`` is None where nothing has to be computed; ``rows`` are those of the call.
+
+    ``nbytes`` are those of the outputs as float32, where padding makes them more than the result's rows.
+    ``write`` makes the outputs of a result, each by its name.
+    """
+
+    request: EmbeddingsRequest | None
+    rows: int
+    write: Callable[[Result | None], dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]]
+    nbytes: int = 0
+
+
+class Offer(Protocol):
+    """One model by one name."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def served(self) -> ServedModel: ...
+
+    @property
+    def inputs(self) -> tuple[Spec, ...]: ...
+
+    @property
+    def outputs(self) -> tuple[Spec, ...]: ...
+
+    @property
+    def most_rows(self) -> int: ...
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """What a call may say beside what every model knows."""
+        ...
+
+    def read(self, call: Call) -> Work:
+        """Raises ``InvalidInput`` naming a tensor or a parameter."""
+        ...
+
+
+def folded(name: str) -> str:
+    """As NVIDIA's clients write a model's name."""
+    return re.sub("[^a-z0-9]", "_", name.lower())
+
+
+class Offers:
+    """All models, by names; made anew when the served models change."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._of: tuple[ServedModel, ...] = ()
+        self._listed: tuple[Offer, ...] = ()
+        self._by_name: dict[str, Offer] = {}
+
+    def __iter__(self) -> Iterator[Offer]:
+        self._look()
+        return iter(self._listed)
+
+    def find(self, name: str, version: str = "") -> Offer:
+        """The model that a client means; raises ``ModelNotFound``, and ``Unavailable`` for a waiting one."""
+        self._look()
+        if version not in ("", VERSION):
+            raise ModelNotFound(
+                f"{clip(name)!r} has the version {VERSION} alone, found {clip(version)!r}", param="model"
+            )
+        found = self._by_name.get(folded(name))
+        if found is not None:
+            return found
+        for waiting in self._models.waiting:
+            if folded(name).startswith(folded(waiting)):
+                self._models.find(waiting)
+        known = ", ".join(repr(offer.name) for offer in self._listed) or "none"
+        raise ModelNotFound(f"the model {clip(name)!r} is not served here; {known} are", param="model")
+
+    def _look(self) -> None:
+        served = self._models.served
+        if served == self._of:
+            return
+        self._of = served
+        listed: list[Offer] = []
+        by_name: dict[str, Offer] = {}
+        able = [model for model in served if model.model.output.kind is OutputKind.VECTOR]
+        for model in able:
+            own = folded(model.served.model)
+            texts = Texts(own, model)
+            tokens = Router("router" if len(able) == 1 else f"{own}_router", model)
+            listed += [texts, tokens]
+            by_name |= {folded(name): texts for name in model.served.names}
+            by_name |= {f"{folded(name)}_router": tokens for name in model.served.names}
+            for short, stage in _stages(tokens):
+                made = stage(short if len(able) == 1 else f"{own}_{short}")
+                listed.append(made)
+                by_name |= {f"{folded(name)}_{short}": made for name in model.served.names}
+        if len(able) == 1:
+            by_name |= dict.fromkeys(("router", "fused", "model_1"), listed[1])
+            by_name |= {offer.name: offer for offer in listed[2:]}
+        self._listed, self._by_name = tuple(listed), by_name
+
+
+_SHARED: Final = frozenset(("dimensions", "normalize", "datatype"))
+
+
+@dataclass(frozen=True, slots=True)
+class Router:
+    """Implements ``Offer``: token ids to vectors."""
+
+    name: str
+    served: ServedModel
+
+    @property
+    def inputs(self) -> tuple[Spec, ...]:
+        ids = Spec(name="input_ids", datatypes=_INTEGERS, dims=(-1,))
+        mask = Spec(name="attention_mask", datatypes=(*_INTEGERS, "BOOL"), dims=(-1,), optional=True)
+        return (ids, mask, _pixels(self.served, optional=True)) if _takes_pixels(self.served) else (ids, mask)
+
+    @property
+    def outputs(self) -> tuple[Spec, ...]:
+        return (Spec(name="pooled", datatypes=FLOATS, dims=(self.served.model.output.width,)),)
+
+    @property
+    def most_rows(self) -> int:
+        return min(_MOST_ROWS, self.served.served.limits.inputs)
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        return _SHARED
+
+    def rows(self, call: Call) -> tuple[list[npt.NDArray[np.int64]], list[int], tuple[Input, ...]]:
+        """The attended ids of each row, the rows that have any, and the inputs that those are."""
+        rows = attended(call.inputs["input_ids"], call.inputs.get("attention_mask"))
+        pixels = call.inputs.get("pixel_values")
+        filled = [index for index, row in enumerate(rows) if len(row)]
+        inputs = tuple(
+            Input.of(
+                parts=(tuple(rows[index].tolist()), *self._tiles(rows[index], pixels, index)),
+                role=Role.NONE,
+                param=f"input_ids[{index}]",
+            )
+            for index in filled
+        )
+        return rows, filled, inputs
+
+    def read(self, call: Call) -> Work:
+        rows, filled, inputs = self.rows(call)
+        width, normalize = self.served.model.output.width, call.flag("normalize", default=True)
+        dimensions = call.whole("dimensions")
+        request = EmbeddingsRequest(
+            inputs=inputs, dimensions=dimensions, normalize=normalize, priority=priority_of(call)
+        )
+
+        def write(result: Result | None) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
+            shape = len(rows), dimensions or width
+            if result is None:
+                return {"pooled": np.zeros(shape, np.float32)}
+            found = finish(result.rows.values, width=shape[1], normalize=normalize)
+            if len(filled) == len(rows):
+                return {"pooled": found}
+            pooled = np.zeros(shape, np.float32)
+            pooled[filled] = found
+            return {"pooled": pooled}
+
+        return Work(request=request if inputs else None, rows=len(rows), write=write)
+
+    def _tiles(
+        self, row: npt.NDArray[np.int64], pixels: Tensor | None, index: int
+    ) -> tuple[PixelSource, ...]:
+        """The tiles that a row's placeholders stand for; raises ``InvalidInput`` where there are fewer."""
+        model = self.served.model
+        if pixels is None or model.vision is None:
+            return ()
+        found, each = len(model.vision_index(row.astype(np.int32, copy=False))), model.vision.rows(1)
+        if not found:
+            return ()
+        values, param = pixels.values[index], f"pixel_values[{index}]"
+        tiles = values if values.ndim > len(model.vision.unit_shape) else values[None]
+        count, rest = divmod(found, each)
+        if rest or count > len(tiles):
+            raise InvalidInput(
+                f"{param}: found {found} image tokens in the row, and its {len(tiles)} tile(s)"
+                f" take {each} each",
+                param=param,
+            )
+        return (PixelSource(values=tiles[:count], param=param),)
+
+
+def _stages(router: Router) -> Iterator[tuple[str, Callable[[str], Offer]]]:
+    """The stages that can be asked for their own rows, by their short names; each is made with a name."""
+    model = router.served.model
+    if isinstance(model, StagedModel):
+        yield "hidden", partial(States, router=router, model=model)
+        if _takes_pixels(router.served):
+            yield "vit", partial(Vit, router=router, model=model)
+
+
+def _takes_pixels(served: ServedModel) -> bool:
+    vision = served.model.vision
+    return vision is not None and vision.independent_units
+
+
+def _pixels(served: ServedModel, *, optional: bool) -> Spec:
+    vision = served.model.vision
+    assert vision is not None
+    return Spec(
+        name="pixel_values",
+        datatypes=("FP32", "FP16"),
+        dims=vision.unit_shape,
+        optional=optional,
+        several=True,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class States:
+    """Implements ``Offer``: token ids to the last hidden state of each token, 0 where none is attended."""
+
+    name: str
+    router: Router
+    model: StagedModel
+
+    @property
+    def served(self) -> ServedModel:
+        return self.router.served
+
+    @property
+    def inputs(self) -> tuple[Spec, ...]:
+        return self.router.inputs
+
+    @property
+    def outputs(self) -> tuple[Spec, ...]:
+        return (Spec(name="last_hidden_state", datatypes=FLOATS, dims=(-1, self.model.state_width)),)
+
+    @property
+    def most_rows(self) -> int:
+        return self.router.most_rows
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        return frozenset(("datatype",))
+
+    def read(self, call: Call) -> Work:
+        rows, _, inputs = self.router.rows(call)
+        ids, mask = call.inputs["input_ids"], call.inputs.get("attention_mask")
+        shape = (*ids.shape, self.model.state_width)
+
+        def write(result: Result | None) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
+            states = np.zeros(shape, np.float32)
+            if result is not None:
+                places = np.ones(ids.shape, bool) if mask is None else mask.values != 0
+                # Rows that nothing attends have no place, so that the others follow one another.
+                states[places] = result.rows.values
+            return {"last_hidden_state": states}
+
+        request = EmbeddingsRequest(inputs=inputs, rows=RowKind.STATES, priority=priority_of(call))
+        return Work(
+            request=request if inputs else None, rows=len(rows), write=write, nbytes=4 * math.prod(shape)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Vit:
+    """Implements ``Offer``: tiles that a client normalised to their vision rows."""
+
+    name: str
+    router: Router
+    model: StagedModel
+
+    @property
+    def served(self) -> ServedModel:
+        return self.router.served
+
+    @property
+    def vision(self) -> VisionSpec:
+        vision = self.served.model.vision
+        assert vision is not None
+        return vision
+
+    @property
+    def inputs(self) -> tuple[Spec, ...]:
+        return (_pixels(self.served, optional=False),)
+
+    @property
+    def outputs(self) -> tuple[Spec, ...]:
+        return (Spec(name="image_features", datatypes=FLOATS, dims=(-1, self.vision.row_width)),)
+
+    @property
+    def most_rows(self) -> int:
+        return min(self.router.most_rows, self.served.served.limits.images)
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        return frozenset(("datatype",))
+
+    def read(self, call: Call) -> Work:
+        pixels, vision = call.inputs["pixel_values"], self.vision
+        rows = pixels.shape[0]
+        several = pixels.values.ndim > len(vision.unit_shape) + 1
+        shape = (rows, vision.rows(pixels.shape[1] if several else 1), vision.row_width)
+        placeholders = (self.model.image_token_id,) * shape[1]
+        inputs = tuple(
+            Input.of(
+                parts=(
+                    placeholders,
+                    PixelSource(
+                        values=pixels.values[index] if several else pixels.values[index : index + 1],
+                        param=f"pixel_values[{index}]",
+                    ),
+                ),
+                role=Role.NONE,
+                param=f"pixel_values[{index}]",
+            )
+            for index in range(rows)
+        )
+
+        def write(result: Result | None) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
+            assert result is not None
+            return {"image_features": result.rows.values.reshape(shape)}
+
+        request = EmbeddingsRequest(inputs=inputs, rows=RowKind.VISION, priority=priority_of(call))
+        return Work(request=request, rows=rows, write=write, nbytes=4 * math.prod(shape))
+
+
+def attended(ids: Tensor, mask: Tensor | None) -> list[npt.NDArray[np.int64]]:
+    """The ids of each row that its mask leaves.
+
+    Raises ``InvalidInput``: positions count from a row's first token that is attended, so what is attended
+    is one run.
+    """
+    values = ids.values
+    if mask is None:
+        return list(values)
+    if mask.shape != ids.shape:
+        raise InvalidInput(
+            f"attention_mask: expected the shape of input_ids, {list(ids.shape)}, found {list(mask.shape)}",
+            param="attention_mask",
+        )
+    found: list[npt.NDArray[np.int64]] = []
+    for index, (row, keep) in enumerate(zip(values, mask.values, strict=True)):
+        there = np.flatnonzero(keep)
+        count = len(there)
+        if not count:
+            found.append(row[:0])
+            continue
+        first, end = int(there[0]), int(there[-1]) + 1
+        ones = keep[first:end]
+        if int(ones.min()) != 1 or int(ones.max()) != 1:
+            param = f"attention_mask[{index}]"
+            if count == end - first:
+                raise InvalidInput(f"{param}: expected 0 or 1 in all places", param=param)
+            raise InvalidInput(f"{param}: expected ones in one run", param=param)
+        found.append(row[first:end])
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Implements ``Offer``: texts and images to vectors, each in BYTES."""
+
+    name: str
+    served: ServedModel
+
+    @property
+    def inputs(self) -> tuple[Spec, ...]:
+        text = Spec(name="text", datatypes=(BYTES,), dims=(1,), optional=True)
+        modality = Spec(name="modality", datatypes=(BYTES,), dims=(1,), optional=True)
+        image = Spec(name="image", datatypes=(BYTES,), dims=(1,), optional=True)
+        return (text, modality) if self.served.model.vision is None else (text, image, modality)
+
+    @property
+    def outputs(self) -> tuple[Spec, ...]:
+        return (
+            Spec(name="embeddings", datatypes=FLOATS, dims=(self.served.model.output.width,)),
+            Spec(name="token_count", datatypes=("INT32",), dims=(1,), flat=True),
+        )
+
+    @property
+    def most_rows(self) -> int:
+        limits = self.served.served.limits
+        return min(_MOST_ROWS, limits.inputs, limits.images)
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        return _SHARED | {"input_type", "truncate", "embedding_type"}
+
+    def read(self, call: Call) -> Work:
+        columns = {name: list(tensor.values.ravel()) for name, tensor in call.inputs.items()}
+        if not columns.keys() & {"text", "image"}:
+            raise InvalidInput("text: neither text nor image is given", param="text")
+        counts = {name: len(found) for name, found in columns.items()}
+        rows = max(counts.values())
+        if len(set(counts.values())) > 1:
+            name = min(counts, key=lambda each: counts[each])
+            raise InvalidInput(f"{name}: expected {rows} rows, found {counts[name]}", param=name)
+        if call.text("embedding_type") not in (None, "float"):
+            raise InvalidInput("embedding_type: vectors are float alone here", param="embedding_type")
+        asked = call.text("input_type")
+        roles = {None: None, "query": Role.QUERY, "passage": Role.PASSAGE, "document": Role.PASSAGE}
+        if asked not in roles:
+            raise InvalidInput("input_type: expected query or passage", param="input_type")
+        truncate = call.text("truncate") or Truncate.NONE
+        if truncate not in tuple(Truncate):
+            raise InvalidInput("truncate: expected NONE, START or END", param="truncate")
+        builder = InputBuilder(role=roles[asked], limits=self.served.served.limits)
+        inputs = tuple(_entry(builder, columns, index, by_default=asked is None) for index in range(rows))
+        width, normalize = self.served.model.output.width, call.flag("normalize", default=True)
+        request = EmbeddingsRequest(
+            inputs=inputs,
+            dimensions=call.whole("dimensions"),
+            normalize=normalize,
+            truncate=Truncate(truncate),
+            priority=priority_of(call),
+        )
+
+        def write(result: Result | None) -> dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]:
+            assert result is not None
+            vectors = finish(result.rows.values, width=request.dimensions or width, normalize=normalize)
+            return {"embeddings": vectors, "token_count": np.asarray(result.lengths, np.int32)}
+
+        return Work(request=request, rows=rows, write=write)
+
+
+def _entry(builder: InputBuilder, columns: dict[str, list[bytes]], index: int, *, by_default: bool) -> Input:
+    param = f"text[{index}]" if "text" in columns else f"image[{index}]"
+    parts: list[str | ImageSource] = []
+    if image := columns["image"][index] if "image" in columns else b"":
+        parts.append(_image(image, f"image[{index}]"))
+    if "text" in columns:
+        text = _decoded(columns["text"][index], f"text[{index}]")
+        parts += [text] if text else []
+    # Where nothing is said NIM's endpoint takes a text for a query.
+    stated = Role.QUERY if by_default and not any(isinstance(part, ImageSource) for part in parts) else None
+    found = builder.build(parts, param, stated=stated)
+    if "modality" not in columns:
+        return found
+    said = _decoded(columns["modality"][index], f"modality[{index}]")
+    if said not in tuple(Modality):
+        raise InvalidInput(
+            f"modality[{index}]: expected one of {', '.join(Modality)}", param=f"modality[{index}]"
+        )
+    return check_modality(found, Modality(said))
+
+
+def _image(data: bytes, param: str) -> ImageSource:
+    """A file as it is, or where one is: a data URL, or one that may be fetched."""
+    head = data[:8].lower()
+    if head.startswith((b"data:", b"http://", b"https://", b"file:")):
+        return ImageSource(url=_decoded(data, param), param=param)
+    return ImageSource(url=BARE_BASE64 + pybase64.b64encode_as_string(data), param=param)
+
+
+def _decoded(data: bytes, param: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{param}: the bytes are no text in UTF-8", param=param) from None
+
+
+def priority_of(call: Call) -> int:
+    """Ours of Triton's: 0 where none is said or 0, the default; 1 is more urgent than that."""
+    asked = call.whole("priority") or 0
+    if not 0 <= asked <= _INT64:
+        raise InvalidInput("priority: expected 0 or more", param="priority")
+    return asked - _DEFAULT_PRIORITY if asked else 0
+
+
+def check_inputs(offer: Offer, call: Call) -> int:
+    """The rows of a call; raises ``InvalidInput`` naming the tensor that is not as the model says."""
+    specs = {spec.name: spec for spec in offer.inputs}
+    for name in call.inputs:
+        if name not in specs:
+            said = clip(name)
+            raise InvalidInput(f"{said}: {offer.name} has no such input, only {', '.join(specs)}", param=said)
+    rows = -1
+    for spec in specs.values():
+        tensor = call.inputs.get(spec.name)
+        if tensor is None:
+            if not spec.optional:
+                raise InvalidInput(f"{spec.name}: the input is missing", param=spec.name)
+            continue
+        _check(spec, tensor)
+        if rows >= 0 and tensor.shape[0] != rows:
+            raise InvalidInput(f"{spec.name}: expected {rows} rows, found {tensor.shape[0]}", param=spec.name)
+        rows = tensor.shape[0]
+        if not 0 < rows <= offer.most_rows:
+            raise InvalidInput(
+                f"{spec.name}: a call has 1 to {offer.most_rows} rows, found {rows}", param=spec.name
+            )
+    return rows
+
+
+def _check(spec: Spec, tensor: Tensor) -> None:
+    if tensor.datatype not in spec.datatypes:
+        raise InvalidInput(
+            f"{spec.name}: expected {' or '.join(spec.datatypes)}, found {tensor.datatype}", param=spec.name
+        )
+    found = tensor.shape
+    if spec.several and len(found) == len(spec.shape) + 1:
+        found = (found[0], *found[2:])
+    fits = len(found) == len(spec.shape) and all(
+        size in (-1, there) for size, there in zip(spec.shape, found, strict=True)
+    )
+    # A column of texts may come without its last dimension.
+    if not fits and not (spec.datatype == BYTES and len(found) == 1):
+        raise InvalidInput(
+            f"{spec.name}: expected the shape {list(spec.shape)}, found {list(found)}", param=spec.name
+        )
+
+
+def written(
+    offer: Offer, call: Call, made: dict[str, npt.NDArray[np.float32] | npt.NDArray[np.int32]]
+) -> tuple[Tensor, ...]:
+    """The outputs that a call asks for, in its order."""
+    whole = call.text("datatype")
+    names: Sequence[tuple[str, str | None]] = [
+        (wanted.name, _datatype(wanted.parameters.get("datatype"), wanted.name)) for wanted in call.outputs
+    ] or [(spec.name, None) for spec in offer.outputs]
+    found: list[Tensor] = []
+    for name, own in names:
+        values = made[name]
+        if values.dtype == np.float32:
+            found.append(floats(name, values, own or _datatype(whole, "datatype") or "FP32"))  # type: ignore[arg-type]
+        else:
+            found.append(Tensor(name=name, datatype="INT32", shape=values.shape, values=values))
+    return tuple(found)
+
+
+def check_outputs(offer: Offer, call: Call) -> None:
+    """Raises ``InvalidInput`` naming an output that is not there, or that cannot be as it is asked for."""
+    known = [spec.name for spec in offer.outputs]
+    seen: set[str] = set()
+    for wanted in call.outputs:
+        said = clip(wanted.name)
+        if wanted.name not in known or wanted.name in seen:
+            raise InvalidInput(
+                f"{said}: {offer.name} has the outputs {', '.join(known)}, each once", param=said
+            )
+        seen.add(wanted.name)
+        if wanted.parameters.get("classification", 0):
+            raise InvalidInput(f"{said}: there are no classes", param=said)
+        _datatype(wanted.parameters.get("datatype"), said)
+    _datatype(call.text("datatype"), "datatype")
+
+
+def _datatype(asked: object, said: str) -> str | None:
+    if asked is None:
+        return None
+    if asked not in FLOATS:
+        raise InvalidInput(f"{said}: the datatype is one of {', '.join(FLOATS)}", param=said)
+    return str(asked)

@@ -1,0 +1,63 @@
+"""The settings of KServe's door."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated, Final
+
+import msgspec
+
+from tessera.errors import ConfigError
+from tessera.settings import PORT, Setting
+
+if TYPE_CHECKING:
+    from tessera.frontend.settings import FrontendSettings
+
+_GRPC_PORT: Final = "--grpc-port"
+# Not imported before they are used: it takes half a second.
+_NEEDED: Final = ("grpc", "google.protobuf")
+
+
+class KserveSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """KServe v2 beyond ``/v2`` of the HTTP port, which is always there."""
+
+    grpc_port: Annotated[
+        int,
+        Setting(
+            flag=_GRPC_PORT,
+            check=PORT,
+            help="of KServe v2 over gRPC, where Triton has 8001; 0: none",
+            more="All frontends of a service answer on it, by TLS where HTTP does",
+        ),
+    ] = 0
+    shared_memory: Annotated[
+        str,
+        Setting(
+            flag="--kserve-shared-memory",
+            metavar="PREFIX",
+            help="let KServe clients of this host name tensors in files of /dev/shm that begin so, and in "
+            "CUDA memory; one frontend alone",
+        ),
+    ] = ""
+
+    def check(self, frontend: FrontendSettings) -> None:
+        """Raises ``ConfigError`` for what this frontend cannot have."""
+        if self.grpc_port and not all(map(_is_installed, _NEEDED)):
+            raise ConfigError(
+                f"{_GRPC_PORT} needs grpcio and protobuf; "
+                "install them with: pip install 'tessera-embed[kserve]'"
+            )
+        seat = frontend.seat
+        if self.shared_memory and seat is not None and seat.size > 1:
+            raise ConfigError(
+                "--kserve-shared-memory: regions are one frontend's, and there are "
+                f"{seat.size} on this port; --frontends 1"
+            )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:
+        # What it is in is not there either.
+        return False

@@ -1,0 +1,66 @@
+"""Files of ``/dev/shm``, read and written by offset.
+
+They are never mapped: a mapping ends the process that touches it when the client shortens the file.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from tessera.errors import InvalidInput
+from tessera.frontend.api.values import clip
+from tessera_kserve.shared_memory.memory import Lost
+
+_FOLDER: Final = Path("/dev/shm")
+
+
+class SystemMemory:
+    """Implements ``Memory``: what lies from ``offset`` on in the file that ``key`` names."""
+
+    def __init__(self, key: str, offset: int, descriptor: int) -> None:
+        self.key = key
+        self.offset = offset
+        self._descriptor = descriptor
+
+    @classmethod
+    def open(cls, key: str, offset: int, byte_size: int, *, prefix: str) -> SystemMemory:
+        """Raises ``InvalidInput`` naming what is wrong."""
+        plain = key.removeprefix("/")
+        if not plain.startswith(prefix) or "/" in plain or "\0" in plain or len(plain) > 255:
+            raise InvalidInput(f"key: expected a name in /dev/shm that begins with {prefix}", param="key")
+        if offset < 0:
+            raise InvalidInput("offset: expected 0 or more", param="offset")
+        try:
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+            memory = cls(key, offset, os.open(_FOLDER / plain, flags))
+        except OSError as error:
+            raise InvalidInput(
+                f"key: {clip(key)!r} cannot be opened: {error.strerror}", param="key"
+            ) from None
+        found = os.fstat(memory._descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.getuid(), os.geteuid()):
+            raise InvalidInput("key: it is no file of this service's own user", param="key")
+        if offset + byte_size > found.st_size:
+            raise InvalidInput(
+                f"byte_size: offset and size end at {offset + byte_size}, behind the file's "
+                f"{found.st_size} bytes",
+                param="byte_size",
+            )
+        return memory
+
+    def read(self, offset: int, size: int) -> bytes:
+        data = os.pread(self._descriptor, size, self.offset + offset)
+        if len(data) != size:
+            raise Lost("was shortened")
+        return data
+
+    def write(self, offset: int, data: bytes) -> None:
+        if os.fstat(self._descriptor).st_size < self.offset + offset + len(data):
+            raise Lost("was shortened")
+        os.pwrite(self._descriptor, data, self.offset + offset)
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)

@@ -1,0 +1,98 @@
+"""The line in which calls wait for room."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from tessera.errors import DeadlineExceeded, InvalidInput, Overloaded, RateLimited
+from tessera.tasks import Deadline
+from tessera_kserve.line import FULL, Line
+
+
+async def until(true: Callable[[], bool]) -> None:
+    for _ in range(30_000):
+        if true():
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError
+
+
+class Places:
+    def __init__(self, free: int) -> None:
+        self.free = free
+        self.taken: list[int] = []
+
+    def take(self, number: int) -> int:
+        if not self.free:
+            raise Overloaded("full")
+        self.free -= 1
+        self.taken.append(number)
+        return number
+
+
+async def test_calls_get_room_in_the_order_in_which_they_came() -> None:
+    line, places = Line(), Places(1)
+
+    async def wait(number: int) -> int:
+        return await line.wait("room", lambda: places.take(number), nbytes=1, deadline=Deadline.after(30))
+
+    tasks = []
+    for number in range(5):
+        tasks.append(asyncio.create_task(wait(number)))
+        await asyncio.sleep(0)
+    await until(lambda: line.waiting == 4)
+    assert places.taken == [0]
+    for count in range(2, 6):
+        places.free += 1
+        await until(partial(lambda wanted: len(places.taken) == wanted, count))
+    assert await asyncio.gather(*tasks) == places.taken == list(range(5))
+    assert (line.waiting, line.nbytes) == (0, 0)
+
+
+async def test_one_room_holds_up_no_other() -> None:
+    line, full, free = Line(), Places(0), Places(1)
+    deadline = Deadline.after(30)
+    stuck = asyncio.create_task(line.wait("full", lambda: full.take(0), nbytes=1, deadline=deadline))
+    await until(lambda: line.waiting == 1)
+    assert await line.wait("free", lambda: free.take(1), nbytes=1, deadline=deadline) == 1
+    stuck.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stuck
+    assert line.waiting == 0
+
+
+@pytest.mark.parametrize(("most", "most_bytes"), [(2, 1 << 30), (1 << 30, 200)], ids=["calls", "bytes"])
+async def test_beyond_its_bounds_calls_are_refused_as_nvidias_client_expects(
+    most: int, most_bytes: int
+) -> None:
+    line, places = Line(most=most, most_bytes=most_bytes), Places(0)
+    deadline = Deadline.after(30)
+    waiting = [
+        asyncio.create_task(line.wait("room", lambda: places.take(0), nbytes=100, deadline=deadline))
+        for _ in range(2)
+    ]
+    await until(lambda: line.waiting == 2)
+    with pytest.raises(Overloaded, match=FULL):
+        await line.wait("room", lambda: places.take(0), nbytes=100, deadline=deadline)
+    places.free = 2
+    await asyncio.gather(*waiting)
+
+
+async def test_a_deadline_ends_the_wait() -> None:
+    line = Line()
+    with pytest.raises(DeadlineExceeded):
+        await line.wait("room", lambda: Places(0).take(0), nbytes=1, deadline=Deadline.after(0.02))
+    assert line.waiting == 0
+
+
+@pytest.mark.parametrize("error", [RateLimited("rate"), InvalidInput("wrong")])
+async def test_what_waiting_does_not_mend_is_raised_at_once(error: Exception) -> None:
+    def take() -> None:
+        raise error
+
+    with pytest.raises(type(error)):
+        await Line().wait("room", take, nbytes=1, deadline=Deadline.after(30))
