@@ -24,8 +24,10 @@ class Command:
 COMMANDS: Final = {
     "serve": Command("start a service on this machine: tessera serve [MODEL]", "tessera.cli.serve"),
     "models": Command("say which models can be served here, or are served at a URL", "tessera.cli.models"),
-    "embed": Command("embed a corpus: folders, JSON lines, tables, PDF files", "tessera.cli.embed"),
-    "search": Command("search what tessera embed has written, by text or picture", "tessera.cli.search"),
+    "embed": Command("embed a corpus: folders, JSON lines, tables, PDF files", "tessera_corpus.cli.embed"),
+    "search": Command(
+        "search what tessera embed has written, by text or picture", "tessera_corpus.cli.search"
+    ),
     "bench": Command("load a running service and measure it", "tessera.cli.bench"),
     "engine": Command("build engines ahead of time, look into them, export stages", "tessera_engines.cli"),
     "checkpoint": Command(
