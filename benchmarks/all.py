@@ -24,7 +24,7 @@ from typing import Final
 from benchmarks.checkpoint import made_checkpoint
 from benchmarks.proc import below
 from tessera.machine import cards
-from tessera.tools.table import table
+from tessera_tools.table import table
 
 _ROOT: Final = Path(__file__).parent.parent
 _SERVED: Final = "--frontends 6 --threads 6 --clients 4"

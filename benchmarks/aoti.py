@@ -23,8 +23,8 @@ from typing import IO
 import yaml
 
 from benchmarks import usage
-from tessera.tools.table import table, write_csv
 from tessera_engines.kinds import ENGINE_CONFIGS
+from tessera_tools.table import table, write_csv
 
 ROOT = Path(__file__).parents[1]
 CONFIG = ENGINE_CONFIGS / "llama_nemotron_vl" / "aoti_h100.yaml"
@@ -63,7 +63,7 @@ class _Run:
         self._model: Path = options.model_path or folder / "model"
         if not self._model.exists():
             dtype = "bfloat16" if options.size == "full" else "float32"
-            maker = "tessera.tools.random_checkpoint.checkpoint"
+            maker = "tessera_tools.random_checkpoint.checkpoint"
             _python(maker, "--out", str(self._model), "--size", options.size, "--dtype", dtype)
 
     def build(self) -> None:

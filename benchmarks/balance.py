@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 from benchmarks import usage
 from tessera.frontend.serving.dispatch import Router
-from tessera.tools.table import number, table
+from tessera_tools.table import number, table
 
 HEADER = (
     "traffic", "rule", "max/mean served", "p99 max/mean in flight", "hits %", "p50 ms", "p99 ms"

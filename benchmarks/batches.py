@@ -15,8 +15,8 @@ from tessera.errors import TesseraError
 from tessera.image_plan import ImagePlan
 from tessera.models import Model
 from tessera.models.base import Content, Int32Array, PairLimits, PairModel, Part, Pixels, Role, Truncate
-from tessera.tools.load.bodies import IMAGE_TEXT, Bodies, HttpWorkload
-from tessera.tools.load.words import CheckpointWords
+from tessera_tools.load.bodies import IMAGE_TEXT, Bodies, HttpWorkload
+from tessera_tools.load.words import CheckpointWords
 
 Size = tuple[int, int]
 """Width and height of an image, in pixels."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks.batches import workload_tokens
 from tessera.models import Model, open_model
-from tessera.tools.load.bodies import HttpWorkload
+from tessera_tools.load.bodies import HttpWorkload
 
 
 def bounds(

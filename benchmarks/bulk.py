@@ -35,9 +35,9 @@ from benchmarks.in_process import sustained
 from benchmarks.proc import below
 from benchmarks.service import NAME, Deployment, service
 from tessera.models import family_of, open_model
-from tessera.tools.load.bodies import WORKLOADS, Bodies, HttpWorkload
-from tessera.tools.load.words import CheckpointWords
-from tessera.tools.table import number, table
+from tessera_tools.load.bodies import WORKLOADS, Bodies, HttpWorkload
+from tessera_tools.load.words import CheckpointWords
+from tessera_tools.table import number, table
 
 PARTS: Final = ("engine", "embed", "split", "url", "vllm")
 HEADER: Final = ("part", "workload", "items/s", "cores", "limit", "GPU %", "MHz", "W")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from tessera.models import Model
-from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
+from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -29,7 +29,7 @@ from PIL import Image, ImageDraw
 from benchmarks import usage
 from benchmarks.proc import below
 from tessera.defaults import MODEL
-from tessera.tools.table import table
+from tessera_tools.table import table
 
 _PAGES: Final = 20
 _MOST_SECONDS: Final = 30.0

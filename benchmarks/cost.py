@@ -29,10 +29,10 @@ from benchmarks import cpu, usage
 from benchmarks.free_family import DESCRIBED, installed
 from benchmarks.ports import free_ports
 from benchmarks.service import NAME, Deployment, service
-from tessera.tools.load.bodies import HttpWorkload
-from tessera.tools.load.clients import Load, drive
-from tessera.tools.load.words import CheckpointWords
-from tessera.tools.table import number, table, write_csv
+from tessera_tools.load.bodies import HttpWorkload
+from tessera_tools.load.clients import Load, drive
+from tessera_tools.load.words import CheckpointWords
+from tessera_tools.table import number, table, write_csv
 
 WORKLOADS: Final = {
     workload.name: workload

@@ -115,7 +115,7 @@ def parts(processes: dict[int, str]) -> Parts:
 
 
 class Meter:
-    """Implements ``tools.load.clients.Watch``: what the services that this process runs spend meanwhile."""
+    """Implements ``load.clients.Watch``: what the services that this process runs spend meanwhile."""
 
     def __init__(self) -> None:
         self._processes = service_processes(os.getpid())

@@ -14,10 +14,10 @@ from PIL import Image
 
 from benchmarks import usage
 from tessera.models import Model, open_model
-from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
-from tessera.tools.table import number, table
 from tessera.worker.decoding import Decoder, ProcessDecoder, ThreadDecoder
 from tessera.worker.decoding.messages import Limits
+from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
+from tessera_tools.table import number, table
 
 SIZES = {"tile": (512, 512), "page": (1275, 1650), "photo": (4000, 3000)}
 MAX_PIXELS = 100_000_000

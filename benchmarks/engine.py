@@ -43,8 +43,8 @@ from tessera.engine.placement import Placement, place
 from tessera.engine.settings import EngineSettings
 from tessera.launched import Launched
 from tessera.models import Model, open_model
-from tessera.tools.table import number, table, write_csv
 from tessera.worker.settings import load_stages
+from tessera_tools.table import number, table, write_csv
 
 T = TypeVar("T")
 

@@ -32,10 +32,10 @@ from benchmarks import usage
 from benchmarks.ports import free_ports
 from benchmarks.recovery import Fault, felt
 from tessera.launch.ready import workers
-from tessera.tools.load.bodies import Bodies, HttpWorkload
-from tessera.tools.load.words import CheckpointWords
-from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
-from tessera.tools.table import table
+from tessera_tools.load.bodies import Bodies, HttpWorkload
+from tessera_tools.load.words import CheckpointWords
+from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
+from tessera_tools.table import table
 
 _SCRIPT = Path(__file__).parent.parent / "launch" / "e_p.sh"
 _MODEL = "benchmark"

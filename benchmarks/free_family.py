@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from tessera.models import Model, open_model
 from tessera.models.base import Feature
-from tessera.tools.random_checkpoint.llama_nemotron_vl import FULL
+from tessera_tools.random_checkpoint.llama_nemotron_vl import FULL
 
 MODEL_TYPE: Final = "benchmark_free"
 _ROOT = Path(__file__).parent.parent

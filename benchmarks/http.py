@@ -30,10 +30,10 @@ from benchmarks.plot import Point, plot
 from benchmarks.service import Deployment, service
 from tessera.models import Model, open_model
 from tessera.models.base import OutputKind
-from tessera.tools.load.bodies import EMBEDDING, SCORING, WORKLOADS, HttpWorkload
-from tessera.tools.load.clients import Load, Outcome, drive
-from tessera.tools.load.words import CheckpointWords
-from tessera.tools.table import number, table, write_csv
+from tessera_tools.load.bodies import EMBEDDING, SCORING, WORKLOADS, HttpWorkload
+from tessera_tools.load.clients import Load, Outcome, drive
+from tessera_tools.load.words import CheckpointWords
+from tessera_tools.table import number, table, write_csv
 
 HEADER = (
     "workload", "loop", "requests/s", "inputs/s", "p50 ms", "p90 ms", "p99 ms", "errors", "checked",
@@ -54,7 +54,7 @@ class Beside:
 
 
 class Window:
-    """Implements ``tools.load.clients.Watch``."""
+    """Implements ``load.clients.Watch``."""
 
     def __init__(self) -> None:
         self.meter = cpu.Meter()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.batches import Workload, text_batch, vision_batch, workload_tokens
 from tessera.launched import Launched
-from tessera.tools.load.bodies import HttpWorkload
+from tessera_tools.load.bodies import HttpWorkload
 
 if TYPE_CHECKING:
     from benchmarks.engine import Engines

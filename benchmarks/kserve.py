@@ -36,9 +36,9 @@ from benchmarks.checkpoint import add_model, made_checkpoint, usual_units
 from benchmarks.ports import free_ports
 from benchmarks.service import NAME, Deployment, service
 from tessera.models import Model, open_model
-from tessera.tools.load.bodies import jpeg
-from tessera.tools.load.words import CheckpointWords
-from tessera.tools.table import number, table, write_csv
+from tessera_tools.load.bodies import jpeg
+from tessera_tools.load.words import CheckpointWords
+from tessera_tools.table import number, table, write_csv
 
 HEADER: Final = (
     "client", "at once", "rows/s", "p50 ms", "p99 ms", "frontend ms/row", "worker ms/row",

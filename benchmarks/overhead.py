@@ -25,10 +25,10 @@ from tessera.engine.torch.text import TorchTextEngine
 from tessera.engine.torch.vision import TorchVisionEngine
 from tessera.imaging import Picture
 from tessera.models.base import Content, Int32Array, Part, Truncate
-from tessera.tools.load.bodies import HttpWorkload, jpeg
-from tessera.tools.load.clients import Load, drive
-from tessera.tools.load.words import CheckpointWords
-from tessera.tools.table import number, table, write_csv
+from tessera_tools.load.bodies import HttpWorkload, jpeg
+from tessera_tools.load.clients import Load, drive
+from tessera_tools.load.words import CheckpointWords
+from tessera_tools.table import number, table, write_csv
 
 HEADER = ("path", "input", "p50 ms alone", "ms per hop", "requests/s", "p50 ms under load")
 TEXT = HttpWorkload(name="text", tokens=32)

@@ -25,8 +25,8 @@ from benchmarks import cpu, usage
 from benchmarks.flood import Answers, Flood, flood
 from benchmarks.proc import children
 from benchmarks.service import Deployment, service
-from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
-from tessera.tools.table import table
+from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
+from tessera_tools.table import table
 
 # Seconds; a part that costs less is not shown.
 _LEAST_COST = 1e-4

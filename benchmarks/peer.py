@@ -29,10 +29,10 @@ from benchmarks import http, usage, vllm_peer
 from benchmarks.checkpoint import made_checkpoint, usual_units
 from benchmarks.service import service
 from tessera.models import open_model
-from tessera.tools.load.bodies import WORKLOADS, Bodies, Body, HttpWorkload
-from tessera.tools.load.clients import Outcome, drive
-from tessera.tools.load.words import CheckpointWords
-from tessera.tools.table import number, table, write_csv
+from tessera_tools.load.bodies import WORKLOADS, Bodies, Body, HttpWorkload
+from tessera_tools.load.clients import Outcome, drive
+from tessera_tools.load.words import CheckpointWords
+from tessera_tools.table import number, table, write_csv
 
 HEADER = ("workload", "at once", "service, inputs/s", "peer, inputs/s", "ratio", "worst cosine")
 _USUAL = ("text-1024", "text-128", "text-32x64", "tile", "page", "tile-again")

@@ -26,7 +26,7 @@ from tessera.engine.settings import EngineSettings
 from tessera.engine.torch.text import TorchTextEngine
 from tessera.engine.torch.vision import TorchVisionEngine
 from tessera.models import Model, open_model
-from tessera.tools.table import number, table, write_csv
+from tessera_tools.table import number, table, write_csv
 
 HEADER = ("stage", "blocks kept at each end", "per s", "x bf16", "worst cosine", "median cosine")
 Rows = npt.NDArray[np.float32]

@@ -34,10 +34,10 @@ from benchmarks.checkpoint import made_checkpoint, usual_units
 from benchmarks.in_process import sustained
 from benchmarks.ports import free_ports
 from tessera.models import family_of, open_model
-from tessera.tools.load.bodies import WORKLOADS, Bodies, HttpWorkload
-from tessera.tools.load.clients import drive
-from tessera.tools.load.words import CheckpointWords
-from tessera.tools.table import number, table
+from tessera_tools.load.bodies import WORKLOADS, Bodies, HttpWorkload
+from tessera_tools.load.clients import drive
+from tessera_tools.load.words import CheckpointWords
+from tessera_tools.table import number, table
 
 PARTS: Final = ("engine", "tuned", "default", "split", "vllm")
 """The engines in process; Tessera as it is told here, with nothing set, and so as encode and embed workers;

@@ -21,8 +21,8 @@ from benchmarks.ports import PORTS, share
 from httpx._transports import default as httpx_transports
 from hypothesis import HealthCheck, settings
 
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import TINY
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import TINY
 
 pytest_plugins = ["tests.tiers", "tests.references.fixture", "tests.shared_service"]
 

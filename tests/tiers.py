@@ -66,8 +66,8 @@ FIRST = (
     "clients",
     "e2e/test_parity.py",
     "models/llama_nemotron_vl/test_parity.py",
-    "tools/test_onnx.py",
-    "tools/test_triton_repository.py",
+    "tessera_engines/test_onnx.py",
+    "tessera_engines/test_triton_repository.py",
 )
 
 

@@ -16,13 +16,13 @@ from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.checkpoint.weights import SINGLE_FILE
 from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE
 from tessera.models.tower import CONFIG_FILE
-from tessera.tools.random_checkpoint.llama import (
+from tessera_tools.random_checkpoint.llama import (
     SENTENCE_TRANSFORMERS_FILE,
     sentence_transformers_json,
     tokenizer_config_json,
     tokenizer_json,
 )
-from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec, config_json, processor_json
+from tessera_tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec, config_json, processor_json
 from training.files import replacing
 from training.network import Network
 from training.world.grammar import ask, describe

@@ -12,9 +12,9 @@ from safetensors import safe_open
 from benchmarks import engine
 from tessera.errors import ConfigError
 from tessera.models import open_model
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import TINY
-from tessera.tools.random_checkpoint.qwen3 import VL_TINY
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import TINY
+from tessera_tools.random_checkpoint.qwen3 import VL_TINY
 
 
 @pytest.fixture(scope="module")

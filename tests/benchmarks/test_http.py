@@ -13,11 +13,11 @@ from benchmarks import http
 from tessera.frontend.media.loader import decode
 from tessera.models.base import Content, Truncate
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.tools.load import clients
-from tessera.tools.load.bodies import WORKLOADS, Bodies, HttpWorkload
-from tessera.tools.load.clients import Load
-from tessera.tools.load.words import CheckpointWords
-from tessera.tools.table import number, table
+from tessera_tools.load import clients
+from tessera_tools.load.bodies import WORKLOADS, Bodies, HttpWorkload
+from tessera_tools.load.clients import Load
+from tessera_tools.load.words import CheckpointWords
+from tessera_tools.table import number, table
 from tests.e2e.disaggregated import KEY, Disaggregated
 from tests.e2e.service import MODEL
 

@@ -11,10 +11,10 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 
 from tessera.models import open_model
 from tessera.models.base import Content, PairLimits, Prompt, Truncate
-from tessera.tools.random_checkpoint import llama_rerank
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import TINY
-from tessera.tools.random_checkpoint.qwen3 import VL_TINY
+from tessera_tools.random_checkpoint import llama_rerank
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import TINY
+from tessera_tools.random_checkpoint.qwen3 import VL_TINY
 
 
 # What the template writes for an image, and what vLLM's processor makes of it around the placeholders.

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from tessera.rpc.client import _Channel
-from tessera.tools.random_checkpoint.checkpoint import Spec, write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
-from tessera.tools.random_checkpoint.llama_rerank import TINY as RERANK_TINY
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
+from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK_TINY
+from tessera_tools.random_checkpoint.spec import Spec
 from tests.cancellation import suspensions
 from tests.cancellation.calls import (
     Infer,

@@ -11,7 +11,7 @@ from tokenizers import normalizers
 
 from tessera.checkpoint import tokenizer as module
 from tessera.checkpoint.tokenizer import PlainTokenizer, WordCache
-from tessera.tools.random_checkpoint.tokenizer import byte_level_bpe
+from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
 
 LLAMA, QWEN = sorted(module._CUT_BEFORE_SPACES, key=len, reverse=True)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
 from tests.e2e.disaggregated import OTHER_NAME
 from tests.e2e.service import MODEL, Service, launch
 

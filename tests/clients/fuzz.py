@@ -120,7 +120,7 @@ def width(url: str, key: str) -> int:
 
 @contextlib.contextmanager
 def running() -> Iterator[tuple[str, Callable[[], list[int]]]]:
-    from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
+    from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
 
     with tempfile.TemporaryDirectory() as folder:
         checkpoint = Path(folder) / "tessera-random"

@@ -19,8 +19,8 @@ import pytest
 from PIL import Image
 
 from tessera.defaults import MODEL
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
 from tests.clients.environment import clients_environment
 from tests.e2e.service import ROOT
 from tests.e2e.several import Several, several

@@ -14,8 +14,8 @@ from openai import OpenAI
 from safetensors.numpy import save
 from transformers import AutoTokenizer
 
-from tessera.tools.random_checkpoint import qwen3
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint import qwen3
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tests.e2e.inputs import cosine, data_url
 from tests.e2e.service import MODEL, Service, launch
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tessera.frontend.settings import Limits
-from tessera.tools.sizing import main
+from tessera_tools.sizing import main
 from tests.e2e.service import ROOT
 
 PAGE = (ROOT / "docs/operations.md").read_text()

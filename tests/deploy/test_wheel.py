@@ -50,7 +50,11 @@ def test_the_wheel_holds_the_package_and_nothing_else(tried: tuple[Path, str]) -
     names = set(zipfile.ZipFile(wheel).namelist())
     about = {name for name in names if name.partition("/")[0].endswith(".dist-info")}
     assert names - about == of_package()
-    assert {"tessera/py.typed", "tessera/engine_configs/default/agg.yaml"} < names
+    packages = {path.parent.name for path in (ROOT / SOURCE).glob("*/__init__.py")}
+    assert {"tessera", "tessera_engines", "tessera_tools"} <= packages
+    assert {name.partition("/")[0] for name in names - about} == packages
+    assert {f"{package}/py.typed" for package in packages} < names
+    assert "tessera/engine_configs/default/agg.yaml" in names
     assert {"tessera/checkpoints/tessera-demo/model.safetensors", "tessera/frontend/page/page.html"} < names
     assert sorted(name.partition("/")[2] for name in about) == [
         *("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE", "top_level.txt")

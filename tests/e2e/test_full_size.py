@@ -18,7 +18,7 @@ from openai import OpenAI
 from PIL import Image
 
 from tessera.models import Model, open_model
-from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
+from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tests.e2e.service import MODEL, Service, launch
 
 pytestmark = [

@@ -18,8 +18,8 @@ import pytest
 import yaml
 from benchmarks.proc import children
 
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import TINY
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import TINY
 from tests.checkpoint.local_hub import COMMIT, REPOSITORY, files_of, local_hub
 from tests.e2e.serving import Serve, client
 from tests.proc import command_line

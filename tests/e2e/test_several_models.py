@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import tritonclient.http
 
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
-from tessera.tools.random_checkpoint.qwen3 import TINY
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
+from tessera_tools.random_checkpoint.qwen3 import TINY
 from tests.e2e.several import Several, listing, several
 from tests.signals import freeze, signal_process
 

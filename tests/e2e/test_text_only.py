@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tessera.models.base import Role
-from tessera.tools.random_checkpoint.checkpoint import main as write_checkpoint
+from tessera_tools.random_checkpoint.checkpoint import main as write_checkpoint
 from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, ROOT, Service, launch
 from tests.models.running import Given, cosines

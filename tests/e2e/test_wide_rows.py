@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tessera.tools.random_checkpoint.checkpoint import main as write_checkpoint
 from tessera.transport.kinds.nixl_agent import nixl_missing
+from tessera_tools.random_checkpoint.checkpoint import main as write_checkpoint
 from tests.e2e.inputs import parts
 from tests.e2e.service import MODEL, Service, launch
 

@@ -14,9 +14,10 @@ from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
 from tessera.models import open_model
 from tessera.models.base import OutputKind, sequential
-from tessera.tools.random_checkpoint.checkpoint import Spec, write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
-from tessera.tools.random_checkpoint.llama_rerank import TINY as RERANK
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
+from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
+from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.running import vectors
 
 SPECS = {

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera.tools.random_checkpoint.checkpoint import Spec, write_checkpoint
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.spec import Spec
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

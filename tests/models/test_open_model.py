@@ -9,7 +9,7 @@ import pytest
 
 from tessera.errors import CheckpointError
 from tessera.models import families, family_of, open_model
-from tessera.tools.random_checkpoint.checkpoint import main
+from tessera_tools.random_checkpoint.checkpoint import main
 
 
 def test_the_built_in_family_opens_its_checkpoint(checkpoint: Path) -> None:

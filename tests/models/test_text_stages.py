@@ -14,16 +14,16 @@ from tessera.models.base import Model
 from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
 from tessera.models.stages import StageFamily
 from tessera.models.tower import TowerModel
-from tessera.tools.random_checkpoint.checkpoint import Spec
-from tessera.tools.random_checkpoint.llama import TINY as LLAMA
-from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RERANK_TINY
-from tessera.tools.random_checkpoint.llama_rerank import TINY as RERANK
-from tessera.tools.random_checkpoint.qwen3 import COL_TINY, TINY, VL_TINY
 from tessera_engines.aoti.text import PackedModule, PaddedModule
 from tessera_engines.compiled.export import export_stage
 from tessera_engines.compiled.spec import Profile, Range, Stage, axis_ranges
 from tessera_engines.networks import network_of
 from tessera_engines.tensorrt.network import networks_of
+from tessera_tools.random_checkpoint.llama import TINY as LLAMA
+from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RERANK_TINY
+from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
+from tessera_tools.random_checkpoint.qwen3 import COL_TINY, TINY, VL_TINY
+from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.colqwen3 import cases as colqwen3
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_colembed_vl import cases as colembed

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Route, expect
 
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY, TINY
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY, TINY
 from tests.e2e.several import Several, several
 from tests.page.conftest import Open
 

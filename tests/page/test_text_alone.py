@@ -8,8 +8,8 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import expect
 
-from tessera.tools.random_checkpoint import qwen3
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint import qwen3
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tests.frontend.alone import frontend
 from tests.page.conftest import Open
 

@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from tessera.tools.random_checkpoint.checkpoint import Spec, write_checkpoint
-from tessera.tools.random_checkpoint.llama import TINY as LLAMA
-from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RERANK_TINY
-from tessera.tools.random_checkpoint.llama_rerank import TINY as RERANK
-from tessera.tools.random_checkpoint.qwen3 import COL_TINY, FULL, TINY, VL_FULL, VL_TINY
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama import TINY as LLAMA
+from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, RERANK_TINY
+from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
+from tessera_tools.random_checkpoint.qwen3 import COL_TINY, FULL, TINY, VL_FULL, VL_TINY
+from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.colqwen3 import cases as colqwen3
 from tests.models.llama_nemotron_colembed_vl import cases as colembed
 from tests.models.llama_nemotron_embed import cases as llama

@@ -26,8 +26,6 @@ from tessera.models import open_model
 from tessera.models.base import ImagePlan, Pixels, sequential
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.rows import Rows
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
 from tessera_engines.compiled.manifest import Binding, Manifest, file_entries
 from tessera_engines.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera_engines.tensorrt import loaded as tensorrt_loaded
@@ -39,6 +37,8 @@ from tessera_engines.tensorrt.module import logging_of
 from tessera_engines.tensorrt.runs import Sizes
 from tessera_engines.tensorrt.text import TextRuns, check_text_profiles
 from tessera_engines.tensorrt.vision import VisionRuns, check_vision_profiles
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
 from tests.engine.packed_images import computed, of_units, packed, rows_for
 from tests.families.grid import Grid
 from tests.references.tensorrt_network import Network

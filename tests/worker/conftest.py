@@ -23,14 +23,14 @@ from tessera.launched import Launched
 from tessera.models import Model, open_model
 from tessera.models.base import Output, VisionSpec
 from tessera.rows import Rows
-from tessera.tools.random_checkpoint import llama_nemotron_vl, qwen3
-from tessera.tools.random_checkpoint.checkpoint import Spec
 from tessera.transport.outbox import Outbox, OutboxConfig
 from tessera.transport.settings import TransportSettings
 from tessera.worker.decoding import ThreadDecoder
 from tessera.worker.encode import EncodeService
 from tessera.worker.metrics import WorkerMetrics
 from tessera.worker.vision_stage import VisionStage
+from tessera_tools.random_checkpoint import llama_nemotron_vl, qwen3
+from tessera_tools.random_checkpoint.spec import Spec
 from tests.rpc.conftest import deployment, store
 
 __all__ = ["deployment", "store"]

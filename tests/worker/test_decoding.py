@@ -34,16 +34,16 @@ from tessera.imaging import FORMATS
 from tessera.models import open_model
 from tessera.models.base import Pixels, VisionSpec
 from tessera.sandbox.memory import mapped, shared
-from tessera.tools.random_checkpoint.checkpoint import _SPECS as SPECS
 from tessera.worker.decoding import ProcessDecoder, ThreadDecoder
 from tessera.worker.decoding.messages import Decoded, Limits, decode_answer, encode, memory_bytes
 from tessera.worker.decoding.pool import empty_in, fits, read, write
+from tessera_tools.random_checkpoint.checkpoint import families
 from tests.families.dual_encoder import SIZE, DualEncoder, install, make_checkpoint, pixels_of
 
 MAX_PIXELS = 1_000_000
 
 # Those that take images: the others' decoders have nothing to do.
-FAMILIES = [name for name in SPECS if "vl" in name or name.startswith("col")]
+FAMILIES = [name for name in families() if "vl" in name or name.startswith("col")]
 
 
 class Decoding:
@@ -184,7 +184,7 @@ def outcome(decoder: ThreadDecoder | ProcessDecoder, data: bytes) -> Pixels | Re
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_confined_decoder_decodes_every_format(family: str, tmp_path: Path) -> None:
     """A decoder can open no file any more, so what decoding imports or opens late would show here."""
-    for name, content in SPECS[family]["tiny"].files("float32", 0).items():
+    for name, content in families()[family].load().tiny.files("float32", 0).items():
         (tmp_path / name).write_text(json.dumps(content))
     model = open_model(tmp_path)
     assert model.vision is not None

@@ -1,15 +1,15 @@
 """Finds the packages that stand beside the core, by the entry points of installed distributions.
 
 The core imports none of them: a door, a kind of engine or a command is loaded by its name in its group.
-Standard library alone, and without site-packages: the launcher runs before anything is installed. Where the
-distribution is not installed, the ``pyproject.toml`` of the checkout that this file belongs to is read.
+Standard library alone, and without site-packages: the launcher runs before anything is installed. In a
+checkout its ``pyproject.toml`` says what it holds, since what was installed of it may be older, or nothing.
 """
 
 from __future__ import annotations
 
 import tomllib
 from functools import cache
-from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Final
 
@@ -18,25 +18,35 @@ ENGINES: Final = "tessera.engines"
 COMMANDS: Final = "tessera.commands"
 MODELS: Final = "tessera.models"
 
-_DISTRIBUTION: Final = "tessera-embed"
+DISTRIBUTION: Final = "tessera-embed"
 _PYPROJECT: Final = Path(__file__).parents[3] / "pyproject.toml"
 
 
 @cache
 def siblings(group: str) -> tuple[EntryPoint, ...]:
     """Return the entry points of ``group`` in the order of their names; those of one name once."""
-    entries = {entry.name: entry for entry in (*_of_checkout(group), *entry_points(group=group))}
+    entries = {entry.name: entry for entry in entry_points(group=group)}
+    checkout = _of_checkout()
+    if checkout is not None:
+        own = {name: EntryPoint(name, value, group) for name, value in checkout.get(group, {}).items()}
+        # What is installed of the checkout and no longer in it is not there.
+        others = {name: entry for name, entry in entries.items() if name not in own}
+        entries = own | {
+            name: entry for name, entry in others.items() if distribution_of(entry) != DISTRIBUTION
+        }
     return tuple(entries[name] for name in sorted(entries))
 
 
-def _of_checkout(group: str) -> list[EntryPoint]:
-    """Return the group's entry points from ``pyproject.toml``, where no installed distribution has them."""
-    try:
-        distribution(_DISTRIBUTION)
-    except PackageNotFoundError:
-        if not _PYPROJECT.is_file():
-            return []
-        project = tomllib.loads(_PYPROJECT.read_text())["project"]
-        values = project.get("entry-points", {}).get(group, {})
-        return [EntryPoint(name, value, group) for name, value in values.items()]
-    return []
+def distribution_of(entry: EntryPoint) -> str:
+    """Return the name of the distribution that declares an entry point."""
+    return DISTRIBUTION if entry.dist is None else entry.dist.name
+
+
+@cache
+def _of_checkout() -> dict[str, dict[str, str]] | None:
+    """Return the entry points in ``pyproject.toml`` by their groups; None where this is no checkout."""
+    if not _PYPROJECT.is_file():
+        return None
+    project = tomllib.loads(_PYPROJECT.read_text()).get("project", {})
+    groups: dict[str, dict[str, str]] = project.get("entry-points", {})
+    return groups if project.get("name") == DISTRIBUTION else None

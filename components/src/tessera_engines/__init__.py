@@ -1,1 +1,1 @@
-"""Engines that are built ahead of time: AOTInductor, TensorRT and TensorRT-LLM."""
+"""Engines that are built ahead of time, and stages that are exported for other servers."""

@@ -174,10 +174,10 @@ def _add_export(commands: Subparsers) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     # Here, so that the other commands need no torch.
-    from tessera.tools.triton_export.onnx_file import write_onnx
-    from tessera.tools.triton_export.repository import TritonRepository
     from tessera_engines.compiled.export import stages_of
     from tessera_engines.compiled.spec import axis_ranges
+    from tessera_engines.triton_export.onnx_file import write_onnx
+    from tessera_engines.triton_export.repository import TritonRepository
 
     started = time.monotonic()
 

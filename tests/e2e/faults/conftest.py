@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import TINY
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import TINY
 from tests.e2e.faults.traffic import Known, known_inputs
 from tests.e2e.service import Service, free_ports, launch
 from tests.references.llama_nemotron_vl import Reference

@@ -13,9 +13,9 @@ import httpx
 import pytest
 from benchmarks.proc import children
 
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
-from tessera.tools.random_checkpoint.llama_rerank import TINY as RERANK_TINY
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
+from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK_TINY
 from tests.authority import Authority, needs_openssl
 from tests.e2e.faults.conftest import Deployment
 from tests.e2e.faults.hang_ups import Route, Target, answered, hang_ups, held, routes

@@ -20,7 +20,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tritonclient.utils import InferenceServerException
 
-from tessera.tools.random_checkpoint.checkpoint import main as write_checkpoint
+from tessera_tools.random_checkpoint.checkpoint import main as write_checkpoint
 from tests.e2e.inputs import cosine, parts
 from tests.e2e.kserve import Door, KserveClient, refused
 from tests.e2e.service import MODEL, Service, free_ports, launch

@@ -21,8 +21,8 @@ import httpx
 import pytest
 from benchmarks.proc import children
 
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY, TINY
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY, TINY
 from tests.e2e.faults.hang_ups import Target, hang_ups, held, routes
 from tests.e2e.faults.size import Size
 from tests.e2e.faults.traffic import PAUSE, picture

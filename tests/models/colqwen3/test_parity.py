@@ -21,7 +21,7 @@ from tessera.models.base import Content, Output, OutputKind, Role, Truncate
 from tessera.models.colqwen3.config import read_config
 from tessera.models.colqwen3.model import ColQwen3, Options
 from tessera.models.qwen3_vl_embedding.tensors import expected
-from tessera.tools.random_checkpoint.qwen3 import COL_FULL, COL_TINY, ColQwen3Spec
+from tessera_tools.random_checkpoint.qwen3 import COL_FULL, COL_TINY, ColQwen3Spec
 from tests.models.colqwen3.cases import CASES
 from tests.models.conftest import WriteCheckpoint
 from tests.models.qwen3_vl_embedding.test_mistakes import MISTAKES

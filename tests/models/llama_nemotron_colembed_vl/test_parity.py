@@ -18,7 +18,7 @@ from tessera.models import family_of, open_model
 from tessera.models.base import Output, OutputKind
 from tessera.models.llama_nemotron_colembed_vl.model import LlamaNemotronColEmbedVL
 from tessera.models.llama_nemotron_vl.config_reader import read_config
-from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_FULL, COLEMBED_TINY, all_shapes
+from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_FULL, COLEMBED_TINY, all_shapes
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_colembed_vl.cases import CASES
 from tests.models.running import batch_of, cosines, preprocessed, prompts, vectors

@@ -17,7 +17,7 @@ from tessera.image_plan import ImagePlan
 from tessera.models import open_model
 from tessera.models.base import Content, Prompt, Role, Truncate
 from tessera.models.llama_nemotron_embed.model import LlamaNemotronEmbed, Options, read_config
-from tessera.tools.random_checkpoint.llama import FULL, TINY
+from tessera_tools.random_checkpoint.llama import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.references.llama_nemotron_embed import LlamaReference
 

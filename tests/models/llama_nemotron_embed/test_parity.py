@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tessera.models.llama_nemotron_embed.model import LlamaNemotronEmbed, Options
-from tessera.tools.random_checkpoint.llama import TINY, LlamaSpec
+from tessera_tools.random_checkpoint.llama import TINY, LlamaSpec
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_embed.cases import CASES
 from tests.models.running import Given, batch_of, cosines, vectors

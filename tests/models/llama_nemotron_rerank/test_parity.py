@@ -27,7 +27,7 @@ from tessera.models.base import (
     Truncate,
 )
 from tessera.models.llama_nemotron_rerank.model import LlamaNemotronRerank, Options, read_config
-from tessera.tools.random_checkpoint.llama_rerank import FULL, TINY
+from tessera_tools.random_checkpoint.llama_rerank import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_rerank.cases import CASES, WORDS
 from tests.models.running import Pair, batch_of, vectors

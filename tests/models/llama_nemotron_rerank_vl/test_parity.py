@@ -18,7 +18,7 @@ from tessera.models import open_model
 from tessera.models.base import Content, Output, OutputKind, PairLimits, PairModel, Prompt, Truncate
 from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
 from tessera.models.llama_nemotron_vl.config_reader import read_config
-from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_FULL, RERANK_TINY, all_shapes
+from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_FULL, RERANK_TINY, all_shapes
 from tests.models.conftest import WriteCheckpoint
 from tests.models.llama_nemotron_rerank_vl.cases import CASES, ONE
 from tests.models.running import Pair, batch_of, preprocessed, prompt, vectors

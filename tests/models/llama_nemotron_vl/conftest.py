@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
 
 SMALL = CheckpointSpec(image_size=64, base_vocab=600)
 

@@ -11,7 +11,7 @@ from tessera.errors import CheckpointError
 from tessera.models.base import Role
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import read_config
-from tessera.tools.random_checkpoint.llama_nemotron_vl import FULL, config_json, processor_json
+from tessera_tools.random_checkpoint.llama_nemotron_vl import FULL, config_json, processor_json
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 
 REMOVE = object()

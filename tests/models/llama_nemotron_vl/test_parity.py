@@ -18,7 +18,7 @@ from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.llama_nemotron_vl.vision import VisionTower
 from tessera.nn.sequences import Packed
 from tessera.nn.text import TextTower
-from tessera.tools.random_checkpoint.llama import LLAMA3_SCALING
+from tessera_tools.random_checkpoint.llama import LLAMA3_SCALING
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 from tests.models.llama_nemotron_vl.packing import pack, prompt
 from tests.models.llama_nemotron_vl.test_preprocess import encoded, gradient

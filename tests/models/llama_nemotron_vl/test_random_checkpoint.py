@@ -14,17 +14,17 @@ from safetensors import safe_open
 
 from tessera.errors import ConfigError
 from tessera.models.llama_nemotron_vl.config_reader import read_config
-from tessera.tools.random_checkpoint import checkpoint
-from tessera.tools.random_checkpoint.checkpoint import main, write_checkpoint
-from tessera.tools.random_checkpoint.llama import tokenizer_json
-from tessera.tools.random_checkpoint.llama_nemotron_vl import (
+from tessera_tools.random_checkpoint import checkpoint
+from tessera_tools.random_checkpoint.checkpoint import main, write_checkpoint
+from tessera_tools.random_checkpoint.llama import tokenizer_json
+from tessera_tools.random_checkpoint.llama_nemotron_vl import (
     FULL,
     TINY,
     all_shapes,
     config_json,
     processor_json,
 )
-from tessera.tools.random_checkpoint.weights import _encoded
+from tessera_tools.random_checkpoint.weights import _encoded
 from tests.models.llama_nemotron_vl.conftest import SMALL
 
 
@@ -38,8 +38,8 @@ def test_equal_arguments_give_equal_bytes_in_every_process(tmp_path: Path, shard
     write_checkpoint(tmp_path / "here", spec, seed=5, dtype="bfloat16")
     code = (
         "import sys, dataclasses, pathlib\n"
-        "from tessera.tools.random_checkpoint.checkpoint import write_checkpoint\n"
-        "from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec\n"
+        "from tessera_tools.random_checkpoint.checkpoint import write_checkpoint\n"
+        "from tessera_tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec\n"
         f"spec = CheckpointSpec(image_size=64, base_vocab=600, shards={shards})\n"
         "write_checkpoint(pathlib.Path(sys.argv[1]), spec, seed=5, dtype='bfloat16')\n"
         "assert 'torch' not in sys.modules\n"

@@ -21,7 +21,7 @@ from tessera.imaging import Picture
 from tessera.models import open_model
 from tessera.models.base import Content, Prompt, Role, Truncate
 from tessera.models.qwen3_embedding.model import Options, Qwen3Embedding, read_config
-from tessera.tools.random_checkpoint.qwen3 import FULL, TINY
+from tessera_tools.random_checkpoint.qwen3 import FULL, TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.models.qwen3_vl_embedding.pictures import picture
 from tests.references.qwen3 import Qwen3Reference

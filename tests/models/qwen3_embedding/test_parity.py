@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tessera.models.qwen3_embedding.model import Options, Qwen3Embedding
-from tessera.tools.random_checkpoint.qwen3 import TINY, Qwen3Spec
+from tessera_tools.random_checkpoint.qwen3 import TINY, Qwen3Spec
 from tests.models.conftest import WriteCheckpoint
 from tests.models.qwen3_embedding.cases import CASES, WORDS
 from tests.models.running import Given, batch_of, cosines, vectors

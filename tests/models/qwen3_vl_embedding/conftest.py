@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tessera.models.qwen3_vl_embedding.model import Options, Qwen3VLEmbedding
-from tessera.tools.random_checkpoint.qwen3 import VL_TINY
+from tessera_tools.random_checkpoint.qwen3 import VL_TINY
 from tests.models.conftest import WriteCheckpoint
 
 

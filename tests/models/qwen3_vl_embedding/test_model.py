@@ -24,7 +24,7 @@ from tessera.models.base import OutputKind
 from tessera.models.qwen3_vl_embedding.config import read_config
 from tessera.models.qwen3_vl_embedding.model import Qwen3VLEmbedding
 from tessera.models.qwen3_vl_embedding.tensors import expected
-from tessera.tools.random_checkpoint.qwen3 import VL_8B, VL_FULL, Qwen3VLSpec
+from tessera_tools.random_checkpoint.qwen3 import VL_8B, VL_FULL, Qwen3VLSpec
 from tests.models.qwen3_vl_embedding.pictures import picture
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tessera.models.qwen3_vl_embedding.model import Options, Qwen3VLEmbedding
-from tessera.tools.random_checkpoint.qwen3 import VL_TINY, Qwen3VLSpec
+from tessera_tools.random_checkpoint.qwen3 import VL_TINY, Qwen3VLSpec
 from tests.models.conftest import WriteCheckpoint
 from tests.models.qwen3_vl_embedding.cases import CASES, LONG
 from tests.models.running import Given, batch_of, cosines, preprocessed, vectors, vision_rows

@@ -13,7 +13,7 @@ from tessera.errors import InvalidInput
 from tessera.image_plan import ImagePlan
 from tessera.models.base import Content, Prompt, Role, Truncate
 from tessera.models.qwen3_vl_embedding.model import Options, Qwen3VLEmbedding, punctuated
-from tessera.tools.random_checkpoint.qwen3 import VL_TINY
+from tessera_tools.random_checkpoint.qwen3 import VL_TINY
 from tests.models.conftest import WriteCheckpoint
 from tests.references.qwen3 import Qwen3VLReference
 

@@ -1,4 +1,4 @@
-"""``python -m tests.tessera_corpus.output.killed DIR FORMAT``: runs that are killed at each call that changes files.
+"""``python -m tests.tessera_corpus.output.killed DIR FORMAT``: runs killed at each call that changes files.
 
 Below DIR are made two outputs for each such call. Both hold an earlier run's vectors; then a run over the
 changed corpus is killed (SIGKILL), before that call in one and after it in the other. Prints their number.

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import RERANK_TINY
 from tests.e2e.several import several
 from tests.tessera_corpus.results.test_command import Command
 

@@ -26,11 +26,11 @@ from tessera.models import open_model
 from tessera.models.base import sequential
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.nn.kernels import exported_products
-from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tessera_engines.aoti.build import AotiFlavour, calls_gemms, require_shared_library
 from tessera_engines.cli import main
 from tessera_engines.compiled.manifest import Manifest
 from tessera_engines.compiled.spec import BuildSpec, Layout, Stage
+from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tests.engine.packed_images import of_units, rows_for
 from tests.families.dual_encoder import FAMILY
 

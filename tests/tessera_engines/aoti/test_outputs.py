@@ -12,11 +12,12 @@ from tessera.engine.placement import place
 from tessera.engine.settings import EngineSettings
 from tessera.models import open_model
 from tessera.models.base import OutputKind
-from tessera.tools.random_checkpoint.checkpoint import Spec, write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
-from tessera.tools.random_checkpoint.llama_rerank import TINY as RERANK
 from tessera_engines.compiled.build import build_engine
 from tessera_engines.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY
+from tessera_tools.random_checkpoint.llama_rerank import TINY as RERANK
+from tessera_tools.random_checkpoint.spec import Spec
 from tests.models.llama_nemotron_colembed_vl import cases as colembed
 from tests.models.llama_nemotron_rerank import cases as rerank
 from tests.models.running import batch_of, cosines, error, vectors

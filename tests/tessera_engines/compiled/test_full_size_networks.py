@@ -16,8 +16,8 @@ import torch
 
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tessera_engines.compiled.spec import Stage
+from tessera_tools.random_checkpoint.checkpoint import main as make_checkpoint
 from tests.tessera_engines.compiled.test_networks import TOKENS, Stages, worst_cosine
 
 pytestmark = [

@@ -10,11 +10,11 @@ import torch
 
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
 from tessera_engines.compiled.spec import BuildSpec, Layout, Profile, Range, Stage
 from tessera_engines.tensorrt.build import fill_network
 from tessera_engines.tensorrt.module import logging_of
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec
 from tests.references.tensorrt_network import Network
 
 trt = pytest.importorskip("tensorrt_rtx_bindings", reason="needs tensorrt-rtx-cu13-bindings and its libs")

@@ -1,76 +1,132 @@
-"""``tessera``: one command with a word for each thing to do. A command's module is imported when it runs."""
+"""``tessera``: one command with a word for each thing to do. A command's module is imported when it runs.
+
+The core's words are ``CORE``; packages beside it add others by entry points of ``tessera.commands``.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from importlib import import_module
+from importlib.metadata import EntryPoint
 from typing import Final
 
 from tessera import __version__
+from tessera.command import Command
 from tessera.garbage import quick_imports
-from tessera.terminal import complain
+from tessera.siblings import COMMANDS, DISTRIBUTION, distribution_of, siblings
+from tessera.terminal import complain, say
 
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """``module`` has a ``main`` of the arguments and of the command's name, which returns the status."""
-
-    text: str
-    module: str
-
-
-COMMANDS: Final = {
+CORE: Final = {
     "serve": Command("start a service on this machine: tessera serve [MODEL]", "tessera.cli.serve"),
     "models": Command("say which models can be served here, or are served at a URL", "tessera.cli.models"),
-    "embed": Command("embed a corpus: folders, JSON lines, tables, PDF files", "tessera_corpus.cli.embed"),
-    "search": Command(
-        "search what tessera embed has written, by text or picture", "tessera_corpus.cli.search"
-    ),
-    "bench": Command("load a running service and measure it", "tessera.cli.bench"),
-    "engine": Command("build engines ahead of time, look into them, export stages", "tessera_engines.cli"),
-    "checkpoint": Command(
-        "write a checkpoint with random weights", "tessera.tools.random_checkpoint.checkpoint"
-    ),
-    "sizing": Command("how many workers a mix of traffic needs, and what they cost", "tessera.tools.sizing"),
 }
+
+_COLUMN: Final = 14
+
+
+class Unavailable(Exception):
+    """A command that cannot be run here; the message is what follows its name."""
+
+
+def names() -> tuple[str, ...]:
+    """Return the words of all commands: the core's, Tessera's other packages', then those of others."""
+    return (*CORE, *_added())
+
+
+def command_of(name: str) -> Command:
+    """Return the command of one of ``names``; raises ``Unavailable`` where it cannot be loaded."""
+    if name in CORE:
+        return CORE[name]
+    entry = _added()[name]
+    try:
+        command = entry.load()
+    except Exception as error:
+        # Whatever an installed package does wrong, the other commands work.
+        reason = " ".join(str(error).split())
+        raise Unavailable(f"cannot be loaded from {entry.value}: {type(error).__name__}: {reason}") from error
+    if not isinstance(command, Command):
+        raise Unavailable(f"cannot be loaded from {entry.value}: it is no Command")
+    return command
+
+
+def lacks(name: str, command: Command) -> str:
+    """Return what a command needs and how to install it; nothing where all of it is there."""
+    if not command.missing:
+        return ""
+    needs = f"needs {' and '.join(command.missing)}"
+    if not command.extra:
+        return needs
+    distribution = DISTRIBUTION if name in CORE else distribution_of(_added()[name])
+    return f"{needs}; install it with: pip install '{distribution}[{command.extra}]'"
+
+
+def _added() -> dict[str, EntryPoint]:
+    """Return the commands that are found beside the core, none of which replaces one of the core."""
+
+    def place(entry: EntryPoint) -> tuple[bool, str]:
+        return not entry.value.startswith("tessera"), entry.value
+
+    return {entry.name: entry for entry in sorted(siblings(COMMANDS), key=place) if entry.name not in CORE}
 
 
 def usage() -> str:
-    lines = [f"  {name:<12}{command.text}" for name, command in COMMANDS.items()]
     return "\n".join(
         [
             "usage: tessera COMMAND [ARGUMENT...]",
             "",
             "Turns text and images into vectors, behind OpenAI's API.",
             "",
-            *lines,
+            *(line for name in names() for line in _lines(name)),
             "",
             "  --version   say which version this is",
             "  --help      this; tessera COMMAND --help says more of one",
-            "",
         ]
     )
+
+
+def _lines(name: str) -> Iterator[str]:
+    """Yield what the usage says of a command: a line, and a second one for what is not installed."""
+    head = f"  {name}".ljust(_COLUMN - 1) + " "
+    try:
+        command = command_of(name)
+    except Unavailable as error:
+        yield f"{head}{error}"
+        return
+    yield head + command.text
+    if needs := lacks(name, command):
+        yield " " * _COLUMN + needs
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     first = words[0] if words else ""
     if first in ("-h", "--help", "help"):
-        sys.stdout.write(usage())
+        say(usage())
         return 0
     if first in ("-V", "--version", "version"):
         print(f"tessera {__version__}")
         return 0
-    if first in COMMANDS:
-        with quick_imports():
-            module = import_module(COMMANDS[first].module)
-        return module.main(words[1:], f"tessera {first}") or 0
-    known = ", ".join(COMMANDS)
-    said = f"there is no command {first!r}" if first else "say what to do"
-    complain(f"tessera: {said}: {known}, or --help")
+    if first in CORE or first in _added():
+        return _run(first, words[1:])
+    known = ", ".join(names())
+    problem = f"there is no command {first!r}" if first else "say what to do"
+    complain(f"tessera: {problem}: {known}, or --help")
     return 2
+
+
+def _run(name: str, words: Sequence[str]) -> int:
+    """Run a command; the status is 2, after one line, where it cannot be run here."""
+    try:
+        command = command_of(name)
+        if needs := lacks(name, command):
+            raise Unavailable(needs)
+    except Unavailable as error:
+        complain(f"tessera {name} {error}")
+        return 2
+    with quick_imports():
+        module = import_module(command.module)
+    return module.main(words, f"tessera {name}") or 0
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ import numpy as np
 import orjson
 import uvloop
 
-from tessera.tools.load.bodies import Bodies, Body, HttpWorkload
-from tessera.tools.load.words import Words
+from tessera_tools.load.bodies import Bodies, Body, HttpWorkload
+from tessera_tools.load.words import Words
 
 _CHECK_EVERY = 8
 _SAME = 0.998

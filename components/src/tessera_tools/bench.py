@@ -18,10 +18,10 @@ import numpy as np
 
 from tessera.settings import HelpFormatter
 from tessera.terminal import complain, say
-from tessera.tools.load.bodies import WORKLOADS, HttpWorkload
-from tessera.tools.load.clients import Load, Outcome, drive
-from tessera.tools.load.words import ServedWords
-from tessera.tools.table import number, table, write_csv
+from tessera_tools.load.bodies import WORKLOADS, HttpWorkload
+from tessera_tools.load.clients import Load, Outcome, drive
+from tessera_tools.load.words import ServedWords
+from tessera_tools.table import number, table, write_csv
 
 HEADER = ("workload", "loop", "requests/s", "inputs/s", "p50 ms", "p90 ms", "p99 ms", "errors", "checked")
 

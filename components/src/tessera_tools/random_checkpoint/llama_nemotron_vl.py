@@ -15,7 +15,7 @@ from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_config
 from tessera.models.llama_nemotron_vl.tensors import expected
 from tessera.models.tower import CONFIG_FILE
-from tessera.tools.random_checkpoint.llama import (
+from tessera_tools.random_checkpoint.llama import (
     SENTENCE_TRANSFORMERS_FILE,
     LlamaSpec,
     backbone_json,
@@ -24,7 +24,8 @@ from tessera.tools.random_checkpoint.llama import (
     tokenizer_config_json,
     tokenizer_json,
 )
-from tessera.tools.random_checkpoint.weights import RandomTensor
+from tessera_tools.random_checkpoint.spec import Sizes
+from tessera_tools.random_checkpoint.weights import RandomTensor
 
 _IMAGE = (
     "<img>",
@@ -167,6 +168,11 @@ COLEMBED_FULL = CheckpointSpec(
 
 RERANK_TINY = RerankSpec()
 RERANK_FULL = RerankSpec(**_PUBLISHED)
+
+
+SIZES: Final = Sizes(tiny=TINY, full=FULL)
+COLEMBED_SIZES: Final = Sizes(tiny=COLEMBED_TINY, full=COLEMBED_FULL)
+RERANK_SIZES: Final = Sizes(tiny=RERANK_TINY, full=RERANK_FULL)
 
 
 def config_json(spec: CheckpointSpec, dtype: str) -> dict[str, Any]:

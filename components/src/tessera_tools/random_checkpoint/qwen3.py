@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tokenizers import normalizers
 
@@ -21,8 +21,9 @@ from tessera.models.qwen3_vl_embedding.config import PROCESSOR_FILE, ModelConfig
 from tessera.models.qwen3_vl_embedding.config import read_config as read_vl_config
 from tessera.models.qwen3_vl_embedding.tensors import vision_shapes
 from tessera.models.tower import CONFIG_FILE
-from tessera.tools.random_checkpoint.tokenizer import byte_level_bpe
-from tessera.tools.random_checkpoint.weights import RandomTensor
+from tessera_tools.random_checkpoint.spec import Sizes
+from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
+from tessera_tools.random_checkpoint.weights import RandomTensor
 
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -292,6 +293,11 @@ VL_8B = replace(
     deepstack=(8, 16, 24),
     shards=4,
 )
+
+
+SIZES: Final = Sizes(tiny=TINY, full=FULL)
+VL_SIZES: Final = Sizes(tiny=VL_TINY, full=VL_FULL)
+COL_SIZES: Final = Sizes(tiny=COL_TINY, full=COL_FULL)
 
 
 def _post_processor(end: int, *, appends_end: bool) -> dict[str, Any]:

@@ -9,50 +9,25 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tessera.atomic_directory import atomic_directory
 from tessera.dtypes import FLOATS
 from tessera.errors import TesseraError
-from tessera.tools.random_checkpoint import llama, llama_nemotron_vl, llama_rerank, qwen3
-from tessera.tools.random_checkpoint.weights import RandomTensor, write_weights
+from tessera.siblings import siblings
+from tessera_tools.random_checkpoint.spec import Sizes, Spec
+from tessera_tools.random_checkpoint.weights import write_weights
 
 _CONFIG: Final = "config.json"
+_GROUP: Final = "tessera.random_checkpoints"
 
 
-class Spec(Protocol):
-    """What to write: the shapes of one family's checkpoint."""
-
-    @property
-    def shards(self) -> int: ...
-
-    def files(self, dtype: str, seed: int) -> Mapping[str, dict[str, Any]]:
-        """The JSON files by name."""
-        ...
-
-    def tensors(self, directory: Path) -> Iterable[RandomTensor]:
-        """The tensors in the files' order; the JSON files are in ``directory`` already."""
-        ...
-
-
-_SPECS: Final[Mapping[str, Mapping[str, Spec]]] = {
-    "colqwen3": {"tiny": qwen3.COL_TINY, "full": qwen3.COL_FULL},
-    "llama_nemotron_colembed_vl": {
-        "tiny": llama_nemotron_vl.COLEMBED_TINY,
-        "full": llama_nemotron_vl.COLEMBED_FULL,
-    },
-    "llama_nemotron_embed": {"tiny": llama.TINY, "full": llama.FULL},
-    "llama_nemotron_rerank": {"tiny": llama_rerank.TINY, "full": llama_rerank.FULL},
-    "llama_nemotron_rerank_vl": {
-        "tiny": llama_nemotron_vl.RERANK_TINY,
-        "full": llama_nemotron_vl.RERANK_FULL,
-    },
-    "llama_nemotron_vl": {"tiny": llama_nemotron_vl.TINY, "full": llama_nemotron_vl.FULL},
-    "qwen3_embedding": {"tiny": qwen3.TINY, "full": qwen3.FULL},
-    "qwen3_vl_embedding": {"tiny": qwen3.VL_TINY, "full": qwen3.VL_FULL},
-}
+def families() -> dict[str, EntryPoint]:
+    """Return where the ``Sizes`` of each family are, by its name: those of all installed packages."""
+    return {entry.name: entry for entry in siblings(_GROUP)}
 
 
 def write_checkpoint(path: Path, spec: Spec, *, seed: int = 0, dtype: str = "float32") -> None:
@@ -77,7 +52,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera-checkpoint
     """Exits with 1 and one line on standard error when it cannot write."""
     parser = argparse.ArgumentParser(prog=prog, description="Write a checkpoint with random weights.")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="a directory to make")
-    parser.add_argument("--family", choices=tuple(_SPECS), default="llama_nemotron_vl", help="whose layout")
+    known = families()
+    parser.add_argument("--family", choices=tuple(known), default="llama_nemotron_vl", help="whose layout")
     parser.add_argument("--seed", type=int, default=0, help="equal seeds give equal files (default: 0)")
     parser.add_argument(
         "--size",
@@ -94,7 +70,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "tessera-checkpoint
     dtype = options.dtype or ("bfloat16" if options.size == "full" else "float32")
     started = time.monotonic()
     try:
-        spec = _SPECS[options.family][options.size]
+        sizes: Sizes = known[options.family].load()
+        spec = sizes.full if options.size == "full" else sizes.tiny
         write_checkpoint(options.out, spec, seed=options.seed, dtype=dtype)
     except (TesseraError, OSError) as error:
         print(f"{prog}: {error}", file=sys.stderr)

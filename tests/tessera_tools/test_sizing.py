@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.tools.sizing import H200, Demand, Images, Plan, Rates, Text, demand, main, plan
+from tessera_tools.sizing import H200, Demand, Images, Plan, Rates, Text, demand, main, plan
 
 RESULTS = (Path(__file__).parents[2] / "benchmarks/RESULTS.md").read_text()
 ENGINES = RESULTS.partition("### llama-nemotron-embed-vl-1b-v2, engines in process\n")[2].partition("\n### ")[

@@ -12,10 +12,10 @@ import numpy as np
 import orjson
 import pytest
 
-from tessera.cli import bench
-from tessera.tools.load.bodies import WORKLOADS, Bodies, Body, HttpWorkload
-from tessera.tools.load.clients import Load, Plan, _Load
-from tessera.tools.load.words import CheckpointWords, ServedWords
+from tessera_tools import bench
+from tessera_tools.load.bodies import WORKLOADS, Bodies, Body, HttpWorkload
+from tessera_tools.load.clients import Load, Plan, _Load
+from tessera_tools.load.words import CheckpointWords, ServedWords
 from tests.e2e.disaggregated import Disaggregated
 
 

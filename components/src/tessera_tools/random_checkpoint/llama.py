@@ -12,8 +12,9 @@ from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.models.llama_nemotron_embed.model import Options, read_config
 from tessera.models.tower import CONFIG_FILE
-from tessera.tools.random_checkpoint.tokenizer import byte_level_bpe
-from tessera.tools.random_checkpoint.weights import RandomTensor
+from tessera_tools.random_checkpoint.spec import Sizes
+from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
+from tessera_tools.random_checkpoint.weights import RandomTensor
 
 SENTENCE_TRANSFORMERS_FILE: Final = "config_sentence_transformers.json"
 
@@ -104,6 +105,9 @@ FULL = LlamaSpec(
     base_vocab=128000,
     control_tokens=256,
 )
+
+
+SIZES: Final = Sizes(tiny=TINY, full=FULL)
 
 
 def backbone_json(spec: LlamaSpec) -> dict[str, Any]:

@@ -13,10 +13,10 @@ import torch
 
 from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec, RerankSpec
-from tessera.tools.triton_export.onnx_file import OPSET, write_onnx
 from tessera_engines.compiled.spec import Profile, Range, axis_ranges
+from tessera_engines.triton_export.onnx_file import OPSET, write_onnx
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec, RerankSpec
 from tests.models.llama_nemotron_vl.packing import encode
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 
@@ -160,7 +160,7 @@ def test_the_file_says_what_it_takes(stages: dict[str, OnnxStage], name: str) ->
 def test_large_weights_lie_beside_the_model(
     model: LlamaNemotronVL, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tessera.tools.triton_export.onnx_file._LARGEST_INLINE", 1000)
+    monkeypatch.setattr("tessera_engines.triton_export.onnx_file._LARGEST_INLINE", 1000)
     stage = model.load_stage("embed", layout="padded", dtype="float32", device="cpu")
     path, data = write_onnx(stage, RANGES, tmp_path / "embed.onnx")
     assert path.stat().st_size < 20_000 < data.stat().st_size

@@ -17,14 +17,14 @@ from google.protobuf.json_format import MessageToJson
 from tessera.errors import ConfigError
 from tessera.models import open_model
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
-from tessera.tools.random_checkpoint.checkpoint import write_checkpoint
-from tessera.tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, CheckpointSpec
-from tessera.tools.triton_export.repository import TritonRepository
 from tessera_engines.cli import main
 from tessera_engines.compiled.spec import Profile, axis_ranges
+from tessera_engines.triton_export.repository import TritonRepository
+from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
+from tessera_tools.random_checkpoint.llama_nemotron_vl import COLEMBED_TINY, CheckpointSpec
 from tests.families.grid import Grid
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
-from tests.tools.triton_stand_in import InferenceResponse, Repository, Request, Tensor
+from tests.tessera_engines.triton_stand_in import InferenceResponse, Repository, Request, Tensor
 
 pytestmark = pytest.mark.compiles
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tessera.checkpoint.section import Section
 from tessera.models.llama.config import SCORING
 from tessera.models.llama_nemotron_rerank.model import Options, read_config
 from tessera.models.tower import CONFIG_FILE
-from tessera.tools.random_checkpoint.llama import SENTENCE_TRANSFORMERS_FILE, LlamaSpec, distribution
-from tessera.tools.random_checkpoint.weights import RandomTensor
+from tessera_tools.random_checkpoint.llama import SENTENCE_TRANSFORMERS_FILE, LlamaSpec, distribution
+from tessera_tools.random_checkpoint.spec import Sizes
+from tessera_tools.random_checkpoint.weights import RandomTensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +54,5 @@ FULL = RerankSpec(
     base_vocab=128000,
     control_tokens=256,
 )
+
+SIZES: Final = Sizes(tiny=TINY, full=FULL)

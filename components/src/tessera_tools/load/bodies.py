@@ -12,7 +12,7 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from tessera.tools.load.words import Words
+from tessera_tools.load.words import Words
 
 _START_OF_IMAGE = b"\xff\xd8"
 

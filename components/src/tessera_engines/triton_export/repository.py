@@ -10,9 +10,9 @@ from pathlib import Path
 from tessera.errors import ConfigError
 from tessera.models.base import Model, OutputKind
 from tessera.models.stages import StageFamily, StageModule, StageTensor
-from tessera.tools.triton_export.onnx_file import require_exporter, write_onnx
 from tessera_engines.compiled.build import Progress
 from tessera_engines.compiled.spec import AxisRanges
+from tessera_engines.triton_export.onnx_file import require_exporter, write_onnx
 
 _TYPES = {
     "uint8": "TYPE_UINT8",

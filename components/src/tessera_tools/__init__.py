@@ -1,0 +1,1 @@
+"""Tools beside the service: random checkpoints, load, sizing. No process of the service imports them."""

@@ -1,0 +1,33 @@
+"""What a random checkpoint is made of, said by the family whose layout it has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from tessera_tools.random_checkpoint.weights import RandomTensor
+
+
+class Spec(Protocol):
+    """What to write: the shapes of one family's checkpoint."""
+
+    @property
+    def shards(self) -> int: ...
+
+    def files(self, dtype: str, seed: int) -> Mapping[str, dict[str, Any]]:
+        """The JSON files by name."""
+        ...
+
+    def tensors(self, directory: Path) -> Iterable[RandomTensor]:
+        """The tensors in the files' order; the JSON files are in ``directory`` already."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """A family's checkpoints: ``tiny`` runs anywhere, ``full`` has the published model's shapes."""
+
+    tiny: Spec
+    full: Spec
