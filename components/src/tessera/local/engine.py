@@ -85,7 +85,7 @@ class Engine:
         local = LocalEmbedder(workers.ask, model)
         counters = FrontendMetrics().of(settings.served_model_names[0])
         self._pipeline = Pipeline(model, self._media, local, limits, counters)
-        self.model = describe(model, settings, options)
+        self.model = _info(model, settings, options)
         self._width = self.model.width
 
     @classmethod
@@ -97,8 +97,7 @@ class Engine:
         ``died`` is told when a worker can run nothing any more. Raises ``ConfigError`` and
         ``CheckpointError`` for what cannot run here.
         """
-        settings = await asyncio.to_thread(parse, loads[-1].flags, source=loads[-1].source or None)
-        model = await asyncio.to_thread(open_model, settings.model_path, settings.model_options)
+        settings, model = await asyncio.to_thread(_open, loads[-1])
         return cls(await Workers.start(loads, died, log), model, settings, options)
 
     async def embed(self, contents: Sequence[Content]) -> Vectors:
@@ -175,19 +174,29 @@ class Engine:
         )
 
 
-def describe(model: Model, worker: WorkerSettings, options: VectorOptions) -> ModelInfo:
-    """Describe the model of an engine with these settings, without one; raises as ``width_of``."""
+def model_of(load: Load, options: VectorOptions) -> ModelInfo:
+    """Describe the model that an engine would have, without one; raises as ``Engine.start``."""
+    settings, model = _open(load)
+    return _info(model, settings, options)
+
+
+def _open(load: Load) -> tuple[WorkerSettings, Model]:
+    settings = parse(load.flags, source=load.source or None)
+    return settings, open_model(settings.model_path, settings.model_options)
+
+
+def _info(model: Model, worker: WorkerSettings, options: VectorOptions) -> ModelInfo:
     return ModelInfo(
         name=worker.served_model_names[0],
         fingerprint=model.fingerprint,
         kind=model.output.kind,
-        width=width_of(model, options),
+        width=_width_of(model, options),
         images=model.vision is not None,
         checkpoint=origin(worker.model_path) or "",
     )
 
 
-def width_of(model: Model, options: VectorOptions) -> int:
+def _width_of(model: Model, options: VectorOptions) -> int:
     """Return the width of the vectors.
 
     Raises ``ConfigError`` for one that the model does not offer, and for a model that makes no vectors.

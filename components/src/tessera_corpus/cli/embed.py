@@ -14,7 +14,6 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 import msgspec
 import uvloop
 
-from tessera.cli.near import near
 from tessera.defaults import MODEL
 from tessera.errors import ConfigError, TesseraError, TooManyFailures
 from tessera.local.model_info import ModelInfo
@@ -22,8 +21,8 @@ from tessera.local.plan import EnginePlan, plan_engines
 from tessera.logs import LogSettings, log_as
 from tessera.models.base import OutputKind
 from tessera.process_exit import leave
-from tessera.settings import HelpFormatter, Revision, Setting, add_flags, check_flags, flags_of, read_flags
-from tessera.terminal import complain, say
+from tessera.settings import HelpFormatter, Revision, Setting, add_flags, flags_of, read_flags
+from tessera.terminal import complain, near, say
 from tessera_corpus.documents import Documents, DocumentSettings
 from tessera_corpus.dry_run import estimate
 from tessera_corpus.embedder import Embedder, VectorSettings
@@ -172,9 +171,9 @@ def _check_passed(passed: Sequence[str], *, url: str) -> None:
     if not passed:
         return
     # Imported for these alone.
-    from tessera.worker.settings import WorkerSettings
+    from tessera.local.flags import check_worker_flags, worker_flags
 
-    known = flags_of(WorkerSettings)
+    known = worker_flags()
     for word in passed:
         if word.startswith("--") and (flag := word.partition("=")[0]) not in known:
             raise _UnknownFlag(f"there is no flag {flag}{near(flag, {*known, *flags_of(RunSettings)})}")
@@ -183,7 +182,7 @@ def _check_passed(passed: Sequence[str], *, url: str) -> None:
     if url:
         raise _UnknownFlag(f"{passed[0]} is for engines here, and --url names a service")
     try:
-        check_flags(WorkerSettings, [*passed, "--model-path=."])
+        check_worker_flags(passed)
     except ConfigError as error:
         raise _UnknownFlag(error.message) from error
 

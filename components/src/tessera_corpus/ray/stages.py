@@ -148,15 +148,13 @@ class EngineActor:
 
 def served_here(model: str, revision: str, passed: Sequence[str], vectors: VectorSettings) -> ModelInfo:
     """What engines will serve, found without one. Raises ``ConfigError`` and ``CheckpointError``."""
-    from tessera.local.engine import describe
-    from tessera.worker.settings import parse
+    from tessera.local.engine import model_of
 
-    load = loads_of(find(model, revision), passed, engines_on_host=1, split=False)[-1]
-    worker = parse(load.flags, source=load.source)
-    opened = open_model(worker.model_path, worker.model_options)
+    source = find(model, revision)
+    opened = open_model(source.directory, {})
     if opened.output.kind is OutputKind.SCORE:
         raise ConfigError(f"{opened.family} gives scores of pairs: a corpus needs a model that makes vectors")
-    return describe(opened, worker, vectors.options)
+    return model_of(loads_of(source, passed, engines_on_host=1, split=False)[-1], vectors.options)
 
 
 def _died(error: EngineDead) -> None:
