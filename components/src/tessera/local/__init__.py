@@ -1,1 +1,1 @@
-"""Engines in child processes of this one, without HTTP: ``engines.Engines`` by a plan of ``plan``."""
+"""Runs engines in child processes of this one, without HTTP: ``engines.Engines`` by a plan of ``plan``."""

@@ -1,4 +1,4 @@
-"""The ordered parts of one input: texts and images, with what they are for."""
+"""Holds the ordered parts of one input, texts and images, with what they are for."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Content(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nbytes(self) -> int:
-        """Of its texts, one for each character, and images."""
+        """Return the bytes of its images, and one for each character of its texts."""
         return nbytes_of(self.parts)
 
 
 def nbytes_of(parts: tuple[Part, ...]) -> int:
-    """Count the bytes of images and the characters of texts."""
+    """Return the bytes of images, and one for each character of texts."""
     return sum(len(part if isinstance(part, str) else part.data) for part in parts)

@@ -1,4 +1,4 @@
-"""The frontend's pipeline in front of workers in child processes, without HTTP."""
+"""Puts the frontend's pipeline in front of workers in child processes, without HTTP."""
 
 from __future__ import annotations
 

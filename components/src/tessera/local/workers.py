@@ -1,4 +1,4 @@
-"""The workers of one card, each a child process: one that runs both stages, or one for each stage."""
+"""Starts the workers of one card, each a child process: one that runs both stages, or one for each stage."""
 
 from __future__ import annotations
 
