@@ -191,3 +191,13 @@ def test_a_commands_module_exists_and_has_a_main(name: str) -> None:
     assert isinstance(command, Command)
     body = ast.parse(module_file(command.module).read_text()).body
     assert "main" in {node.name for node in body if isinstance(node, ast.FunctionDef)}
+
+
+@pytest.mark.parametrize("package", SIBLINGS)
+def test_loggers_beside_the_core_stand_below_its_own(package: str) -> None:
+    """``--log-level`` is set on ``tessera``: what a sibling calls by its own name would be lost."""
+    for path in sorted((SOURCE / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("getLogger"):
+                name = node.args[0]
+                assert isinstance(name, ast.Constant) and not str(name.value).startswith(package), path

@@ -50,7 +50,7 @@ from tessera_kserve.shared_memory.system import SystemMemory
 from tessera_kserve.tensors import Tensor, of_raw, of_values
 
 # Below that of the core, whose level the flag sets.
-log = logging.getLogger("tessera_kserve.grpc_server")
+log = logging.getLogger("tessera.frontend.kserve.grpc_server")
 
 SERVICE: Final = "inference.GRPCInferenceService"
 _UNSUPPORTED: Final = (

@@ -20,7 +20,8 @@ from tessera_engines.compiled.spec import Stage
 from tessera_engines.tensorrt.module import PLAN_FILE, load_tensorrt, logging_of, to_name
 from tessera_engines.tensorrt.network import networks_of
 
-log = logging.getLogger(__name__)
+# Below that of the core, whose level the flag sets.
+log = logging.getLogger("tessera.engine.tensorrt.loaded")
 
 # What TensorRT expects of every address.
 ALIGNMENT = 256

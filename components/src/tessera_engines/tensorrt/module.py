@@ -10,7 +10,7 @@ from typing import Any
 
 from tessera.errors import ConfigError
 
-log = logging.getLogger("tessera_engines.tensorrt")
+log = logging.getLogger("tessera.engine.tensorrt")
 
 _KEPT = 5
 
