@@ -13,12 +13,12 @@ from pathlib import Path
 
 import msgspec
 
-from tessera.cli.embed import RunSettings
 from tessera.frontend.settings import FrontendSettings
 from tessera.launch.settings import markdown_table
 from tessera.settings import Row, fields_of, rows_of
 from tessera.transport.settings import TransportSettings
 from tessera.worker.settings import StageSettings, WorkerSettings
+from tessera_corpus.cli.embed import RunSettings
 from tessera_engines.compiled.spec import BuildSpec, Profile
 
 ROOT = Path(__file__).parents[1]

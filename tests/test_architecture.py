@@ -36,6 +36,7 @@ PLACES = {
     for name in names(row.split("|")[1])
 }
 SIBLINGS = {names(row.split("|")[1])[0]: names(row) for row in rows("Beside the core")}
+USABLE = {names(row.split("|")[1])[0]: names(row.split("|")[2]) for row in rows("What siblings may use")}
 SHARED = "tessera_tools"
 """The one sibling that others import."""
 
@@ -54,9 +55,10 @@ def modules() -> Iterator[tuple[str, Path]]:
         yield str(path.relative_to(PACKAGE).with_suffix("")).removesuffix("/__init__"), path
 
 
-def imports(path: Path) -> Iterator[str]:
-    """What a file imports of the package when it is loaded, as paths below it."""
-    for node in ast.parse(path.read_text()).body:
+def imports(path: Path, *, late: bool = False) -> Iterator[str]:
+    """What a file imports of the core when it is loaded, or ever with ``late``, as paths below the core."""
+    module = ast.parse(path.read_text())
+    for node in ast.walk(module) if late else module.body:
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("tessera"):
             for name in node.names:
                 for module in (f"{node.module}.{name.name}", node.module):
@@ -126,6 +128,21 @@ def test_the_core_names_no_sibling_and_siblings_not_each_other(package: str) -> 
     allowed = set() if package == "tessera" else {package, SHARED}
     for path in sorted((SOURCE / package).rglob("*.py")):
         assert mentions(path.read_text()) <= allowed, path
+
+
+@pytest.mark.parametrize("package", SIBLINGS)
+def test_siblings_import_what_they_may_use(package: str) -> None:
+    usable = {*USABLE["any"], *USABLE.get(package, ())}
+    used = {module for path in (SOURCE / package).rglob("*.py") for module in imports(path, late=True)}
+    assert {
+        module for module in used if not any(f"{module}/".startswith(f"{name}/") for name in usable)
+    } == set()
+
+
+def test_what_siblings_may_use_exists() -> None:
+    assert USABLE.keys() - {"any"} <= SIBLINGS.keys()
+    for name in {name for listed in USABLE.values() for name in listed}:
+        assert (PACKAGE / f"{name}.py").exists() or (PACKAGE / name / "__init__.py").exists(), name
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -20,3 +21,12 @@ def say(text: str) -> None:
 def complain(text: str) -> None:
     """Print lines on standard error."""
     sys.stderr.write(printable(f"{text}\n", keep="\n"))
+
+
+def near(flag: str, known: Collection[str]) -> str:
+    """Return ``", did you mean --other?"``, or nothing where no known flag is like it."""
+    # For a mistake alone.
+    from difflib import get_close_matches
+
+    close = get_close_matches(flag, known, n=1)
+    return f", did you mean {close[0]}?" if close else ""

@@ -18,13 +18,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from tessera.cli.near import near
 from tessera.launch.children import Signals
 from tessera.launch.models import WantedModel, check_apart, wanted_models
 from tessera.launch.report import Report
 from tessera.launch.service import Service, status_of
 from tessera.launch.settings import OPEN, Given, LaunchSettings, Setting, SettingError, plain, settings
-from tessera.terminal import complain
+from tessera.terminal import complain, near
 
 _TEXT: Final = """\
 Starts a service on this machine and keeps it running until Ctrl-C or SIGTERM: frontends on

@@ -1,0 +1,214 @@
+"""Keeps engines in child processes, one for each card, or one without a card."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Final, Self
+
+import numpy as np
+
+from tessera.errors import EngineDead, ProtocolError, Unavailable
+from tessera.local.child import Child, ChildLost
+from tessera.local.content import Content
+from tessera.local.messages import AskUsage, Embed, EmbeddedRows, Ready, Start, Used
+from tessera.local.model_info import ModelInfo
+from tessera.local.plan import EnginePlan
+from tessera.local.usage import Usage
+from tessera.local.vectors import Vectors
+
+# Processes that end without having answered anything, one after another, before there is none any more.
+_DEATHS: Final = 5
+
+
+class Engines:
+    """The engines of a plan, owned by one event loop; a process that ends is started again.
+
+    What was under way in one that ended is tried again part by part with nothing else beside it, until the
+    input is found that it ends over: that one is a failure, and all others are embedded.
+    """
+
+    def __init__(self, plan: EnginePlan) -> None:
+        self._engines = [_Engine(plan, card) for card in plan.cards]
+
+    @classmethod
+    async def start(cls, plan: EnginePlan) -> Self:
+        """Raises ``TesseraError`` where an engine cannot be started."""
+        engines = cls(plan)
+        try:
+            async with asyncio.TaskGroup() as group:
+                for engine in engines._engines:
+                    group.create_task(engine.start())
+        except BaseExceptionGroup as errors:
+            await engines.close()
+            raise errors.exceptions[0] from None
+        return engines
+
+    @property
+    def model(self) -> ModelInfo:
+        return self._engines[0].model
+
+    @property
+    def count(self) -> int:
+        """How many engines work side by side."""
+        return len(self._engines)
+
+    async def embed(self, contents: Sequence[Content]) -> Vectors:
+        """Embed inputs together, on the engine with the least to do; may be called several times at once.
+
+        Raises ``TesseraError`` where nothing can be embedded.
+        """
+        return await min(self._engines, key=_Engine.load).embed(contents)
+
+    async def usage(self) -> Usage:
+        return sum(await asyncio.gather(*(engine.usage() for engine in self._engines)), Usage())
+
+    async def close(self) -> None:
+        await asyncio.gather(*(engine.close() for engine in self._engines))
+
+
+class _Engine:
+    """One process and its replacements."""
+
+    def __init__(self, plan: EnginePlan, card: str) -> None:
+        self._plan = plan
+        self._card = card
+        self._process: _Process | None = None
+        self._model: ModelInfo | None = None
+        # Of processes that ended, as far as they were asked; and of this one.
+        self._before = Usage()
+        self._now = Usage()
+        self._deaths = 0
+        # Set while inputs may be sent; not while those are tried that the last process may have ended over.
+        self._open = asyncio.Event()
+        self._alone = asyncio.Lock()
+        self._suspects = 0
+        self._in_flight = 0
+
+    @property
+    def model(self) -> ModelInfo:
+        assert self._model is not None
+        return self._model
+
+    def load(self) -> tuple[bool, int]:
+        return not self._open.is_set(), self._in_flight
+
+    async def start(self) -> None:
+        self._process = await _Process.start(self._plan, self._card)
+        self._model = self._process.model
+        self._open.set()
+
+    async def embed(self, contents: Sequence[Content]) -> Vectors:
+        size = sum(content.nbytes for content in contents)
+        self._in_flight += size
+        try:
+            await self._open.wait()
+            try:
+                return await self._ask(contents)
+            except ChildLost:
+                return await self._suspected(contents)
+        finally:
+            self._in_flight -= size
+
+    async def usage(self) -> Usage:
+        if self._open.is_set() and self._process is not None:
+            with suppress(ChildLost):
+                self._now = await self._process.usage()
+        return self._before + self._now
+
+    async def close(self) -> None:
+        if self._process is not None:
+            await self._process.close()
+
+    async def _ask(self, contents: Sequence[Content]) -> Vectors:
+        if self._process is None:
+            raise ChildLost("its process has ended")
+        vectors = await self._process.embed(contents)
+        self._deaths = 0
+        return vectors
+
+    async def _suspected(self, contents: Sequence[Content]) -> Vectors:
+        self._open.clear()
+        self._suspects += 1
+        try:
+            async with self._alone:
+                return await self._in_parts(contents)
+        finally:
+            self._suspects -= 1
+            if not self._suspects:
+                self._open.set()
+
+    async def _in_parts(self, contents: Sequence[Content]) -> Vectors:
+        await self._start_again()
+        try:
+            return await self._ask(contents)
+        except ChildLost as lost:
+            if len(contents) > 1:
+                half = len(contents) // 2
+                parts = [await self._in_parts(part) for part in (contents[:half], contents[half:])]
+                return Vectors.joined(parts)
+            self._died(lost)
+            error = EngineDead(f"the engine's process ended over it: {lost}")
+            return Vectors.failed(error, self.model.width)
+
+    async def _start_again(self) -> None:
+        """Where the process has ended. Raises what an engine is refused for."""
+        while self._process is None or self._process.ended:
+            if self._process is not None:
+                await self._process.close()
+                self._before, self._now = self._before + self._now, Usage()
+                self._process = None
+            try:
+                self._process = await _Process.start(self._plan, self._card)
+            except Unavailable as error:
+                self._died(error)
+
+    def _died(self, why: Exception) -> None:
+        self._deaths += 1
+        if self._deaths >= _DEATHS:
+            raise EngineDead(f"{self._deaths} engine processes ended one after another: {why}") from why
+
+
+class _Process:
+    """A child that runs ``engine_process``. Its methods raise ``ChildLost``."""
+
+    def __init__(self, child: Child, model: ModelInfo) -> None:
+        self._child = child
+        self.model = model
+
+    @classmethod
+    async def start(cls, plan: EnginePlan, card: str) -> Self:
+        """Raises what the engine was refused for."""
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": card} if card else None
+        first = Start(list(plan.loads), plan.options)
+        module = "tessera.local.engine_process"
+        child = await Child.start(module, first, environment=environment, words=plan.log)
+        assert isinstance(child.begun, Ready)
+        return cls(child, child.begun.model)
+
+    @property
+    def ended(self) -> bool:
+        return self._child.ended
+
+    async def embed(self, contents: Sequence[Content]) -> Vectors:
+        answer = await self._child.ask(lambda number: Embed(number, list(contents)))
+        assert isinstance(answer, EmbeddedRows)
+        rows = np.frombuffer(answer.rows, "<f4").reshape(-1, self.model.width)
+        if len(answer.counts) != len(contents) or sum(answer.counts) != len(rows):
+            raise ProtocolError(f"an engine answered with {len(answer.counts)} of {len(contents)} inputs")
+        return Vectors(
+            rows=rows,
+            counts=answer.counts,
+            tokens=answer.tokens,
+            errors={place: failure.error() for place, failure in answer.errors.items()},
+        )
+
+    async def usage(self) -> Usage:
+        used = await self._child.ask(AskUsage)
+        assert isinstance(used, Used)
+        return used.usage
+
+    async def close(self) -> None:
+        await self._child.close()

@@ -1,0 +1,22 @@
+"""Describes the model that an engine runs."""
+
+from __future__ import annotations
+
+import msgspec
+
+from tessera.models.base import OutputKind
+
+
+class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """The model that inputs are embedded with.
+
+    ``fingerprint`` is of weights, preprocessing and prompts. ``width`` is that of the vectors which come out;
+    ``checkpoint`` is ``random`` or ``demo`` for those that come with Tessera.
+    """
+
+    name: str
+    fingerprint: str
+    kind: OutputKind
+    width: int
+    images: bool
+    checkpoint: str = ""

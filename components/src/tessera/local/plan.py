@@ -1,0 +1,73 @@
+"""Plans engines: what their workers load, and the cards that they run on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tessera import machine
+from tessera.checkpoint.source import Source
+from tessera.defaults import ENGINE_CONFIGS
+from tessera.errors import ConfigError
+from tessera.local.messages import Load
+from tessera.local.options import VectorOptions
+from tessera.models import find, open_model
+from tessera.models.base import OutputKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginePlan:
+    """How engine processes are started: what their workers load, and the cards.
+
+    ``cards`` are entries for CUDA_VISIBLE_DEVICES, an empty one where the environment is to stay as it is.
+    ``log`` are flags of ``LogSettings``.
+    """
+
+    loads: Sequence[Load]
+    options: VectorOptions
+    cards: Sequence[str] = ("",)
+    log: Sequence[str] = ()
+
+
+def loads_of(source: Source, flags: Sequence[str], *, engines_on_host: int, split: bool) -> list[Load]:
+    """Return what the workers of one engine load; ``flags`` are the user's own, for each of them.
+
+    ``split`` makes a worker for each stage, where the model has two. Raises ``CheckpointError``.
+    """
+    own = ["--model-path", str(source.directory), "--workers-on-host", str(engines_on_host)]
+    if not any(word.partition("=")[0] == "--extra-engine-args" for word in flags):
+        own += ["--extra-engine-args", str(ENGINE_CONFIGS)]
+    modes = [["--disaggregation-mode", "agg"]]
+    if split and open_model(source.directory, {}).vision is not None:
+        modes = [["--disaggregation-mode", mode, "--workers-on-card", "2"] for mode in ("encode", "embed")]
+    return [Load([*own, *mode, *flags], source.as_json()) for mode in modes]
+
+
+def plan_engines(
+    name: str,
+    revision: str,
+    options: VectorOptions,
+    *,
+    flags: Sequence[str] = (),
+    log: Sequence[str] = (),
+    bar: bool = False,
+    most: int | None = None,
+    split: bool = False,
+) -> EnginePlan:
+    """Plan an engine for each card, ``most`` of them, of the model of that name; download it if need be.
+
+    ``flags`` are those of workers, and ``log`` those of ``LogSettings``; ``split`` as in ``loads_of``.
+    Raises ``ConfigError`` and ``CheckpointError`` for what is no model that makes vectors.
+    """
+    source = find(name, revision, bar=bar)
+    model = open_model(source.directory, {})
+    if model.output.kind is OutputKind.SCORE:
+        raise ConfigError(f"{name} ({model.family}) gives scores of pairs, and no vectors")
+    cards = ([card.entry for card in machine.this_machine(os.environ).cards] or [""])[:most]
+    return EnginePlan(
+        loads=loads_of(source, flags, engines_on_host=len(cards), split=split),
+        options=options,
+        cards=cards,
+        log=log,
+    )

@@ -1,0 +1,1 @@
+"""The commands ``tessera embed`` and ``tessera search``, a file for each."""

@@ -1,0 +1,236 @@
+"""``tessera search``: what of a corpus is nearest to a text, a picture, or both."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import uvloop
+
+from tessera.defaults import MODEL
+from tessera.errors import ConfigError, InvalidInput, TesseraError
+from tessera.local.content import ImageFile, Part
+from tessera.local.model_info import ModelInfo
+from tessera.local.plan import plan_engines
+from tessera.models.base import Role
+from tessera.process_exit import leave
+from tessera.settings import POSITIVE, HelpFormatter, Revision, Setting, add_flags, read_flags
+from tessera.terminal import complain, printable, say
+from tessera_corpus.embedder import Embedder, InputType, VectorSettings
+from tessera_corpus.engines import EngineEmbedder
+from tessera_corpus.item import Embedded, Failure, Item
+from tessera_corpus.results.contents import Contents
+from tessera_corpus.results.entry import Query, entry_of
+from tessera_corpus.results.page import write_page
+from tessera_corpus.results.rerank import reranked
+from tessera_corpus.results.sheet import write_sheet
+from tessera_corpus.results.thumbnail import Thumbnails
+from tessera_corpus.search import Hit, Table
+from tessera_corpus.service import KEY_VARIABLE, Service, ServiceEmbedder, ServiceSettings
+from tessera_corpus.sources.settings import ReadSettings
+
+_TEXT: Final = """\
+Searches the vectors in DIR that tessera embed has written: all of them, or by the index of a Lance table.
+The query is embedded by the model that made them, by an engine of this command or, with --url, a service.
+--html and --sheet show the results, which are read again from where they were embedded from."""
+
+_NOTES: Final = {
+    "random": "{} has random weights: the order of the results means nothing",
+    "demo": "{} is a demonstration model of synthetic scenes; it knows no photographs",
+}
+
+
+class SearchSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One search."""
+
+    image: Annotated[
+        Path | None, Setting(flag="--image", metavar="FILE", help="a picture to look for the like of")
+    ] = None
+    top: Annotated[int, Setting(flag="--top", check=POSITIVE, help="results")] = 12
+    html: Annotated[
+        Path | None,
+        Setting(flag="--html", metavar="FILE", help="write a page of the results, which needs nothing else"),
+    ] = None
+    sheet: Annotated[
+        Path | None, Setting(flag="--sheet", metavar="FILE", help="write a PNG picture of the results")
+    ] = None
+    model: Annotated[
+        str,
+        Setting(flag="--model", help="as for tessera embed; with --url a name that is served"),
+    ] = ""
+    revision: Revision = ""
+    service: Annotated[ServiceSettings, Setting(group="service")] = ServiceSettings()
+    read: Annotated[ReadSettings, Setting(group="how results are read again, as tessera embed had it")] = (
+        ReadSettings()
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """One command line: ``rerank`` is None for none, and empty for the only reranker."""
+
+    directory: Path
+    text: str
+    rerank: str | None
+    settings: SearchSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Found:
+    """Hits, the best first, with what is there now where that was asked for."""
+
+    served: ModelInfo
+    scores: str
+    hits: Sequence[tuple[Hit, Item | Failure | None]]
+
+
+def main(arguments: Sequence[str], prog: str = "tessera search") -> int:
+    """Prints the hits, the best first; the status is 1 after an error."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description=_TEXT, formatter_class=HelpFormatter, allow_abbrev=False
+    )
+    parser.add_argument("directory", type=Path, metavar="DIR", help="that tessera embed --out was given")
+    parser.add_argument("text", nargs="?", default="", help="what to look for")
+    parser.add_argument(
+        "--rerank",
+        nargs="?",
+        const="",
+        metavar="MODEL",
+        help="have the results put in order by a reranker of the service: the only one there, or MODEL",
+    )
+    add_flags(parser, SearchSettings)
+    parsed = parser.parse_args(arguments)
+    try:
+        asked = _Asked(
+            directory=parsed.directory,
+            text=parsed.text,
+            rerank=parsed.rerank,
+            settings=read_flags(SearchSettings, parsed),
+        )
+        _say(asked, uvloop.run(_search(asked)))
+        sys.stdout.flush()
+        return 0
+    except BrokenPipeError:
+        # Whoever read the list, head perhaps, has seen enough.
+        leave(128 + signal.SIGPIPE)
+    except TesseraError as error:
+        complain(f"{prog}: {error.message}")
+        return 1
+
+
+async def _search(asked: _Asked) -> _Found:
+    settings = asked.settings
+    if asked.rerank is not None and not settings.service.url:
+        raise ConfigError("--rerank asks a reranker of a service, and --url names none")
+    table = Table(asked.directory)
+    item = _query(asked.text, settings.image, table.kind.role)
+    embedder = await _embedder(table, settings)
+    served = embedder.served
+    try:
+        if served.fingerprint != table.kind.fingerprint:
+            raise ConfigError(
+                f"{asked.directory} holds vectors of {table.kind.model}, and {served.name} is another "
+                "model: --model names the one that made them"
+            )
+        (made,) = await embedder.embed([item])
+    finally:
+        await embedder.close()
+    if not isinstance(made, Embedded):
+        raise InvalidInput(f"the query cannot be embedded: {made.reason}")
+    hits = table.search(made.rows, settings.top)
+    if asked.rerank is None and settings.html is None and settings.sheet is None:
+        return _Found(served=served, scores=_scores(table), hits=[(hit, None) for hit in hits])
+    with Contents(settings.read) as contents:
+        there = [(hit, contents.read(hit.places[0])) for hit in hits]
+    if asked.rerank is None:
+        return _Found(served=served, scores=_scores(table), hits=there)
+    service = Service(settings.service, os.environ.get(KEY_VARIABLE))
+    try:
+        ranked = await reranked(service, asked.rerank, item, there)
+    finally:
+        await service.close()
+    for hit, found in there:
+        if isinstance(found, Failure):
+            complain(f"{hit.places[0].id}: left out: {found.reason}")
+    return _Found(served=served, scores="reranked", hits=ranked)
+
+
+def _scores(table: Table) -> str:
+    return "by MaxSim" if table.kind.tokens else "by cosine"
+
+
+def _say(asked: _Asked, found: _Found) -> None:
+    settings = asked.settings
+    note = _NOTES.get(found.served.checkpoint)
+    if note is not None:
+        complain(f"note: {note.format(found.served.name)}")
+    for place, (hit, _) in enumerate(found.hits, 1):
+        say(f"{place:4}. {hit.score:6.3f}  {_said(hit)}")
+    if settings.html is None and settings.sheet is None:
+        return
+    with closing(Thumbnails()) as thumbnails:
+        query = _shown_query(asked, thumbnails)
+        entries = [entry_of(hit, there, thumbnails) for hit, there in found.hits if there is not None]
+    said = f"{len(entries)} results of {found.served.name}, {found.scores}"
+    for path, write in ((settings.html, write_page), (settings.sheet, write_sheet)):
+        if path is not None:
+            write(path, query, entries, said)
+            say(f"written: {path}")
+
+
+def _shown_query(asked: _Asked, thumbnails: Thumbnails) -> Query:
+    image = asked.settings.image
+    if image is None:
+        return Query(text=printable(asked.text))
+    small = thumbnails.make(_read(image), source=str(image))
+    return Query(
+        text=printable(asked.text),
+        picture=printable(image.name),
+        small=None if isinstance(small, str) else small,
+    )
+
+
+def _query(text: str, image: Path | None, role: Role | None) -> Item:
+    """A text asks as a query. A picture, with or without a text, asks for the like of what is there."""
+    parts: list[Part] = []
+    if image is not None:
+        parts.append(ImageFile(_read(image)))
+    if text.strip():
+        parts.append(text)
+    if not parts:
+        raise ConfigError("give a text, or a picture with --image, or both")
+    return Item(id="query", source="query", parts=tuple(parts), role=role if image else Role.QUERY)
+
+
+def _read(image: Path) -> bytes:
+    try:
+        return image.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--image {image}: {error.strerror}") from error
+
+
+async def _embedder(table: Table, settings: SearchSettings) -> Embedder:
+    vectors = VectorSettings(input_type=InputType.QUERY, dimensions=table.kind.width)
+    if settings.service.url:
+        key = os.environ.get(KEY_VARIABLE)
+        return await ServiceEmbedder.start(settings.service, vectors, settings.model, key)
+    model = settings.model or os.environ.get("MODEL_PATH") or str(MODEL)
+    plan = plan_engines(model, settings.revision, vectors.options, log=["--log-level", "warning"], most=1)
+    return await EngineEmbedder.start(plan, vectors)
+
+
+def _said(hit: Hit) -> str:
+    names = [printable(place.id) for place in hit.places]
+    return "  ".join(names[:4]) + (f"  and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

@@ -1,0 +1,105 @@
+"""Declares what makes vectors of items: engines of this command, or a service."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import Annotated, Protocol
+
+import msgspec
+
+from tessera.local.content import Content
+from tessera.local.model_info import ModelInfo
+from tessera.local.options import VectorOptions
+from tessera.local.usage import Usage
+from tessera.models.base import Role, Truncate
+from tessera.settings import NOT_NEGATIVE, Setting
+from tessera_corpus.item import Embedded, Failure, Item
+
+
+class InputType(StrEnum):
+    """What items are for that do not say it themselves."""
+
+    PASSAGE = "passage"
+    QUERY = "query"
+    NONE = "none"
+
+    @property
+    def role(self) -> Role:
+        return Role(self.value)
+
+
+class Cut(StrEnum):
+    """What becomes of an item that is too long: a failure, or it loses its start or its end."""
+
+    NONE = "none"
+    START = "start"
+    END = "end"
+
+    @property
+    def truncate(self) -> Truncate:
+        return Truncate[self.name]
+
+
+class VectorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What changes vectors, beside the model."""
+
+    input_type: Annotated[
+        InputType,
+        Setting(
+            flag="--input-type",
+            help="what items are for that do not say it themselves; decides the prompt's prefix",
+        ),
+    ] = InputType.PASSAGE
+    dimensions: Annotated[
+        int,
+        Setting(
+            flag="--dimensions",
+            check=NOT_NEGATIVE,
+            help="values of a vector, one of the widths that the model offers; 0: the model's own",
+        ),
+    ] = 0
+    truncate: Annotated[
+        Cut,
+        Setting(
+            flag="--truncate",
+            help="what becomes of an item with more tokens than the model takes: an error row, or it loses "
+            "its start or its end",
+        ),
+    ] = Cut.NONE
+    max_tokens: Annotated[
+        int, Setting(flag="--max-tokens", check=NOT_NEGATIVE, help="of one item; 0: the model's own limit")
+    ] = 0
+
+    @property
+    def options(self) -> VectorOptions:
+        """What of these an engine is started with; each item brings its role."""
+        return VectorOptions(
+            dimensions=self.dimensions,
+            dimensions_param="--dimensions",
+            max_tokens=self.max_tokens,
+            truncate=self.truncate.truncate,
+        )
+
+    def content_of(self, item: Item) -> Content:
+        """Return what is embedded of an item."""
+        role = item.role or self.input_type.role
+        return Content(parts=item.parts, role=role, instruction=item.instruction)
+
+
+class Embedder(Protocol):
+    """Called several times at once from one event loop; ``engines`` work side by side."""
+
+    @property
+    def served(self) -> ModelInfo: ...
+
+    @property
+    def engines(self) -> int: ...
+
+    async def embed(self, items: Sequence[Item]) -> list[Embedded | Failure]:
+        """One for each item, in their order. Raises ``TesseraError`` where no item can be embedded."""
+        ...
+
+    async def usage(self) -> Usage: ...
+
+    async def close(self) -> None: ...

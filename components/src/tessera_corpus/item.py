@@ -1,0 +1,159 @@
+"""What a corpus is made of: items to embed, documents that become items, and what could not be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from blake3 import blake3
+
+from tessera.local.content import Part, nbytes_of
+from tessera.models.base import Role
+from tessera_corpus.position import Position
+
+
+class Item(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """One thing to embed: its texts and images, in the order in which they are read as one.
+
+    ``id`` is unique in a run. ``source`` is the place it was read from, as a person looks it up; ``page``
+    counts from 1 where that place has pages. ``place`` is that of an input in its request, from 0, and its id
+    is ``REQUEST#place`` then. ``role`` is what it is for, None for what the run says, and
+    ``instruction`` what its prompt says in place of the model's own, where the family knows them.
+    ``content_hash`` is the 32-byte blake3 hash of what is embedded: the same parts for the same role have the
+    same hash under every id. Who makes a part of something larger, a page of a document, gives a hash of
+    that and of how it was made.
+    """
+
+    id: str
+    source: str
+    page: int | None = None
+    place: int | None = None
+    parts: tuple[Part, ...]
+    role: Role | None = None
+    instruction: str | None = None
+    content_hash: bytes = b""
+
+    def __post_init__(self) -> None:
+        if not self.nbytes:
+            raise ValueError("an item needs a text or an image")
+        if not self.content_hash:
+            msgspec.structs.force_setattr(
+                self, "content_hash", _hash(self.parts, self.role, self.instruction)
+            )
+
+    @property
+    def nbytes(self) -> int:
+        """Of its texts, one for each character, and images."""
+        return nbytes_of(self.parts)
+
+    def failed(self, reason: str) -> Failure:
+        return Failure(id=self.id, source=self.source, page=self.page, place=self.place, reason=reason)
+
+    def embedded(self, rows: npt.NDArray[np.float32], tokens: int) -> Embedded:
+        """``rows`` and ``tokens`` as ``Embedded`` has them."""
+        return Embedded(
+            id=self.id,
+            source=self.source,
+            page=self.page,
+            place=self.place,
+            content_hash=self.content_hash,
+            rows=rows,
+            tokens=tokens,
+        )
+
+
+def _hash(parts: tuple[Part, ...], role: Role | None, instruction: str | None) -> bytes:
+    digest = blake3((role or "").encode() + b"\0")
+    given = () if instruction is None else (instruction,)
+    for part in (*given, *parts):
+        data = part.encode() if isinstance(part, str) else part.data
+        # Kind and length keep parts apart: bytes cannot move from one to the next.
+        digest.update(b"text" if isinstance(part, str) else b"file")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.digest()
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """A file with pages, a PDF, each of which is to become an item; ``id`` is that of the file."""
+
+    id: str
+    source: str
+    data: bytes
+
+
+class Failure(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """What could not become an item or a vector, and why; the run goes on without it."""
+
+    id: str
+    source: str
+    page: int | None = None
+    place: int | None = None
+    reason: str
+
+
+Row = Item | Document | Failure
+
+# Of a row that is waiting, beside what it holds.
+_ROW_BYTES: Final = 1024
+
+
+def size_of(row: Row) -> int:
+    """Bytes that a row takes."""
+    if isinstance(row, Failure):
+        return _ROW_BYTES
+    return _ROW_BYTES + (len(row.data) if isinstance(row, Document) else row.nbytes)
+
+
+class Source(Protocol):
+    """Where items come from."""
+
+    def position(self) -> Position:
+        """How far its rows have been read."""
+        ...
+
+    def rows(self) -> Iterator[Row]:
+        """Every row, in the same order each time while nothing changes; it raises for the whole source."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Embedded:
+    """An item's vector, or one for each of its tokens: float32 ``[rows, width]``; and its token count."""
+
+    id: str
+    source: str
+    page: int | None
+    place: int | None = None
+    content_hash: bytes
+    rows: npt.NDArray[np.float32]
+    tokens: int
+
+
+def request_of(id: str, place: int | None) -> str:
+    """The request that an input is of; an item that is no input is one of its own."""
+    return id if place is None else id.removesuffix(f"#{place}")
+
+
+def unique(rows: Iterator[Row]) -> Iterator[Row]:
+    """The rows with each later item of an id that was there replaced by a failure.
+
+    16 bytes of each id stay in memory, not the place it was read from.
+    """
+    seen: set[bytes] = set()
+    for row in rows:
+        if not isinstance(row, Failure):
+            key = blake3(row.id.encode()).digest(16)
+            if key in seen:
+                said = "the id was there before"
+                row = (
+                    row.failed(said)
+                    if isinstance(row, Item)
+                    else Failure(id=row.id, source=row.source, reason=said)
+                )
+            seen.add(key)
+        yield row

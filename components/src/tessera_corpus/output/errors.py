@@ -1,0 +1,73 @@
+"""What failed, as a file of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from tessera.errors import ConfigError
+from tessera_corpus.item import Failure
+from tessera_corpus.output.directory import Directory
+
+_COLUMNS: Final = ("id", "page", "source", "reason")
+
+
+class ErrorTable:
+    """The failures of a shard's last try of each item, published as a whole."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        ending: str,
+        read: Callable[[Path], list[Failure]],
+        write: Callable[[Path, Sequence[Failure]], None],
+    ) -> None:
+        """Raises ``ConfigError`` for a file that cannot be read."""
+        self.path: Final = directory.errors(ending)
+        self._directory = directory
+        self._write = write
+        self._changed = False
+        try:
+            failures = read(self.path) if self.path.exists() else []
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{self.path}: not a file of errors that can be read: {error}") from error
+        self._failures = {failure.id: failure for failure in failures}
+
+    def add(self, failure: Failure) -> None:
+        self._failures[failure.id] = failure
+        self._changed = True
+
+    def forget(self, id: str) -> None:
+        """It has its vector now."""
+        if self._failures.pop(id, None) is not None:
+            self._changed = True
+
+    def publish(self) -> None:
+        """Raises ``OutputFailed``."""
+        if not self._changed:
+            return
+        self._changed = False
+        # At once: another thread may forget one meanwhile.
+        failures = list(self._failures.values())
+        if failures:
+            self._directory.publish(self.path, lambda path: self._write(path, failures))
+        elif self.path.exists():
+            self._directory.remove(self.path)
+
+
+def read_parquet(path: Path) -> list[Failure]:
+    """Raises ``OSError``, ``ValueError`` or ``TypeError``."""
+    import pyarrow.parquet as pq
+
+    return [Failure(**row) for row in pq.ParquetFile(path).read(columns=list(_COLUMNS)).to_pylist()]
+
+
+def write_parquet(path: Path, failures: Sequence[Failure]) -> None:
+    """The columns id, page, source and reason."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = pa.schema([(name, pa.int32() if name == "page" else pa.string()) for name in _COLUMNS])
+    columns = {name: [getattr(failure, name) for failure in failures] for name in _COLUMNS}
+    pq.write_table(pa.table(columns, schema), path, compression="zstd")

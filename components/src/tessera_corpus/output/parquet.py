@@ -1,0 +1,105 @@
+"""Vectors as Parquet files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from tessera.errors import ConfigError
+from tessera_corpus.output.columns import schema_of, table_of
+from tessera_corpus.output.directory import Directory
+from tessera_corpus.output.row import Row, VectorKind
+from tessera_corpus.output.table import Published
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ENDING: Final = ".parquet"
+# Of vectors in a row group, which readers take at once.
+_GROUP_BYTES: Final = 16 << 20
+_READ_ROWS: Final = 65_536
+
+
+class ParquetTable:
+    """``DIR/vectors/*.parquet``."""
+
+    def __init__(self, directory: Directory, kind: VectorKind) -> None:
+        self._directory = directory
+        self._kind = kind
+        self._number = directory.next_part(ENDING)
+
+    def published(self) -> Iterator[Published]:
+        import pyarrow.parquet as pq
+
+        for path in sorted(self._directory.vectors.glob(f"*{ENDING}")):
+            try:
+                with pq.ParquetFile(path) as file:
+                    for batch in file.iter_batches(_READ_ROWS, columns=["id", "content_hash"]):
+                        ids, hashes = batch.column("id").to_pylist(), batch.column("content_hash").to_pylist()
+                        yield Published(part=path.name, ids=ids, content_hashes=hashes)
+            except FileNotFoundError:
+                # Another shard took its last row out.
+                continue
+            except (OSError, ValueError, KeyError) as error:
+                raise ConfigError(f"{path}: not a part that can be read: {error}") from error
+
+    def append(self, rows: Sequence[Row]) -> int:
+        table = table_of(rows, self._kind)
+        written = self._directory.publish(
+            self._directory.part(self._number, ENDING), lambda path: self._write(path, [table])
+        )
+        self._number += 1
+        return written
+
+    def remove(self, part: str, ids: Set[str]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        path = self._directory.vectors / part
+        # Another shard may take rows of its own out of the same part.
+        with self._directory.alone():
+            try:
+                file = pq.ParquetFile(path)
+            except FileNotFoundError:
+                return
+            with file:
+                kept = [
+                    [id not in ids for id in file.read_row_group(group, columns=["id"]).column(0).to_pylist()]
+                    for group in range(file.num_row_groups)
+                ]
+                if all(map(all, kept)):
+                    return
+                if not any(map(any, kept)):
+                    self._directory.remove(path)
+                    return
+                groups = (
+                    file.read_row_group(group).filter(pa.array(which))
+                    for group, which in enumerate(kept)
+                    if any(which)
+                )
+                self._directory.publish(path, lambda temporary: self._write(temporary, groups))
+
+    def _write(self, path: Path, tables: Iterator[pa.Table] | Sequence[pa.Table]) -> None:
+        import pyarrow.parquet as pq
+
+        schema = schema_of(self._kind)
+        leaf = "vector.list.element.list.element" if self._kind.tokens else "vector.list.element"
+        texts = [name for name in schema.names if name != "vector"]
+        with pq.ParquetWriter(
+            path,
+            schema,
+            # Floats get no smaller by either. int8, which Parquet has as int32, takes one byte in a
+            # dictionary, and four without.
+            compression={leaf: "none"} | dict.fromkeys(texts, "zstd"),
+            use_dictionary=[
+                "source",
+                "model",
+                "fingerprint",
+                *([leaf] if self._kind.dtype == "int8" else []),
+            ],
+            write_statistics=["id", "page"],
+        ) as writer:
+            for table in tables:
+                rows = max(1, table.num_rows * _GROUP_BYTES // max(1, table.column("vector").nbytes))
+                writer.write_table(table.cast(schema), row_group_size=rows)

@@ -1,0 +1,90 @@
+"""What the stages of a pipeline hand on, as blocks of Ray Data: a kind and MessagePack for each row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from tessera_corpus.item import Embedded, Failure, Item
+
+
+class LeftOut(msgspec.Struct, frozen=True, array_like=True):
+    """Items that the output had at the start: id and content hash of each."""
+
+    items: list[tuple[str, bytes]]
+
+
+Row = Item | Failure | Embedded | LeftOut
+
+
+class _Vectors(msgspec.Struct, frozen=True, array_like=True):
+    id: str
+    source: str
+    page: int | None
+    place: int | None
+    content_hash: bytes
+    width: int
+    values: bytes
+    tokens: int
+
+
+class _Kind(IntEnum):
+    ITEM = 0
+    FAILURE = 1
+    VECTORS = 2
+    LEFT_OUT = 3
+
+
+_TYPES: dict[_Kind, type[Item | Failure | _Vectors | LeftOut]] = {
+    _Kind.ITEM: Item,
+    _Kind.FAILURE: Failure,
+    _Kind.VECTORS: _Vectors,
+    _Kind.LEFT_OUT: LeftOut,
+}
+
+
+def block_of(rows: Iterable[Row]) -> Any:
+    """A ``pyarrow.Table`` with the columns ``kind`` and ``data``."""
+    import pyarrow as pa
+
+    kinds, data = [], []
+    for row in rows:
+        sent = _sent(row) if isinstance(row, Embedded) else row
+        kinds.append(next(kind for kind, type_ in _TYPES.items() if type(sent) is type_))
+        data.append(msgspec.msgpack.encode(sent))
+    return pa.table({"kind": pa.array(kinds, pa.uint8()), "data": pa.array(data, pa.large_binary())})
+
+
+def rows_of(block: Any) -> Iterator[Row]:
+    for kind, data in zip(block["kind"].to_pylist(), block["data"].to_pylist(), strict=True):
+        row = msgspec.msgpack.decode(data, type=_TYPES[_Kind(kind)])
+        yield _embedded(row) if isinstance(row, _Vectors) else row
+
+
+def _sent(row: Embedded) -> _Vectors:
+    return _Vectors(
+        id=row.id,
+        source=row.source,
+        page=row.page,
+        place=row.place,
+        content_hash=row.content_hash,
+        width=row.rows.shape[1],
+        values=row.rows.astype("<f4", copy=False).tobytes(),
+        tokens=row.tokens,
+    )
+
+
+def _embedded(row: _Vectors) -> Embedded:
+    return Embedded(
+        id=row.id,
+        source=row.source,
+        page=row.page,
+        place=row.place,
+        content_hash=row.content_hash,
+        rows=np.frombuffer(row.values, "<f4").reshape(-1, row.width),
+        tokens=row.tokens,
+    )

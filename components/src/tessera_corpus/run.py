@@ -1,0 +1,265 @@
+"""One run: rows of a source to vectors in an output, with everything on the way bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Final, Protocol, TypeVar
+
+from tessera.local.content import ImageFile
+from tessera_corpus.embedder import Embedder
+from tessera_corpus.item import Embedded, Failure, Item
+
+T = TypeVar("T")
+
+# Of one call: 64 short texts, or four pictures, whose calls are to come back while others begin.
+_WEIGHT: Final = 64
+_PICTURE: Final = 16
+# A text of so many weighs 1; a longer one more, or texts of 1,024 tokens would fill an engine's queue several
+# times: made into tokens again and again until there was room, they came at 28 % of an H200's rate.
+_CHARACTERS: Final = 256
+_BYTES: Final = 16 << 20
+# Under way for each engine: two batches of short texts, and what waits for them to be tokenised; or 256
+# pictures, twice as many as keep an H200 busy.
+_WEIGHT_IN_FLIGHT: Final = 4096
+_BYTES_IN_FLIGHT: Final = 512 << 20
+# Of vectors that wait while a part is published, which takes half a second of 16,384 short texts: engines
+# that wait with them stood still for 7 % of an H200's time.
+_UNWRITTEN_BYTES: Final = 64 << 20
+
+
+class Output(Protocol):
+    """Where vectors go; blocks, and is called by one thread at a time, but for ``done``."""
+
+    def done(self, id: str, content_hash: bytes) -> bool:
+        """Whether a vector of this is there."""
+        ...
+
+    def put(self, rows: Sequence[Embedded]) -> None: ...
+
+    def fail(self, failure: Failure) -> None: ...
+
+    def close(self) -> None:
+        """Publish what is left."""
+        ...
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a run has done so far. ``done_before`` had vectors at the start, ``taken`` came from the source.
+
+    ``nbytes`` were read of items.
+    """
+
+    taken: int = 0
+    embedded: int = 0
+    failed: int = 0
+    done_before: int = 0
+    vectors: int = 0
+    tokens: int = 0
+    pictures: int = 0
+    nbytes: int = 0
+    # Seconds: of waiting for rows with nothing under way to wait for, for room, and of writing.
+    reading_seconds: float = 0.0
+    full_seconds: float = 0.0
+    writing_seconds: float = 0.0
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+
+def fresh(
+    rows: Iterator[Item | Failure], done: Callable[[str, bytes], bool], progress: Progress
+) -> Iterator[Item | Failure]:
+    """The rows without those that are done."""
+    for row in rows:
+        if isinstance(row, Item) and done(row.id, row.content_hash):
+            progress.done_before += 1
+        else:
+            yield row
+
+
+async def run(rows: Iterator[Item | Failure], embedder: Embedder, output: Output, progress: Progress) -> None:
+    """Embed all rows and publish the output.
+
+    What was embedded is published however this ends: with an error, or by a cancellation. Raises what the
+    source, the embedder or the output raise.
+    """
+    # Not waited for: a read from a terminal may never return.
+    reading = ThreadPoolExecutor(1, thread_name_prefix="read")
+    with ThreadPoolExecutor(1, thread_name_prefix="write") as writing:
+        writer = _Writer(output, writing, progress)
+        try:
+            await _embed(rows, embedder, writer, reading, progress)
+        finally:
+            reading.shutdown(wait=False)
+            await _whole(writing, output.close)
+
+
+async def keep(made: Iterator[Sequence[Embedded | Failure]], output: Output, progress: Progress) -> None:
+    """Put what is embedded elsewhere into the output and publish it, as ``run`` does."""
+    reading = ThreadPoolExecutor(1, thread_name_prefix="read")
+    with ThreadPoolExecutor(1, thread_name_prefix="write") as writing:
+        writer = _Writer(output, writing, progress)
+        loop = asyncio.get_running_loop()
+        try:
+            while (some := await loop.run_in_executor(reading, next, made, None)) is not None:
+                progress.taken += len(some)
+                await writer.put(some)
+        finally:
+            reading.shutdown(wait=False)
+            await _whole(writing, output.close)
+
+
+async def _embed(
+    rows: Iterator[Item | Failure],
+    embedder: Embedder,
+    writer: _Writer,
+    reading: ThreadPoolExecutor,
+    progress: Progress,
+) -> None:
+    room = _Room(_WEIGHT_IN_FLIGHT * embedder.engines, _BYTES_IN_FLIGHT)
+    unwritten = _Room(_UNWRITTEN_BYTES)
+    try:
+        async with asyncio.TaskGroup() as group:
+
+            async def embed(items: list[Item], give_room: Callable[[], None]) -> None:
+                made = await embedder.embed(items)
+                size = sum(one.rows.nbytes for one in made if isinstance(one, Embedded))
+                give_unwritten = await unwritten.take(size)
+                give_room()
+                try:
+                    await writer.put(made)
+                finally:
+                    give_unwritten()
+
+            while True:
+                started = time.monotonic()
+                taken = await asyncio.get_running_loop().run_in_executor(reading, take, rows)
+                if room.empty:
+                    progress.reading_seconds += time.monotonic() - started
+                if not taken:
+                    break
+                progress.taken += len(taken)
+                items = [row for row in taken if isinstance(row, Item)]
+                if len(items) < len(taken):
+                    await writer.put([row for row in taken if isinstance(row, Failure)])
+                if items:
+                    nbytes = sum(item.nbytes for item in items)
+                    weight = sum(map(_weight, items))
+                    started = time.monotonic()
+                    give_room = await room.take(weight, nbytes)
+                    progress.full_seconds += time.monotonic() - started
+                    progress.nbytes += nbytes
+                    progress.pictures += sum(
+                        not isinstance(part, str) for item in items for part in item.parts
+                    )
+                    task = group.create_task(embed(items, give_room))
+                    # One that is cancelled before its first step gives nothing back by itself.
+                    task.add_done_callback(partial(_call, give_room))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+def _call(give: Callable[[], None], _: asyncio.Task[None]) -> None:
+    give()
+
+
+def take(rows: Iterator[Item | Failure]) -> list[Item | Failure]:
+    """The next rows for one call; none at the end."""
+    taken: list[Item | Failure] = []
+    weight = nbytes = 0
+    for row in rows:
+        taken.append(row)
+        if isinstance(row, Item):
+            weight += _weight(row)
+            nbytes += row.nbytes
+        if weight >= _WEIGHT or nbytes >= _BYTES or len(taken) >= _WEIGHT:
+            break
+    return taken
+
+
+def _weight(item: Item) -> int:
+    pictures = sum(isinstance(part, ImageFile) for part in item.parts)
+    return _PICTURE * pictures or max(1, item.nbytes // _CHARACTERS)
+
+
+class _Room:
+    """Bounds what is under way, by one measure or several; something larger than all of it goes alone."""
+
+    def __init__(self, *most: int) -> None:
+        self._most = most
+        self._taken = [0] * len(most)
+        self._count = 0
+        self._given = asyncio.Event()
+
+    @property
+    def empty(self) -> bool:
+        return not self._count
+
+    async def take(self, *sizes: int) -> Callable[[], None]:
+        """Wait for room, in no order where several do; what is returned gives it back once."""
+        while self._count and any(
+            taken + size > most for taken, size, most in zip(self._taken, sizes, self._most, strict=True)
+        ):
+            self._given.clear()
+            await self._given.wait()
+        self._count += 1
+        self._add(sizes)
+        held = True
+
+        def give() -> None:
+            nonlocal held
+            if held:
+                held = False
+                self._count -= 1
+                self._add([-size for size in sizes])
+                self._given.set()
+
+        return give
+
+    def _add(self, sizes: Sequence[int]) -> None:
+        self._taken = [taken + size for taken, size in zip(self._taken, sizes, strict=True)]
+
+
+class _Writer:
+    """Puts what was embedded into the output, on one thread."""
+
+    def __init__(self, output: Output, thread: ThreadPoolExecutor, progress: Progress) -> None:
+        self._output = output
+        self._thread = thread
+        self._progress = progress
+
+    async def put(self, made: Sequence[Embedded | Failure]) -> None:
+        await _whole(self._thread, lambda: self._put(made))
+
+    def _put(self, made: Sequence[Embedded | Failure]) -> None:
+        started = time.monotonic()
+        good = [one for one in made if isinstance(one, Embedded)]
+        if good:
+            self._output.put(good)
+        progress = self._progress
+        progress.embedded += len(good)
+        progress.vectors += sum(len(one.rows) for one in good)
+        progress.tokens += sum(one.tokens for one in good)
+        for one in made:
+            if isinstance(one, Failure):
+                progress.failed += 1
+                self._output.fail(one)
+        progress.writing_seconds += time.monotonic() - started
+
+
+async def _whole(thread: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """``work`` on a thread. What has begun there is over when this is, however it ends."""
+    future = asyncio.get_running_loop().run_in_executor(thread, work)
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future])
+        raise

@@ -1,0 +1,285 @@
+"""A running service, asked politely: behind everybody else, when it says, and no more at a time than set."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Annotated, Any, Final, Self
+
+import httpx2
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import orjson
+import pybase64
+
+from tessera.errors import ConfigError, ProtocolError, Unavailable
+from tessera.local.model_info import ModelInfo
+from tessera.local.usage import Usage
+from tessera.models.base import OutputKind, Role
+from tessera.settings import POSITIVE, Setting
+from tessera_corpus.embedder import VectorSettings
+from tessera_corpus.item import Embedded, Failure, Item
+
+KEY_VARIABLE: Final = "TESSERA_API_KEY"
+
+# Larger is less urgent; what people ask for has 0.
+_PRIORITY: Final = 100
+_ANSWER_SECONDS: Final = 900.0
+_MAX_WAIT_SECONDS: Final = 60.0
+_LEAST_WAIT_SECONDS: Final = 0.1
+# Errors of single inputs that say something of the service, and nothing of the input.
+_PASSING: Final = frozenset(
+    (
+        *("overloaded", "rate_limited", "unavailable", "deadline_exceeded", "engine_dead"),
+        *("hand_off_failed", "lease_expired", "transport_unavailable"),
+    )
+)
+_AGAIN: Final = (408, 429, 502, 503, 504)
+# Nothing that was asked for is at fault.
+_REFUSED: Final = (401, 403, 404, 405)
+
+
+class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The service that embeds in place of engines here; ``url`` is empty for none."""
+
+    url: Annotated[
+        str, Setting(flag="--url", help="of a running service that embeds, in place of engines here")
+    ] = ""
+    concurrency: Annotated[
+        int, Setting(flag="--concurrency", check=POSITIVE, help="requests under way at the service")
+    ] = 8
+    patience_seconds: Annotated[
+        float,
+        Setting(
+            flag="--patience-seconds",
+            check=POSITIVE,
+            help="how long a service that cannot be reached, or is full, is asked again",
+        ),
+    ] = 600.0
+
+
+class Service:
+    """A client of one service; asks again while it is full or away, for as long as its settings say."""
+
+    def __init__(self, settings: ServiceSettings, key: str | None) -> None:
+        """Raises ``ConfigError`` for an URL that is none."""
+        self.url = settings.url.rstrip("/")
+        self._patience = settings.patience_seconds
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        try:
+            local = httpx2.URL(self.url).host in ("localhost", "127.0.0.1", "::1")
+            # A proxy from the environment would be asked for an address on this host.
+            self._http = httpx2.AsyncClient(headers=headers, timeout=_ANSWER_SECONDS, trust_env=not local)
+        except (httpx2.InvalidURL, ValueError) as error:
+            raise ConfigError(f"--url {settings.url}: not an URL: {error}") from error
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def served(self, name: str = "") -> ModelInfo:
+        """The model of that name, or the first that gives vectors; ``ConfigError`` where there is none."""
+        status = (await self.ask("GET", "/status")).json()
+        try:
+            models = status["models"]
+            found = [model for model in models if model["output"]["kind"] != OutputKind.SCORE]
+            if name:
+                found = [model for model in found if name in (model["model"], *model.get("names", ()))]
+            if not found:
+                said = ", ".join(f"{each['model']} ({each['output']['kind']})" for each in models)
+                raise ConfigError(f"{self.url} has no model {name or 'that gives vectors'}: {said}")
+            model = found[0]
+            return ModelInfo(
+                name=model["model"],
+                fingerprint=model["fingerprint"],
+                kind=OutputKind(model["output"]["kind"]),
+                width=model["output"]["width"],
+                images=model["images"],
+                checkpoint=model["checkpoint"] or "",
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"{self.url} does not answer as Tessera does") from error
+
+    async def ask(self, method: str, path: str, body: object = None) -> httpx2.Response:
+        """A good answer, or one that says what was wrong with what was asked.
+
+        Raises ``ConfigError`` for what asking again cannot help, and ``Unavailable`` at the end of patience.
+        """
+        content = None if body is None else orjson.dumps(body)
+        headers = {"content-type": "application/json"} if content else {}
+        until = time.monotonic() + self._patience
+        while True:
+            try:
+                answer = await self._http.request(method, self.url + path, content=content, headers=headers)
+            except httpx2.HTTPError as error:
+                said, wait = f"no answer: {error or type(error).__name__}", 1.0
+            else:
+                if answer.is_success:
+                    return answer
+                said = f"{answer.status_code}: {said_of(answer)}"
+                if answer.status_code == 401:
+                    raise ConfigError(f"{self.url} asks for an API key: {KEY_VARIABLE} holds one")
+                if answer.status_code in _REFUSED:
+                    raise ConfigError(f"{self.url}{path} answered {said}")
+                if answer.status_code not in _AGAIN:
+                    return answer
+                wait = _wait(answer)
+            if time.monotonic() + wait > until:
+                raise Unavailable(f"{self.url}: {said}")
+            await asyncio.sleep(wait)
+
+
+class ServiceEmbedder:
+    """Implements ``Embedder`` by requests to a service, of which a few are under way."""
+
+    engines = 1
+
+    def __init__(
+        self, service: Service, served: ModelInfo, vectors: VectorSettings, settings: ServiceSettings
+    ) -> None:
+        self.served = served
+        self._service = service
+        self._vectors = vectors
+        self._places = asyncio.Semaphore(settings.concurrency)
+        self._patience = settings.patience_seconds
+        self._images = self._cached = 0
+
+    @classmethod
+    async def start(
+        cls, settings: ServiceSettings, vectors: VectorSettings, model: str, key: str | None
+    ) -> Self:
+        """Raises ``TesseraError`` where no such model is served."""
+        service = Service(settings, key)
+        try:
+            served = await service.served(model)
+            if vectors.dimensions:
+                served = msgspec.structs.replace(served, width=vectors.dimensions)
+            return cls(service, served, vectors, settings)
+        except BaseException:
+            await service.close()
+            raise
+
+    async def embed(self, items: Sequence[Item]) -> list[Embedded | Failure]:
+        found: list[Embedded | Failure] = []
+        # What inputs are for is said once in a request.
+        for prompt, group in groupby(items, self._prompt):
+            found += await self._embed(list(group), dict(prompt))
+        return found
+
+    async def usage(self) -> Usage:
+        return Usage(images=self._images, cached_images=self._cached)
+
+    async def close(self) -> None:
+        await self._service.close()
+
+    def _prompt(self, item: Item) -> tuple[tuple[str, str], ...]:
+        """The fields of a request that decide an item's prompt."""
+        role = self._vectors.content_of(item).role
+        said = () if role is Role.NONE else (("input_type", role.value),)
+        return said if item.instruction is None else (*said, ("instruction", item.instruction))
+
+    async def _embed(self, items: Sequence[Item], prompt: dict[str, str]) -> list[Embedded | Failure]:
+        made: dict[int, Embedded | Failure] = {}
+        left = list(range(len(items)))
+        until = time.monotonic() + self._patience
+        while left:
+            asked = [items[index] for index in left]
+            async with self._places:
+                answer = await self._service.ask("POST", "/v1/embeddings", self._body(asked, prompt))
+            if not answer.is_success:
+                if len(items) > 1:
+                    half = len(items) // 2
+                    return await self._embed(items[:half], prompt) + await self._embed(items[half:], prompt)
+                return [items[0].failed(said_of(answer))]
+            rows, bounds, errors = self._read(answer, len(asked))
+            again: list[int] = []
+            for place, index in enumerate(left):
+                item, code = items[index], errors.get(place)
+                if code is None:
+                    made[index] = _embedded(item, rows[bounds[place] : bounds[place + 1]])
+                elif code in _PASSING:
+                    again.append(index)
+                elif len(asked) == 1:
+                    made[index] = item.failed(code)
+                else:
+                    # Alone, an input is answered with what was wrong with it, and not with a code only.
+                    made[index] = await self._alone(item, prompt)
+            if again and time.monotonic() > until:
+                raise Unavailable(f"{self._service.url}: {errors[left.index(again[0])]}")
+            if again:
+                await asyncio.sleep(1.0)
+            left = again
+        return [made[index] for index in range(len(items))]
+
+    async def _alone(self, item: Item, prompt: dict[str, str]) -> Embedded | Failure:
+        async with self._places:
+            body = self._body([item], prompt) | {"partial": False}
+            answer = await self._service.ask("POST", "/v1/embeddings", body)
+        if not answer.is_success:
+            return item.failed(said_of(answer))
+        return _embedded(item, self._read(answer, 1)[0])
+
+    def _body(self, items: Sequence[Item], prompt: dict[str, str]) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.served.name,
+            "input": [[_part(part) for part in item.parts if part] for item in items],
+            **prompt,
+            "encoding_format": "bytes",
+            "truncate": self._vectors.truncate.truncate.value,
+            "partial": True,
+            "priority": _PRIORITY,
+        }
+        if self._vectors.dimensions:
+            body["dimensions"] = self._vectors.dimensions
+        if self._vectors.max_tokens:
+            body["truncate_prompt_tokens"] = self._vectors.max_tokens
+        return body
+
+    def _read(
+        self, answer: httpx2.Response, inputs: int
+    ) -> tuple[npt.NDArray[np.float32], Sequence[int], dict[int, str]]:
+        """The rows, which of them are an input's, and the codes of errors by input."""
+        try:
+            said = orjson.loads(answer.headers["metadata"])
+            rows = np.frombuffer(answer.content, "<f4").reshape(said["shape"])
+            bounds = said.get("bounds") or list(range(inputs + 1))
+            if rows.shape[1] != self.served.width or len(bounds) != inputs + 1 or bounds[-1] != len(rows):
+                raise ValueError(f"{list(rows.shape)} of {inputs} inputs")
+            details = said["usage"]["prompt_tokens_details"]
+            self._images += details["image_tokens"]
+            self._cached += details["cached_tokens"]
+            return rows, bounds, {int(place): code for place, code in said.get("errors", {}).items()}
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"{self._service.url} does not answer as Tessera does: {error}") from error
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    data = pybase64.b64encode_as_string(part.data)
+    return {"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}}
+
+
+def _embedded(item: Item, rows: npt.NDArray[np.float32]) -> Embedded:
+    # How many tokens an input had is not in an answer.
+    return item.embedded(rows, tokens=0)
+
+
+def _wait(answer: httpx2.Response) -> float:
+    try:
+        asked = float(answer.headers.get("retry-after", "1"))
+    except ValueError:
+        asked = 1.0
+    return min(max(asked, _LEAST_WAIT_SECONDS), _MAX_WAIT_SECONDS)
+
+
+def said_of(answer: httpx2.Response) -> str:
+    try:
+        error = answer.json()["error"]
+        message, param = str(error["message"]), str(error.get("param") or "")
+        # Without the input's place in a request: its id says more.
+        return f"{error['code']}: {message.removeprefix(param).lstrip(': ') if param else message}"
+    except (ValueError, KeyError, TypeError):
+        return str(answer.reason_phrase)

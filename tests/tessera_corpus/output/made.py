@@ -1,0 +1,97 @@
+"""Rows of a corpus that a test makes up: the content says what the vector is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import lance
+import numpy as np
+import pyarrow.parquet as pq
+from blake3 import blake3
+
+from tessera_corpus.item import Embedded
+from tessera_corpus.output.output import Output
+from tessera_corpus.output.row import VectorKind
+from tessera_corpus.output.settings import OutputSettings
+from tessera_corpus.shard import Shard
+
+WIDTH = 8
+
+
+def kind_of(**others: Any) -> VectorKind:
+    given: dict[str, Any] = {"model": "m", "fingerprint": "f", "width": WIDTH, "tokens": False}
+    return VectorKind(**given | {"dtype": "float32"} | others)
+
+
+def content_of(text: str) -> bytes:
+    return blake3(text.encode()).digest()
+
+
+def place_of(id: str) -> int | None:
+    """What these tests call ``list#N`` is an input of a request."""
+    return int(id.removeprefix("list#")) if id.startswith("list#") else None
+
+
+def embedded(id: str, text: str, rows: int = 1) -> Embedded:
+    values = np.frombuffer(blake3(text.encode()).digest(rows * WIDTH), np.int8).astype(np.float32)
+    return Embedded(
+        id=id,
+        source=f"/corpus/{id}",
+        page=None,
+        place=place_of(id),
+        content_hash=content_of(text),
+        rows=values.reshape(rows, WIDTH) / 128,
+        tokens=3 * rows,
+    )
+
+
+def opened(
+    out: Path, *, shard: Shard | None = None, kind: VectorKind | None = None, **settings: Any
+) -> Output:
+    return Output(OutputSettings(out=out, **settings), kind or kind_of(), shard)
+
+
+def fill(output: Output, corpus: Iterable[tuple[str, str]]) -> list[str]:
+    """What a run does; the ids that were not done."""
+    fresh = [(id, text) for id, text in corpus if not output.done(id, content_of(text))]
+    for id, text in fresh:
+        output.put([embedded(id, text)])
+    output.close()
+    return [id for id, _ in fresh]
+
+
+def rows_in(out: Path) -> list[dict[str, Any]]:
+    """Every row: of Parquet parts, of a Lance table, or of the lines of an OpenAI batch."""
+    if (out / "vectors.lance").exists():
+        return lance.dataset(out / "vectors.lance").to_table().to_pylist()
+    rows = [
+        row
+        for path in sorted((out / "vectors").glob("*.parquet"))
+        for row in pq.ParquetFile(path).read().to_pylist()
+    ]
+    for path in sorted((out / "vectors").glob("*.jsonl")):
+        for line in map(json.loads, path.read_text().splitlines()):
+            for vector in line["response"]["body"]["data"]:
+                place = f"#{vector['index']}" if line["input_is_list"] else ""
+                content_hash = bytes.fromhex(vector["content_hash"])
+                rows.append(
+                    {
+                        "id": line["custom_id"] + place,
+                        "content_hash": content_hash,
+                        "vector": vector["embedding"],
+                    }
+                )
+    return rows
+
+
+def texts_in(out: Path, corpus: dict[str, str]) -> list[str]:
+    """Sorted ids; each row has the vector and the hash of its text in ``corpus``, or the assertion fails."""
+    rows = rows_in(out)
+    for row in rows:
+        wanted = embedded(row["id"], corpus[row["id"]])
+        assert row["content_hash"] == wanted.content_hash
+        assert row["vector"] == wanted.rows[0].tolist()
+    return sorted(row["id"] for row in rows)

@@ -1,0 +1,435 @@
+"""Pages of PDF files, drawn by real renderers."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import msgspec
+import numpy as np
+import pypdfium2
+import pytest
+from benchmarks.proc import children
+from matplotlib.backends.backend_pdf import PdfPages
+from matplotlib.figure import Figure
+from PIL import Image
+
+from tessera import imaging
+from tessera.local.content import ImageFile
+from tessera_corpus.documents import Documents, DocumentSettings
+from tessera_corpus.item import Document, Failure, Item
+from tessera_corpus.pdf import PdfMode, PictureFormat
+from tests.tessera_corpus.pdf_files import endless, image, line, pdf
+
+pytestmark = pytest.mark.confines
+
+matplotlib.use("agg")
+
+BASE = DocumentSettings(processes=2, seconds=60.0, max_pages=3000, max_pixels=4_000_000)
+
+
+@dataclass
+class Drawing:
+    """Renderers, and the process that forks them."""
+
+    documents: Documents
+    server: int
+
+    def rows(
+        self, *files: bytes | Item | Failure, done: Callable[[str, bytes], bool] = lambda page, content: False
+    ) -> list[Item | Failure]:
+        return list(self.documents.pages(iter(given(files)), done))
+
+
+def given(files: Iterable[bytes | Item | Failure]) -> Iterator[Item | Document | Failure]:
+    for number, file in enumerate(files):
+        if isinstance(file, bytes):
+            yield Document(id=f"{number}.pdf", source=f"/files/{number}.pdf", data=file)
+        else:
+            yield file
+
+
+def start(settings: DocumentSettings, picture_format: PictureFormat = PictureFormat.BMP) -> Drawing:
+    before = set(children(os.getpid()))
+    documents = Documents(settings, picture_format)
+    (server,) = set(children(os.getpid())) - before
+    return Drawing(documents, server)
+
+
+@pytest.fixture(scope="module")
+def drawing() -> Iterator[Drawing]:
+    """Renderers that draw pictures, and that tests leave as they are."""
+    found = start(BASE)
+    yield found
+    found.documents.close()
+
+
+@pytest.fixture(scope="module")
+def both() -> Iterator[Drawing]:
+    found = start(msgspec.structs.replace(BASE, mode=PdfMode.BOTH), PictureFormat.PNG)
+    yield found
+    found.documents.close()
+
+
+Make = Callable[..., Drawing]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Renderers of a test's own; afterwards no descriptor is left."""
+    # What earlier tests left is not to be closed in between.
+    gc.collect()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    made: list[Drawing] = []
+
+    def make(**settings: object) -> Drawing:
+        made.append(start(msgspec.structs.replace(BASE, **settings)))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for found in made:
+        found.documents.close()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def pixels(row: Item | Failure) -> np.ndarray:
+    assert isinstance(row, Item), row
+    picture = row.parts[0]
+    assert isinstance(picture, ImageFile)
+    return np.asarray(imaging.decode(picture.data, param="page"))
+
+
+def plainly(data: bytes, page: int, dpi: int = 150) -> np.ndarray:
+    with pypdfium2.PdfDocument(data) as document:
+        return np.asarray(document[page - 1].render(scale=dpi / 72).to_pil().convert("RGB"))
+
+
+def figures(count: int) -> bytes:
+    file = io.BytesIO()
+    with PdfPages(file) as out:
+        for number in range(count):
+            figure = Figure((4, 5))
+            axes = figure.subplots()
+            axes.plot(np.arange(40) ** (1 + number))
+            axes.set_title(f"Figure {number}")
+            out.savefig(figure)
+    return file.getvalue()
+
+
+def scanned() -> bytes:
+    random = np.random.default_rng(1)
+    page = Image.fromarray(random.integers(0, 256, (300, 220, 3), dtype=np.uint8)).resize((440, 600))
+    file = io.BytesIO()
+    page.save(file, "PDF", resolution=100)
+    return file.getvalue()
+
+
+FILES: dict[str, bytes] = {
+    "text": pdf([line("first"), line("second")]),
+    "rotated": pdf([line("turned")], page="/Rotate 90"),
+    "cropped": pdf([line("cut")], page="/CropBox[10 10 120.5 90.25]"),
+    "off centre": pdf([line("moved", y=-50)], box="-30 -90 99.5 40"),
+    "image": pdf(
+        ["150 0 0 100 20 20 cm /X Do"],
+        resources="/XObject<</X 10 0 R>>",
+        objects=[image(2, 1, b"\xff\0\0\0\0\xff")],
+    ),
+    "inverted boxes": pdf([line("box")], box="200 150 0 0"),
+    "no box": pdf([line("letter")], box=""),
+    "one pixel": pdf([""], box="0 0 .3 .3"),
+    "encrypted for all": pdf([line("open")], password=b""),
+}
+
+
+@pytest.mark.parametrize("data", [*FILES.values(), figures(2), scanned()], ids=[*FILES, "figures", "scanned"])
+def test_a_page_has_the_pixels_that_pdfium_draws(drawing: Drawing, both: Drawing, data: bytes) -> None:
+    pictures, pages = drawing.rows(data), both.rows(data)
+    for number, (picture, page) in enumerate(zip(pictures, pages, strict=True), 1):
+        expected = plainly(data, number)
+        np.testing.assert_array_equal(pixels(picture), expected)
+        # As another file, and beside its text.
+        np.testing.assert_array_equal(pixels(page), expected)
+
+
+def test_ids_and_hashes_are_of_file_page_and_drawing(drawing: Drawing, both: Drawing, make: Make) -> None:
+    data, other = FILES["text"], figures(2)
+    rows = drawing.rows(data, data, other)
+    assert [(row.id, row.source, row.page) for row in rows] == [
+        (f"{file}.pdf#page={page}", f"/files/{file}.pdf", page) for file in (0, 1, 2) for page in (1, 2)
+    ]
+    hashes = [row.content_hash for row in rows if isinstance(row, Item)]
+    assert hashes[:2] == hashes[2:4] and len(set(hashes)) == 4
+    for changed in (both, make(dpi=72), make(mode=PdfMode.TEXT)):
+        assert {row.content_hash for row in changed.rows(data) if isinstance(row, Item)}.isdisjoint(hashes)
+
+
+def test_the_hash_does_not_tell_in_which_format_a_page_is_handed_on(drawing: Drawing) -> None:
+    found = start(BASE, PictureFormat.PNG)
+    try:
+        data = scanned()
+        bmp, png = (each.rows(data)[0] for each in (drawing, found))
+    finally:
+        found.documents.close()
+    assert isinstance(bmp, Item) and isinstance(png, Item)
+    assert bmp.content_hash == png.content_hash
+    files = [part.data for row in (bmp, png) for part in row.parts if isinstance(part, ImageFile)]
+    assert files[0][:2] == b"BM" and files[1][:4] == b"\x89PNG"
+    np.testing.assert_array_equal(pixels(bmp), pixels(png))
+
+
+def test_text_follows_its_picture(both: Drawing) -> None:
+    first, empty = both.rows(pdf([line("one two", y=120) + line("three", y=60), "0 0 9 9 re f"]))
+    assert isinstance(first, Item) and isinstance(empty, Item)
+    picture, text = first.parts
+    assert isinstance(picture, ImageFile) and text == "one two\nthree"
+    (alone,) = empty.parts
+    assert isinstance(alone, ImageFile)
+
+
+def test_text_alone(make: Make) -> None:
+    texts = make(mode=PdfMode.TEXT)
+    ligatures = pdf([line("\\344 \\200"), "", line("outside", x=900)])
+    first, empty, outside = texts.rows(ligatures)
+    assert isinstance(first, Item) and len(first.parts) == 1 and isinstance(first.parts[0], str)
+    assert empty == Failure(id="0.pdf#page=2", source="/files/0.pdf", page=2, reason="the page has no text")
+    assert isinstance(outside, Failure)
+
+
+def test_items_and_failures_pass_in_order(drawing: Drawing) -> None:
+    item = Item(id="a", source="a", parts=("text",))
+    failure = Failure(id="b", source="b", reason="bad")
+    rows = drawing.rows(item, FILES["text"], failure, item, FILES["rotated"], b"", item)
+    assert [row.id for row in rows] == [
+        *("a", "1.pdf#page=1", "1.pdf#page=2", "b", "a", "4.pdf#page=1", "5.pdf", "a")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "empty"),
+        (b"no PDF at all", "no PDF file"),
+        (FILES["text"][:300], "no PDF file"),
+        (pdf([]), "without pages"),
+        (pdf([line("secret")], password=b"word"), "a password is needed"),
+        (pdf([""] * 3001), "3001 pages, the limit is 3000"),
+    ],
+    ids=["empty", "other", "truncated", "no pages", "encrypted", "pages"],
+)
+def test_a_bad_file_is_one_failure(drawing: Drawing, data: bytes, reason: str) -> None:
+    good = FILES["text"]
+    before, failure, *after = drawing.rows(FILES["rotated"], data, good)
+    assert isinstance(before, Item) and len(after) == 2
+    assert isinstance(failure, Failure) and reason in failure.reason
+    assert (failure.id, failure.source, failure.page) == ("1.pdf", "/files/1.pdf", None)
+
+
+def test_a_file_of_too_many_bytes_is_not_read(make: Make) -> None:
+    small = make(max_bytes=1000)
+    (failure,) = small.rows(figures(1))
+    assert isinstance(failure, Failure) and failure.reason == "more than 1000 bytes"
+
+
+@pytest.mark.parametrize(
+    "box", ["0 0 14400 14400", "0 0 2147483647 2147483647", "0 0 99999999 1", "0 0 .01 99999999"]
+)
+def test_a_page_of_absurd_size_is_not_drawn(both: Drawing, box: str) -> None:
+    data = pdf([line("a")]).replace(b"0 0 200 150", box.encode())
+    (row,) = both.rows(data)
+    assert isinstance(row, Failure) and row.page == 1 and "the limit is 4000000 pixels" in row.reason
+
+
+def test_thousands_of_pages(make: Make) -> None:
+    texts = make(mode=PdfMode.TEXT, max_pages=5000)
+    rows = texts.rows(pdf([line(f"page {number}") for number in range(1, 2501)]))
+    assert [row.parts[0] for row in rows if isinstance(row, Item)] == [f"page {n}" for n in range(1, 2501)]
+
+
+def test_pages_that_are_done_are_not_drawn(drawing: Drawing) -> None:
+    data = figures(4)
+    pages = {row.id: row.content_hash for row in drawing.rows(data) if isinstance(row, Item)}
+    assert len(pages) == 4
+    for left in ([], ["0.pdf#page=1"], ["0.pdf#page=3"], list(pages)):
+        rows = drawing.rows(
+            data, done=lambda page, content, left=left: page not in left and content in pages.values()
+        )
+        assert [row.id for row in rows] == left
+
+
+@pytest.mark.parametrize(
+    "catalog",
+    [
+        "/OpenAction<</S/JavaScript/JS(while(true){})>>",
+        "/OpenAction<</S/Launch/F(/bin/sh)>>",
+        "/OpenAction<</S/URI/URI(http://127.0.0.1/)>>",
+        "/AcroForm<</XFA 10 0 R>>",
+    ],
+)
+def test_actions_of_a_file_do_not_run(drawing: Drawing, catalog: str) -> None:
+    (row,) = drawing.rows(pdf([line("calm")], catalog=catalog, objects=[b"null"]))
+    np.testing.assert_array_equal(pixels(row), plainly(pdf([line("calm")]), 1))
+
+
+def test_content_elsewhere_is_not_read(make: Make, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text(line("secret"))
+    data = pdf([line("own")], objects=[f"<</Length 0/F({secret})>>\nstream\n\nendstream".encode()])
+    data = data.replace(b"/Contents 12 0 R", b"/Contents 10 0 R")
+    (row,) = make(mode=PdfMode.TEXT).rows(data)
+    assert isinstance(row, Failure)
+
+
+def renderers(drawing: Drawing) -> set[int]:
+    return set(children(drawing.server))
+
+
+def busy(drawing: Drawing) -> int:
+    """The first renderer that works, by its processor time."""
+
+    def ticks(pid: int) -> int:
+        return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+    while True:
+        for pid in renderers(drawing):
+            try:
+                if ticks(pid) > 30:
+                    return pid
+            except OSError:
+                continue
+        time.sleep(0.01)
+
+
+def test_a_page_that_holds_its_renderer_is_one_failure(make: Make) -> None:
+    held = make(seconds=1.0)
+    before, failure, *after = held.rows(FILES["rotated"], endless(), FILES["text"])
+    # By the clock, or by its processor time, whichever is seen first.
+    assert isinstance(failure, Failure) and failure.page == 1
+    assert "not drawn within 1 seconds" in failure.reason or "crashed" in failure.reason
+    assert [isinstance(row, Item) for row in (before, *after)] == [True] * 3
+
+
+def test_a_killed_renderer_costs_one_page(make: Make) -> None:
+    killed = make()
+    thread = threading.Thread(target=lambda: os.kill(busy(killed), signal.SIGKILL))
+    thread.start()
+    rows = killed.rows(endless(), FILES["text"])
+    thread.join()
+    assert rows[0] == Failure(id="0.pdf#page=1", source="/files/0.pdf", page=1, reason="its renderer crashed")
+    assert [isinstance(row, Item) for row in rows[1:]] == [True] * 2
+
+
+def test_a_stopped_renderer_costs_one_page(make: Make) -> None:
+    stopped = make(processes=1, seconds=2.0)
+    (pid,) = renderers(stopped)
+    os.kill(pid, signal.SIGSTOP)
+    # The page that it had is drawn by nobody, how many there are is told by the next.
+    first, second = stopped.rows(FILES["text"])
+    assert isinstance(first, Failure) and first.page == 1 and "2 seconds" in first.reason
+    assert isinstance(second, Item)
+
+
+def test_a_killed_fork_server_is_started_again(make: Make) -> None:
+    killed = make()
+    os.kill(killed.server, signal.SIGKILL)
+    rows = killed.rows(FILES["text"], FILES["text"])
+    assert [isinstance(row, Item) for row in rows] == [True] * 4
+
+
+def test_a_file_that_ends_renderer_after_renderer_is_given_up(make: Make) -> None:
+    held = make(seconds=0.2)
+    data = endless()
+    # A hundred pages, each of which is the endless one.
+    kids = b"/Kids[" + b"23 0 R " * 100 + b"]/Count 100"
+    data = data.replace(b"/Kids[23 0 R]/Count 1", kids)
+    rows = held.rows(data, FILES["text"])
+    assert all(isinstance(row, Failure) for row in rows[:-2])
+    assert 5 <= len(rows) - 2 < 15
+    given_up = [row for row in rows if row.page is None]
+    assert len(given_up) == 1 and given_up[0].id == "0.pdf"
+    assert isinstance(rows[-1], Item)
+
+
+def test_who_takes_no_more_leaves_nothing_behind(make: Make) -> None:
+    left = make()
+    rows = left.documents.pages(iter(given([FILES["text"]] * 50)), lambda page, content: False)
+    assert isinstance(next(rows), Item)
+    rows.close()  # type: ignore[attr-defined]
+    assert len(left.rows(FILES["text"])) == 2
+
+
+def test_what_waits_is_bounded() -> None:
+    taken: list[int] = []
+
+    def rows() -> Iterator[Item | Document | Failure]:
+        for number, row in enumerate(given([FILES["text"]] * 100)):
+            taken.append(number)
+            yield row
+
+    # A page has 391 kB, and four are drawn at a time.
+    documents = Documents(BASE, ahead_bytes=1_000_000)
+    try:
+        found = documents.pages(rows(), lambda page, content: False)
+        for _ in range(20):
+            next(found)
+            time.sleep(0.02)
+            assert len(taken) < 20
+        assert len(list(found)) == 180
+    finally:
+        documents.close()
+
+
+SEEDS = [*FILES.values(), pdf([line("secret")], password=b"word"), endless()]
+
+
+def mutated(random: np.random.Generator, data: bytes) -> bytes:
+    """The file with bytes, numbers and pieces that somebody changed."""
+    found = bytearray(data)
+    for _ in range(random.integers(1, 12)):
+        place, size = int(random.integers(len(found))), int(random.integers(1, 40))
+        match int(random.integers(5)):
+            case 0:
+                found[place] = int(random.integers(256))
+            case 1:
+                del found[place : place + size]
+            case 2:
+                found[place:place] = found[place // 2 : place // 2 + size]
+            case 3:
+                found = found[: max(place, 9)]
+            case _:
+                numbers = [match.span() for match in re.finditer(rb"[0-9]+", bytes(found))]
+                if numbers:
+                    begin, end = numbers[int(random.integers(len(numbers)))]
+                    new = random.choice([0, 1, 2, 3, 10, 255, 65536, 2**31 - 1, 2**32, 10**15])
+                    found[begin:end] = b"%d" % new
+    return bytes(found)
+
+
+@pytest.mark.fuzzes
+@pytest.mark.parametrize("seed", range(4))
+def test_files_that_nobody_wrote(make: Make, seed: int) -> None:
+    """Each file becomes pages or failures, and the files between are drawn."""
+    drawing = make(mode=PdfMode.BOTH, seconds=1.0, dpi=72)
+    random = np.random.default_rng(seed)
+    good = figures(1)
+    files: list[bytes] = []
+    for _ in range(100):
+        files += [mutated(random, SEEDS[int(random.integers(len(SEEDS)))]), good]
+    rows = drawing.rows(*files)
+    by_file: dict[int, list[Item | Failure]] = {number: [] for number in range(len(files))}
+    for row in rows:
+        by_file[int(row.id.partition(".")[0])].append(row)
+    assert [row.id for row in rows] == [row.id for found in by_file.values() for row in found]
+    expected = plainly(good, 1, dpi=72)
+    for number, found in by_file.items():
+        assert found
+        if number % 2:
+            np.testing.assert_array_equal(pixels(found[0]), expected)
