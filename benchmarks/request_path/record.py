@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import mmap
 import os
 import statistics
@@ -134,7 +135,8 @@ class _Notes:
 def _path(notes: _Notes, send: Callable[[int], None]) -> RequestPath:
     """The functions that every request calls, and their files.
 
-    What runs by the clock is called between requests as often as beside them, and is left out.
+    What runs by the clock is called between requests as often as beside them, and is left out. Where that is
+    often, chance is allowed for: three times the root of the calls that are expected.
     """
     send(0)
     send(1)
@@ -152,7 +154,8 @@ def _path(notes: _Notes, send: Callable[[int], None]) -> RequestPath:
 
     def belongs(function: Function) -> bool:
         by_clock = idle.called.get(function, (0, 0))[0] / idle.seconds * seconds
-        return sum(calls.called[function][0] for calls in found) - by_clock > _REPEATS / 2
+        called = sum(calls.called[function][0] for calls in found)
+        return called - by_clock > _REPEATS / 2 + 3 * math.sqrt(by_clock)
 
     always = [*filter(belongs, set.intersection(*(set(calls.called) for calls in found)))]
     first: dict[str, Stop] = {}
