@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tessera.cli.__main__ import CORE, names
+from tests.distribution import write_distribution
 
 SOURCE = Path(__file__).parents[2] / "components" / "src"
 
@@ -39,14 +40,6 @@ serve = acme_embeddings.commands:SERVE
 neither = acme_embeddings.commands:NEITHER
 broken = acme_embeddings.broken:BROKEN
 """
-
-
-def write_distribution(site: Path, name: str, entry_points: str) -> None:
-    """Write what pip would of a distribution with nothing but entry points."""
-    metadata = site / f"{name.replace('-', '_')}-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(entry_points)
 
 
 def running(site: Path, *flags: str) -> Tessera:

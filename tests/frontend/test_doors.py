@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.doors import install
+from tests.distribution import install
 from tests.e2e.service import ROOT, free_ports
 from tests.frontend.alone import Alone, frontend_process
 
@@ -26,7 +26,7 @@ KEY = {"authorization": "Bearer sk-knock-0123456789"}
 
 @pytest.fixture
 def site(tmp_path: Path) -> str:
-    return install(tmp_path / "site", "tests.doors.knock")
+    return install(tmp_path / "site", "tessera.doors", "tests.doors.knock:DOOR")
 
 
 @contextmanager

@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import io
 import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from tessera.models.base import (
     VisionSpec,
     sequential,
 )
+from tests import distribution
 
 SIZE = 32
 VOCABULARY = 257
@@ -71,13 +71,8 @@ def misbehave(data: bytes) -> None:
 
 
 def install(site: Path, module: str = __name__) -> str:
-    """Write what pip would for a package whose ``module`` is a family; the ``PYTHONPATH`` that finds it."""
-    name = module.rpartition(".")[2]
-    metadata = site / f"{name}-1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-    (metadata / "entry_points.txt").write_text(f"[tessera.models]\n{name} = {module}:FAMILY\n")
-    return os.pathsep.join((str(site), str(Path(__file__).parents[3])))
+    """Install a ``module`` that is a family; return the ``PYTHONPATH`` that finds it."""
+    return distribution.install(site, "tessera.models", f"{module}:FAMILY")
 
 
 def make_checkpoint(path: Path, seed: int) -> Path:

@@ -1,0 +1,1 @@
+"""Kinds of engines that stand beside the core, for tests."""
