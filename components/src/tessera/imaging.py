@@ -233,6 +233,14 @@ class Picture:
         turned = self._opened is not None and orientation(self._opened) >= 5
         self.size = (height, width) if turned else (width, height)
 
+    @classmethod
+    def of(cls, image: Image.Image, *, param: str) -> Picture:
+        """Return the picture of an image that is decoded already, upright and RGB."""
+        picture = cls.__new__(cls)
+        picture.data, picture.param, picture.size, picture._opened = b"", param, image.size, None
+        picture.image = image
+        return picture
+
     @cached_property
     def image(self) -> Image.Image:
         """The image as Pillow decodes it.
