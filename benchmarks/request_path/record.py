@@ -135,8 +135,8 @@ class _Notes:
 def _path(notes: _Notes, send: Callable[[int], None]) -> RequestPath:
     """The functions that every request calls, and their files.
 
-    What runs by the clock is called between requests as often as beside them, and is left out. Where that is
-    often, chance is allowed for: three times the root of the calls that are expected.
+    What runs by the clock is called between requests as often as beside them, and is left out. For loops that
+    turn several times in each window chance is allowed for: three times the root of the expected calls.
     """
     send(0)
     send(1)
@@ -155,7 +155,8 @@ def _path(notes: _Notes, send: Callable[[int], None]) -> RequestPath:
     def belongs(function: Function) -> bool:
         by_clock = idle.called.get(function, (0, 0))[0] / idle.seconds * seconds
         called = sum(calls.called[function][0] for calls in found)
-        return called - by_clock > _REPEATS / 2 + 3 * math.sqrt(by_clock)
+        chance = 3 * math.sqrt(by_clock) if by_clock > 2 * _REPEATS else 0
+        return called - by_clock > _REPEATS / 2 + chance
 
     always = [*filter(belongs, set.intersection(*(set(calls.called) for calls in found)))]
     first: dict[str, Stop] = {}
