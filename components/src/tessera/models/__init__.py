@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import cast
 
@@ -13,6 +12,7 @@ from tessera.checkpoint import source
 from tessera.checkpoint.source import Source
 from tessera.errors import CheckpointError
 from tessera.models.base import ByArchitecture, Family, Model, Prompt, Role, Truncate
+from tessera.siblings import MODELS, siblings
 
 __all__ = [
     "Family",
@@ -37,13 +37,12 @@ _BUILT_IN = (
     "tessera.models.qwen3_embedding",
     "tessera.models.qwen3_vl_embedding",
 )
-_ENTRY_POINTS = "tessera.models"
 
 
 def families() -> list[Family]:
     """The built-in families and those that installed packages declare as entry points."""
     found = [cast(Family, import_module(name).FAMILY) for name in _BUILT_IN]
-    return found + [cast(Family, entry.load()) for entry in entry_points(group=_ENTRY_POINTS)]
+    return found + [cast(Family, entry.load()) for entry in siblings(MODELS)]
 
 
 def find(model: str, revision: str = "", *, known: Source | None = None, bar: bool = False) -> Source:
