@@ -109,12 +109,25 @@ class Point:
 
 
 def perf_analyzer(
-    command: str, address: str, data: Path, *, at_once: int, seconds: float, out: Path, metrics: str = ""
+    command: str,
+    address: str,
+    data: Path,
+    *,
+    at_once: int,
+    out: Path,
+    seconds: float = 1,
+    answers: int = 0,
+    metrics: str = "",
 ) -> Point:
-    """One concurrency, as MISSION's tables were measured; raises ``SystemExit`` with what it said."""
+    """Measure one concurrency, as MISSION's tables were; raises ``SystemExit`` with what it said.
+
+    A window lasts ``seconds``, or with ``answers`` until there are as many.
+    """
     arguments = [command, "-m", "router", "-i", "grpc", "-u", address, "-b", "1"]
     arguments += ["--input-data", str(data), "--concurrency-range", str(at_once)]
     arguments += ["--measurement-interval", str(int(seconds * 1000)), "-f", str(out), "--verbose-csv"]
+    if answers:
+        arguments += ["--measurement-mode", "count_windows", "--measurement-request-count", str(answers)]
     # As many windows as there are without looking for three alike.
     arguments += ["--stability-percentage", "999", "--max-trials", "3"]
     if metrics:

@@ -90,7 +90,7 @@ def test_texts_of_a_data_file_are_all_computed(
     point = perf_analyzer(
         *(perf, door.grpc, data),
         at_once=4,
-        seconds=1,
+        answers=20,
         out=tmp_path / "out.csv",
         metrics=f"http://{door.http}/metrics",
     )
@@ -112,7 +112,7 @@ def test_pixels_of_a_data_file_are_all_computed(
     data = tmp_path / "rows.json"
     write_data(rows, data)
     with kserve_frontend(service) as door:
-        point = perf_analyzer(perf, door.grpc, data, at_once=2, seconds=1, out=tmp_path / "out.csv")
+        point = perf_analyzer(perf, door.grpc, data, at_once=2, answers=20, out=tmp_path / "out.csv")
         found = computed(f"http://{door.http}")
     assert found["rows"] >= point.rows > 0
     assert found["image"] == each * found["rows"]
