@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from tessera.frontend.settings import FrontendSettings
-from tessera.launch.settings import markdown_table
+from tessera.launch.settings import rows, settings, variable_of
 from tessera.settings import Row, fields_of, rows_of
 from tessera.transport.settings import TransportSettings
 from tessera.worker.settings import StageSettings, WorkerSettings
@@ -44,7 +44,7 @@ def written(page: str) -> str:
 
 def _region(mark: str, name: str, what: str) -> str:
     if name == "variables":
-        table = markdown_table()
+        table = variables()
     else:
         table = _engines() if name == "engines" else _table(*SETTINGS[name], what)
     return f"{mark}\n{table}<!-- end -->"
@@ -76,6 +76,24 @@ def _lines(head: str, rows: list[Row]) -> str:
         defaults = ", ".join(row.defaults if len(set(row.defaults)) > 1 else row.defaults[:1])
         lines.append(f"| {', '.join(f'`{name}`' for name in row.names)} | {defaults} | {row.text} |")
     return "".join(f"{line}\n" for line in lines).replace("|  |", "| |")
+
+
+def variables() -> str:
+    """The launcher's variables, with the flags of ``tessera serve``."""
+    flags = {field.name: field.setting.flag for field in settings()}
+    lines = ["| flag of `tessera serve` | variable | default | |", "|---|---|---|---|"]
+    for row in rows():
+        own = ", ".join(f"`{flags[name]}`" for name in row.names if flags.get(name))
+        names = ", ".join(f"`{name.upper()}`" for name in row.names)
+        defaults = ", ".join(dict.fromkeys(row.defaults))
+        lines.append(f"| {own} | {names} | {defaults} | {row.text} |".replace("|  |", "| |"))
+    keys = [flags[field.name].removeprefix("--") for field in settings() if variable_of(field).of_model]
+    named = ", ".join(f"`{key.replace('-', '_')}`" for key in keys if key != "model-path")
+    lines += [
+        "",
+        f"An entry of `models:` in the YAML has `model`, and of these what it needs of its own: {named}.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _engines() -> str:

@@ -12,7 +12,8 @@ import pytest
 from docs.tables import PAGES, ROOT, written
 
 from tessera.errors import ConfigError
-from tessera.settings import MIB, NOT_NEGATIVE, POSITIVE, Setting, fields_of, parse_flags, rows_of
+from tessera.flags import parse_flags
+from tessera.settings import MIB, NOT_NEGATIVE, POSITIVE, Setting, fields_of, rows_of
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

@@ -127,7 +127,7 @@ def test_the_command_is_one_that_can_be_typed(name: str) -> None:
 @pytest.mark.parametrize("name", [*WANTED, TRITON])
 def test_options_that_are_named_exist(name: str) -> None:
     known = {"HF_TOKEN", "HF_HOME", "TESSERA_API_KEYS", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT"}
-    known |= {"/v1", "prompt_name"} | FIELDS | {each.variable.flag for each in settings()}
+    known |= {"/v1", "prompt_name"} | FIELDS | {each.setting.flag for each in settings()}
     for kind in (FrontendSettings, WorkerSettings, StageSettings):
         known |= {option for row in rows_of(kind) for option in row.names}
     table = SECTIONS[name].partition("| there | here |\n|---|---|\n")[2].partition("\n\n")[0]

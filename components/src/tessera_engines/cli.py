@@ -15,9 +15,9 @@ import msgspec
 
 from tessera.atomic_directory import atomic_directory
 from tessera.errors import ConfigError, TesseraError
+from tessera.flags import convert, json_object
 from tessera.logs import log_as
 from tessera.models import find, open_model
-from tessera.settings import convert, json_object
 from tessera.terminal import complain, say
 from tessera.worker.settings import load_stages
 from tessera_engines.compiled.build import build_engine, flavour
