@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from tessera.errors import ConfigError
 from tessera.frontend.settings import FrontendSettings
 from tessera.launch.settings import rows, settings, variable_of
-from tessera.settings import Row, fields_of, rows_of
+from tessera.settings import Field, Row, fields_of, joined
 from tessera.transport.settings import TransportSettings
 from tessera.worker.settings import StageSettings, WorkerSettings
 from tessera_corpus.cli.embed import RunSettings
@@ -68,6 +70,42 @@ def _groups(settings: type[msgspec.Struct]) -> Iterator[tuple[str, type[msgspec.
             yield field.setting.group, field.part
             if not field.setting.group:
                 yield from _groups(field.part)
+
+
+def rows_of(settings: type[msgspec.Struct], *names: str) -> list[Row]:
+    """What to write about flags and keys: of these names, or all, in the order of the settings.
+
+    Neighbours that mean the same share a row. A key below another one is written with a dot between.
+    """
+    named = list(_named(settings, ""))
+    if missing := set(names).difference(name for name, _ in named):
+        raise ConfigError(f"{settings.__name__} has no {', '.join(sorted(missing))}")
+    return joined(
+        Row(names=(name,), defaults=(_written(field),), text=field.text)
+        for name, field in named
+        if not names or name in names
+    )
+
+
+def _named(settings: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, Field]]:
+    for field in fields_of(settings):
+        if isinstance(field.default, msgspec.Struct) and not field.setting.help:
+            for name, inner in _named(type(field.default), f"{prefix}{field.name}."):
+                # What the whole has for it, where that is not the part's own.
+                yield name, replace(inner, default=getattr(field.default, inner.name, inner.default))
+        elif field.setting.help:
+            yield field.setting.flag or prefix + field.name, field
+
+
+def _written(field: Field) -> str:
+    shown = field.shown
+    if isinstance(shown, bool):
+        return "on" if shown else "off"
+    if shown is None or isinstance(shown, tuple):
+        return ""
+    if isinstance(shown, msgspec.Struct):
+        shown = msgspec.to_builtins(shown)
+    return f"{shown:g}" if isinstance(shown, float) else str(shown)
 
 
 def _lines(head: str, rows: list[Row]) -> str:

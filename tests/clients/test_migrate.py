@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pytest
 import requests
 from cohere import ClientV2
+from docs.tables import rows_of
 from openai import OpenAI
 from voyageai.api_resources.api_requestor import _thread_context
 
@@ -24,7 +25,6 @@ from tessera.cli.serve import read
 from tessera.frontend.api.openai import FIELDS
 from tessera.frontend.settings import FrontendSettings
 from tessera.launch.settings import settings
-from tessera.settings import rows_of
 from tessera.worker.settings import StageSettings, WorkerSettings
 from tests.clients.conftest import ClosedService
 from tests.e2e.inputs import cosine, data_url

@@ -15,7 +15,7 @@ import math
 import os
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, replace
+from dataclasses import MISSING, dataclass
 from enum import StrEnum
 from itertools import groupby
 from pathlib import Path
@@ -31,8 +31,6 @@ from typing import (
     get_origin,
     get_type_hints,
 )
-
-from tessera.errors import ConfigError
 
 if TYPE_CHECKING:
     import msgspec
@@ -232,21 +230,6 @@ class Row:
     text: str
 
 
-def rows_of(settings: type[msgspec.Struct], *names: str) -> list[Row]:
-    """What to write about flags and keys: of these names, or all, in the order of the settings.
-
-    Neighbours that mean the same share a row. A key below another one is written with a dot between.
-    """
-    named = list(_named(settings, ""))
-    if missing := set(names).difference(name for name, _ in named):
-        raise ConfigError(f"{settings.__name__} has no {', '.join(sorted(missing))}")
-    return joined(
-        Row(names=(name,), defaults=(_written(field),), text=field.text)
-        for name, field in named
-        if not names or name in names
-    )
-
-
 def joined(rows: Iterable[Row]) -> list[Row]:
     """The rows with neighbours that mean the same in one."""
     joint = []
@@ -255,26 +238,3 @@ def joined(rows: Iterable[Row]) -> list[Row]:
         names = tuple(name for row in same for name in row.names)
         joint.append(Row(names=names, defaults=tuple(d for row in same for d in row.defaults), text=text))
     return joint
-
-
-def _named(settings: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, Field]]:
-    for field in fields_of(settings):
-        if _is_struct(type(field.default)) and not field.setting.help:
-            for name, inner in _named(type(field.default), f"{prefix}{field.name}."):
-                # What the whole has for it, where that is not the part's own.
-                yield name, replace(inner, default=getattr(field.default, inner.name, inner.default))
-        elif field.setting.help:
-            yield field.setting.flag or prefix + field.name, field
-
-
-def _written(field: Field) -> str:
-    shown = field.shown
-    if isinstance(shown, bool):
-        return "on" if shown else "off"
-    if shown is None or isinstance(shown, tuple):
-        return ""
-    if _is_struct(type(shown)):
-        import msgspec
-
-        shown = msgspec.to_builtins(shown)
-    return f"{shown:g}" if isinstance(shown, float) else str(shown)
