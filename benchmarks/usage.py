@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from tessera.settings import HelpFormatter
+from tessera.flags import HelpFormatter
 
 
 def parser(command: str, doc: str | None) -> argparse.ArgumentParser:

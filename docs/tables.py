@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from tessera.errors import ConfigError
 from tessera.frontend.settings import FrontendSettings
-from tessera.launch.settings import markdown_table
-from tessera.settings import Row, fields_of, rows_of
+from tessera.launch.settings import rows, settings, variable_of
+from tessera.settings import Field, Row, fields_of, joined
 from tessera.transport.settings import TransportSettings
 from tessera.worker.settings import StageSettings, WorkerSettings
 from tessera_corpus.cli.embed import RunSettings
@@ -44,7 +46,7 @@ def written(page: str) -> str:
 
 def _region(mark: str, name: str, what: str) -> str:
     if name == "variables":
-        table = markdown_table()
+        table = variables()
     else:
         table = _engines() if name == "engines" else _table(*SETTINGS[name], what)
     return f"{mark}\n{table}<!-- end -->"
@@ -70,12 +72,66 @@ def _groups(settings: type[msgspec.Struct]) -> Iterator[tuple[str, type[msgspec.
                 yield from _groups(field.part)
 
 
+def rows_of(settings: type[msgspec.Struct], *names: str) -> list[Row]:
+    """What to write about flags and keys: of these names, or all, in the order of the settings.
+
+    Neighbours that mean the same share a row. A key below another one is written with a dot between.
+    """
+    named = list(_named(settings, ""))
+    if missing := set(names).difference(name for name, _ in named):
+        raise ConfigError(f"{settings.__name__} has no {', '.join(sorted(missing))}")
+    return joined(
+        Row(names=(name,), defaults=(_written(field),), text=field.text)
+        for name, field in named
+        if not names or name in names
+    )
+
+
+def _named(settings: type[msgspec.Struct], prefix: str) -> Iterator[tuple[str, Field]]:
+    for field in fields_of(settings):
+        if isinstance(field.default, msgspec.Struct) and not field.setting.help:
+            for name, inner in _named(type(field.default), f"{prefix}{field.name}."):
+                # What the whole has for it, where that is not the part's own.
+                yield name, replace(inner, default=getattr(field.default, inner.name, inner.default))
+        elif field.setting.help:
+            yield field.setting.flag or prefix + field.name, field
+
+
+def _written(field: Field) -> str:
+    shown = field.shown
+    if isinstance(shown, bool):
+        return "on" if shown else "off"
+    if shown is None or isinstance(shown, tuple):
+        return ""
+    if isinstance(shown, msgspec.Struct):
+        shown = msgspec.to_builtins(shown)
+    return f"{shown:g}" if isinstance(shown, float) else str(shown)
+
+
 def _lines(head: str, rows: list[Row]) -> str:
     lines = [f"| {head} | default | |", "|---|---|---|"]
     for row in rows:
         defaults = ", ".join(row.defaults if len(set(row.defaults)) > 1 else row.defaults[:1])
         lines.append(f"| {', '.join(f'`{name}`' for name in row.names)} | {defaults} | {row.text} |")
     return "".join(f"{line}\n" for line in lines).replace("|  |", "| |")
+
+
+def variables() -> str:
+    """The launcher's variables, with the flags of ``tessera serve``."""
+    flags = {field.name: field.setting.flag for field in settings()}
+    lines = ["| flag of `tessera serve` | variable | default | |", "|---|---|---|---|"]
+    for row in rows():
+        own = ", ".join(f"`{flags[name]}`" for name in row.names if flags.get(name))
+        names = ", ".join(f"`{name.upper()}`" for name in row.names)
+        defaults = ", ".join(dict.fromkeys(row.defaults))
+        lines.append(f"| {own} | {names} | {defaults} | {row.text} |".replace("|  |", "| |"))
+    keys = [flags[field.name].removeprefix("--") for field in settings() if variable_of(field).of_model]
+    named = ", ".join(f"`{key.replace('-', '_')}`" for key in keys if key != "model-path")
+    lines += [
+        "",
+        f"An entry of `models:` in the YAML has `model`, and of these what it needs of its own: {named}.",
+    ]
+    return "\n".join(lines) + "\n"
 
 
 def _engines() -> str:

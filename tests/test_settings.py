@@ -9,10 +9,11 @@ from typing import Annotated, Literal
 
 import msgspec
 import pytest
-from docs.tables import PAGES, ROOT, written
+from docs.tables import PAGES, ROOT, rows_of, written
 
 from tessera.errors import ConfigError
-from tessera.settings import MIB, NOT_NEGATIVE, POSITIVE, Setting, fields_of, parse_flags, rows_of
+from tessera.flags import parse_flags
+from tessera.settings import MIB, NOT_NEGATIVE, POSITIVE, Setting, fields_of
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,9 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tessera.checkpoint.safetensors import WeightFile, encode_header
+from tessera.checkpoint.safetensors import WeightFile
 from tessera.dtypes import DTYPES
 from tessera.errors import CheckpointError
+from tessera_tools.random_checkpoint.weights import encode_header
 
 
 def write(path: Path, header: Any, data: bytes = b"") -> Path:

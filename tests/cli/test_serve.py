@@ -45,15 +45,15 @@ def test_a_flag_wins_over_the_file_and_the_file_over_the_environment(tmp_path: P
 
 def test_every_setting_with_a_flag_is_a_flag_and_a_key(tmp_path: Path) -> None:
     for each in settings():
-        if not each.variable.flag:
+        flag = each.setting.flag
+        if not flag:
             continue
-        text = "7" if each.kind is not str else (*each.variable.choices, "seven")[0]
+        text = "7" if each.kind in (int, float) else (*each.choices, "seven")[0]
         if text == each.default:
-            text = each.variable.choices[1]
-        flag = each.variable.flag
+            text = each.choices[1]
         by_flag = of(read([flag, text]))
         by_key = of(asked(tmp_path, f"{flag.removeprefix('--').replace('-', '_')}: '{text}'"))
-        by_variable = LaunchSettings.read({each.name: text})
+        by_variable = LaunchSettings.read({each.name.upper(): text})
         assert by_flag == by_key == by_variable != LaunchSettings(), flag
 
 
@@ -292,7 +292,7 @@ def test_a_number_of_either_stage_splits_them() -> None:
 def test_help_lists_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve.main(["--help"]) == 0
     said = capsys.readouterr().out
-    assert all(each.variable.flag in said for each in settings())
+    assert all(each.setting.flag in said for each in settings())
     assert "--max-inputs" not in said and "`" not in said.partition("arguments:")[2]
     assert serve.main(["--help-all"]) == 0
     assert "--max-inputs" in (everything := capsys.readouterr().out)

@@ -153,17 +153,3 @@ def test_normalised_patches(features: int) -> None:
     mean, std = (torch.rand(features, generator=generator).to(DEVICE) + 0.2 for _ in range(2))
     found = normalised_rows(pixels, mean, std, dtype=DTYPE)
     torch.testing.assert_close(found.float(), (pixels.float() / 255 - mean) / std, rtol=1e-2, atol=1e-2)
-
-
-def test_rows_are_added_where_the_index_says() -> None:
-    from tessera.nn.kernels.rows import add_rows
-
-    onto, wide = random(90, 2048), random(40, 4 * 2048, seed=1)
-    index = torch.randperm(90, generator=torch.Generator().manual_seed(2))[:40].to(DEVICE)
-    for part in range(4):
-        rows = wide[:, part * 2048 : (part + 1) * 2048]
-        expected = onto.float()
-        expected[index] += rows.float()
-        add_rows(onto, index.to(torch.int32), rows)
-        torch.testing.assert_close(onto.float(), expected, rtol=1e-2, atol=1e-2)
-    add_rows(onto, index[:0].to(torch.int32), wide[:0, :2048])

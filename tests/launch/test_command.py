@@ -22,9 +22,12 @@ def test_it_needs_nothing_but_the_standard_library(module: str) -> None:
     said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
     first, *others = said.split()
     assert first == "tessera"
-    # What it reads of the machine, and chooses from it, is for workers as well, and lines are for people.
+    # What it reads of the machine, and chooses from it, is for workers as well, and lines are for people. It
+    # declares its settings as every process does.
     ours = (
         "tessera.launch",
+        "tessera.settings",
+        "tessera.errors",
         "tessera.machine",
         "tessera.defaults",
         "tessera.model_names",

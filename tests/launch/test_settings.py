@@ -10,11 +10,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from docs.tables import variables
 
 from tessera.frontend.settings import FrontendSettings
 from tessera.launch.processes import frontend_flags, shared_flags, without_source
 from tessera.launch.role import command
-from tessera.launch.settings import LaunchSettings, SettingError, markdown_table, settings, variables_help
+from tessera.launch.settings import LaunchSettings, SettingError, settings, variables_help
 from tessera.settings import Field, fields_of
 from tessera.worker.settings import WorkerSettings
 
@@ -30,12 +31,12 @@ def test_help_leaves_out_what_only_the_other_script_reads() -> None:
 
 
 def test_every_variable_that_the_launcher_reads_is_in_the_table() -> None:
-    rows = markdown_table()
+    rows = variables()
     read = {each.name.upper() for each in fields(LaunchSettings)} - {"PASSED", "WRITTEN"}
     # These are read elsewhere.
     named = set(re.findall(r"`([A-Z_]+)`", rows)) - {"PIP_ARGS", "OTEL_TRACES_EXPORTER"}
     assert named - {"OTEL_EXPORTER_OTLP_ENDPOINT"} == read
-    flags = [each.variable.flag for each in settings() if each.variable.flag]
+    flags = [each.setting.flag for each in settings() if each.setting.flag]
     assert len(flags) == len(set(flags)) > 30 and all(f"`{flag}`" in rows for flag in flags)
 
 
@@ -79,8 +80,8 @@ def test_a_setting_may_be_what_the_processes_take() -> None:
     both = [*every(FrontendSettings), *every(WorkerSettings)]
     known = {field.setting.flag: field.choices for field in both}
     for each in settings():
-        assert each.variable.choices == known.get(each.variable.flag, each.variable.choices)
-    assert sum(bool(each.variable.choices) for each in settings()) == 7
+        assert each.choices == known.get(each.setting.flag, each.choices)
+    assert sum(bool(each.choices) for each in settings()) == 7
 
 
 def every(kind: type[msgspec.Struct]) -> Iterator[Field]:

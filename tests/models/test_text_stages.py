@@ -17,6 +17,7 @@ from tessera.models.tower import TowerModel
 from tessera_engines.aoti.text import PackedModule, PaddedModule
 from tessera_engines.compiled.export import export_stage
 from tessera_engines.compiled.spec import Profile, Range, Stage, axis_ranges
+from tessera_engines.compiled.stages import load_stage
 from tessera_engines.networks import network_of
 from tessera_engines.tensorrt.network import networks_of
 from tessera_tools.random_checkpoint.llama import TINY as LLAMA
@@ -108,7 +109,7 @@ def test_a_score_from_pixels_in_one_stage(written: WriteCheckpoint) -> None:
     batch = batch_of(model, model.load_vision(dtype="float32", device="cpu"), [pair])
     (tiles,) = preprocessed(model, [pair]).values()
     ids = torch.from_numpy(batch.input_ids)[None]
-    stage = model.load_stage("fused", layout="padded", dtype="float32", device="cpu")
+    stage = load_stage(model, "fused", layout="padded", dtype="float32", device="cpu")
     scores, norms = stage.module(torch.from_numpy(tiles.values)[None], ids, torch.ones_like(ids))
     assert norms.tolist() == [1.0]
     text = model.load_text(dtype="float32", device="cpu")
@@ -120,7 +121,7 @@ def test_vectors_of_tokens_have_no_padded_layout(written: WriteCheckpoint, stage
     model = open_model(written(replace(COLEMBED_TINY, **SMALL)))
     assert isinstance(model, StageFamily)
     with pytest.raises(ConfigError, match="llama_nemotron_colembed_vl has no padded layout"):
-        model.load_stage(stage, layout="padded", dtype="float32", device="cpu")
+        load_stage(model, stage, layout="padded", dtype="float32", device="cpu")
 
 
 @pytest.mark.parametrize(
@@ -156,4 +157,4 @@ def test_images_with_levels_and_three_axes(written: WriteCheckpoint) -> None:
 def test_what_there_is_not(written: WriteCheckpoint, stage: str, layout: str, words: str) -> None:
     model = open_model(written(VL_TINY))
     with pytest.raises(ConfigError, match=words):
-        model.load_stage(stage, layout=layout, dtype="float32", device="cpu")
+        load_stage(model, stage, layout=layout, dtype="float32", device="cpu")

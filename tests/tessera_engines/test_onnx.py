@@ -14,6 +14,7 @@ import torch
 from tessera.models.llama_nemotron_rerank_vl.model import LlamaNemotronRerankVL
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera_engines.compiled.spec import Profile, Range, axis_ranges
+from tessera_engines.compiled.stages import load_stage
 from tessera_engines.triton_export.onnx_file import OPSET, write_onnx
 from tessera_tools.random_checkpoint.checkpoint import write_checkpoint
 from tessera_tools.random_checkpoint.llama_nemotron_vl import CheckpointSpec, RerankSpec
@@ -43,7 +44,7 @@ class OnnxStage:
     """One file and the session that runs it."""
 
     def __init__(self, model: LlamaNemotronVL, name: str, folder: Path) -> None:
-        self.stage = model.load_stage(name, layout="padded", dtype="float32", device="cpu")
+        self.stage = load_stage(model, name, layout="padded", dtype="float32", device="cpu")
         self.path = folder / f"{name}.onnx"
         self.written = write_onnx(self.stage, RANGES, self.path)
         options = onnxruntime.SessionOptions()

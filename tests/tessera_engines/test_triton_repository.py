@@ -219,11 +219,11 @@ def test_more_tokens_than_the_model_takes_are_refused(
 def test_images_that_the_router_cannot_join_are_refused_by_name(tmp_path: Path) -> None:
     given: Any = Grid(tmp_path, 0)
     with pytest.raises(ConfigError, match=r"family grid: .* independent units"):
-        TritonRepository(given, given, tmp_path, axis_ranges([Profile()]), dtype="float32")
+        TritonRepository(given, tmp_path, axis_ranges([Profile()]), dtype="float32")
 
 
 def test_vectors_of_tokens_are_refused_by_name(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "model", replace(COLEMBED_TINY, image_size=64, base_vocab=600))
     given: Any = open_model(tmp_path / "model")
     with pytest.raises(ConfigError, match="llama_nemotron_colembed_vl gives a vector of each token"):
-        TritonRepository(given, given, tmp_path, axis_ranges([Profile()]), dtype="float32")
+        TritonRepository(given, tmp_path, axis_ranges([Profile()]), dtype="float32")

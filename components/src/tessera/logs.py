@@ -25,12 +25,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from types import TracebackType
-from typing import Annotated, Final, Literal, TextIO
+from typing import Annotated, Final, TextIO
 
 import msgspec
 import orjson
 
-from tessera.settings import Setting, add_flags, read_flags
+from tessera.flags import add_flags, read_flags
+from tessera.settings import LogLevel, Setting
 
 Value = str | int | float | None
 """What a line's fields hold; a field that is None is left out."""
@@ -141,10 +142,7 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     format: Annotated[LogFormat, Setting(flag="--log-format", help="lines for people or programs")] = (
         LogFormat.TEXT
     )
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"],
-        Setting(flag="--log-level", help="of what is logged, and above"),
-    ] = "info"
+    level: LogLevel = "info"
 
 
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,9 +15,9 @@ import msgspec
 
 from tessera.atomic_directory import atomic_directory
 from tessera.errors import ConfigError, TesseraError
+from tessera.flags import convert, json_object
 from tessera.logs import log_as
 from tessera.models import find, open_model
-from tessera.settings import convert, json_object
 from tessera.terminal import complain, say
 from tessera.worker.settings import load_stages
 from tessera_engines.compiled.build import build_engine, flavour
@@ -174,8 +174,8 @@ def _add_export(commands: Subparsers) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     # Here, so that the other commands need no torch.
-    from tessera_engines.compiled.export import stages_of
     from tessera_engines.compiled.spec import axis_ranges
+    from tessera_engines.compiled.stages import load_stage, stages_of
     from tessera_engines.triton_export.onnx_file import write_onnx
     from tessera_engines.triton_export.repository import TritonRepository
 
@@ -203,7 +203,7 @@ def _export(options: argparse.Namespace) -> None:
         if options.out.exists():
             raise ConfigError(f"{options.out} exists already; name another file or remove it")
         progress(f"loading the {options.stage} stage")
-        stage = stages.load_stage(options.stage, layout="padded", dtype=options.dtype, device="cpu")
+        stage = load_stage(model, options.stage, layout="padded", dtype=options.dtype, device="cpu")
         progress("exporting it")
         options.out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{options.out.name}.", dir=options.out.parent) as partial:
@@ -213,7 +213,7 @@ def _export(options: argparse.Namespace) -> None:
                 say(f"{path}: {path.stat().st_size / (1 << 20):.1f} MiB")
         return
     with atomic_directory(options.out) as folder:
-        repository = TritonRepository(model, stages, folder, ranges, dtype=options.dtype)
+        repository = TritonRepository(model, folder, ranges, dtype=options.dtype)
         if options.triton == "fused":
             repository.write_fused(progress)
         else:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.settings import HelpFormatter
+from tessera.flags import HelpFormatter
 from tessera.terminal import complain, say
 from tessera_tools.load.bodies import WORKLOADS, HttpWorkload
 from tessera_tools.load.clients import Load, Outcome, drive

@@ -25,7 +25,7 @@ import msgspec
 import yaml
 
 from tessera.errors import ConfigError, TesseraError
-from tessera.settings import convert
+from tessera.flags import convert
 
 _NUMBER = r"\d+(?:\.\d*)?|\.\d+"
 

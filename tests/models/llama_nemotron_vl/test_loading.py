@@ -18,6 +18,7 @@ from tessera.models.llama_nemotron_vl import loading
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.llama_nemotron_vl.tensors import canonical
 from tessera.models.llama_nemotron_vl.vision import VisionTower
+from tessera.nn.loading import load_text
 from tessera.nn.text import TextTower
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 
@@ -27,7 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 def load(path: Path, dtype: str) -> tuple[VisionTower, TextTower]:
     model = LlamaNemotronVL.open(path)
     vision = loading.load_vision(path, model.config, dtype=dtype, device="cpu")
-    return vision, loading.load_text(path, model.config, dtype=dtype, device="cpu")
+    return vision, load_text(model.config.text, model.tensors(), part="text.", dtype=dtype, device="cpu")
 
 
 def nbytes(module: torch.nn.Module) -> int:

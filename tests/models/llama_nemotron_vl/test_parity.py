@@ -16,6 +16,7 @@ from tessera.models.base import Prompt, Role
 from tessera.models.llama_nemotron_vl import loading
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.llama_nemotron_vl.vision import VisionTower
+from tessera.nn.loading import load_text
 from tessera.nn.sequences import Packed
 from tessera.nn.text import TextTower
 from tessera_tools.random_checkpoint.llama import LLAMA3_SCALING
@@ -117,7 +118,7 @@ def compare(found: torch.Tensor, expected: torch.Tensor) -> tuple[float, float]:
 
 def towers(path: Path, model: LlamaNemotronVL, dtype: str) -> tuple[VisionTower, TextTower]:
     vision = loading.load_vision(path, model.config, dtype=dtype, device="cpu")
-    return vision, loading.load_text(path, model.config, dtype=dtype, device="cpu")
+    return vision, load_text(model.config.text, model.tensors(), part="text.", dtype=dtype, device="cpu")
 
 
 @pytest.fixture(scope="module", params=CONFIGURATIONS)

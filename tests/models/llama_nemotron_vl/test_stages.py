@@ -9,6 +9,7 @@ import torch
 from tessera.engine.batch import PackedInput, pack
 from tessera.errors import ConfigError
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera_engines.compiled.stages import load_stage
 from tests.models.llama_nemotron_vl.conftest import MakeCheckpoint
 from tests.models.llama_nemotron_vl.packing import encode
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
@@ -19,7 +20,7 @@ BATCHES = {"one token": [1], "odd": [7, 1, 12], "equal": [5, 5]}
 def stage(
     model: LlamaNemotronVL, name: str, layout: str = "padded", dtype: str = "float32"
 ) -> torch.nn.Module:
-    return model.load_stage(name, layout=layout, dtype=dtype, device="cpu").module
+    return load_stage(model, name, layout=layout, dtype=dtype, device="cpu").module
 
 
 def compare(found: tuple[torch.Tensor, torch.Tensor], pooled: torch.Tensor) -> None:

@@ -12,6 +12,7 @@ from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera_engines.aoti.package import AotiPackage
 from tessera_engines.compiled.manifest import Manifest
 from tessera_engines.compiled.spec import Stage
+from tessera_engines.compiled.stages import load_stage
 from tests.models.llama_nemotron_vl.packing import encode
 from tests.models.llama_nemotron_vl.stage_inputs import Batch, expected, image_batch, text_batch
 
@@ -87,7 +88,7 @@ def test_fused(engines: Path, model: LlamaNemotronVL, batches: dict[str, Batch])
 @pytest.mark.parametrize("stage", list(Stage), ids=str)
 def test_the_manifest_says_what_the_engine_takes(engines: Path, model: LlamaNemotronVL, stage: Stage) -> None:
     manifest = Manifest.read(engines / stage)
-    module = model.load_stage(stage, layout=manifest.layout, dtype="float32", device="cpu")
+    module = load_stage(model, stage, layout=manifest.layout, dtype="float32", device="cpu")
     named = {(one.name, one.output): one for one in manifest.bindings}
     for tensors, output in ((module.inputs, False), (module.outputs, True)):
         for tensor in tensors:

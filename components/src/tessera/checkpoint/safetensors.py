@@ -1,15 +1,14 @@
 """The safetensors format: eight bytes of header length, a JSON header, then the tensors' bytes.
 
-Only headers are read and written here. They need no torch, so that the frontend can read them too, and
+Only headers are read here. They need no torch, so that the frontend can read them too, and
 nothing in the format can run code. The ``safetensors`` package reads tensors by mapping the file; see
 ``checkpoint.loading`` for what that costs.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -66,20 +65,6 @@ def parse_header(header: bytes) -> dict[str, Any]:
         raise TypeError(f"a header is a JSON object, not {type(parsed).__name__}")
     parsed.pop("__metadata__", None)
     return parsed
-
-
-def encode_header(tensors: Iterable[tuple[str, Sequence[int]]], dtype: DType) -> bytes:
-    """The beginning of a file whose tensors, all of one type, follow in the order given here."""
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    start = 0
-    for name, shape in tensors:
-        stop = start + math.prod(shape) * dtype.itemsize
-        entries[name] = {"dtype": dtype.safetensors, "shape": list(shape), "data_offsets": [start, stop]}
-        start = stop
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    # The tensors' bytes begin at a multiple of eight.
-    header += b" " * (-len(header) % 8)
-    return len(header).to_bytes(LENGTH_BYTES, "little") + header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -22,7 +23,17 @@ from tessera.launch.children import Signals
 from tessera.launch.models import WantedModel, check_apart, wanted_models
 from tessera.launch.report import Report
 from tessera.launch.service import Service, status_of
-from tessera.launch.settings import OPEN, Given, LaunchSettings, Setting, SettingError, plain, settings
+from tessera.launch.settings import (
+    OPEN,
+    Given,
+    LaunchSettings,
+    SettingError,
+    default_of,
+    plain,
+    settings,
+    variable_of,
+)
+from tessera.settings import Field
 from tessera.terminal import complain, near
 
 _TEXT: Final = """\
@@ -221,7 +232,7 @@ def read(words: Sequence[str], prog: str = "tessera serve") -> Asked:
     Raises ``UnknownWord`` for a flag that nobody knows or a value that it refuses, ``SettingError`` for what
     is wrong in the file.
     """
-    own = {each.variable.flag: each for each in settings() if each.variable.flag}
+    own = {field.setting.flag: field for field in settings() if field.setting.flag}
     config, left = _config(words)
     file = {} if config is None else _read_file(config)
     listed = file.pop("models", None)
@@ -243,9 +254,9 @@ def read(words: Sequence[str], prog: str = "tessera serve") -> Asked:
     parsed = vars(parser.parse_intermixed_args(left))
 
     given = {
-        each.field: Given(_setting_text(file[key]), f"{config}: {key}: {_setting_text(file[key])}")
-        for each in own.values()
-        if file.get(key := each.variable.flag.removeprefix("--")) is not None
+        field.name: Given(_setting_text(file[key]), f"{config}: {key}: {_setting_text(file[key])}")
+        for flag, field in own.items()
+        if file.get(key := flag.removeprefix("--")) is not None
     }
     passed = [_from_file(f"--{key}", value, known) for key, value in file.items() if f"--{key}" in others]
     names = parsed[_NAMES] or []
@@ -254,9 +265,9 @@ def read(words: Sequence[str], prog: str = "tessera serve") -> Asked:
         # The last may have been meant as MODEL.
         raise UnknownWord(f"{_NAMES} {' '.join(names)}: write MODEL before it, or a comma between names")
     parsed[_NAMES] = ",".join(names) or None
-    for flag, each in own.items():
+    for flag, field in own.items():
         if parsed[flag] is not None:
-            given[each.field] = Given(parsed[flag], f"{flag} {parsed[flag]}")
+            given[field.name] = Given(parsed[flag], f"{flag} {parsed[flag]}")
     if named and parsed["--model-path"] is not None:
         raise UnknownWord(
             f"{named[0]} and --model-path {parsed['--model-path']}: name models without a flag, all of them"
@@ -279,14 +290,14 @@ def read(words: Sequence[str], prog: str = "tessera serve") -> Asked:
 _OF_ONE: Final = ("model_path", "served_model_name")
 
 
-def _listed(listed: Any, config: Path | None, own: Mapping[str, Setting]) -> list[AskedModel]:
+def _listed(listed: Any, config: Path | None, own: Mapping[str, Field]) -> list[AskedModel]:
     """The models that stand in the file. Raises ``SettingError``."""
     if not isinstance(listed, list) or not listed:
         raise SettingError(f"{config}: models: must be a list of models")
     return [_listed_model(each, f"{config}: models[{index}]", own) for index, each in enumerate(listed)]
 
 
-def _listed_model(entry: Any, said: str, own: Mapping[str, Setting]) -> AskedModel:
+def _listed_model(entry: Any, said: str, own: Mapping[str, Field]) -> AskedModel:
     if isinstance(entry, str):
         entry = {"model": entry}
     if not isinstance(entry, dict):
@@ -298,16 +309,16 @@ def _listed_model(entry: Any, said: str, own: Mapping[str, Setting]) -> AskedMod
     known = _known_to_processes() if values.keys() - own.keys() else {}
     for flag, value in values.items():
         key = flag.removeprefix("--")
-        if flag in own and own[flag].variable.of_model:
+        if flag in own and variable_of(own[flag]).of_model:
             if value is not None:
                 text = _setting_text(value)
-                given[own[flag].field] = Given(text, f"{said}: {key}: {text}")
+                given[own[flag].name] = Given(text, f"{said}: {key}: {text}")
         elif flag in known and known[flag].worker and flag not in own:
             passed.append(_from_file(flag, value, known))
         elif flag in own or flag in known:
             raise SettingError(f"{said}: {key}: is of the whole service: write it beside models")
         else:
-            of_models = {each for each in own if own[each].variable.of_model}
+            of_models = {flag for flag, field in own.items() if variable_of(field).of_model}
             meant = near(flag, of_models | {each for each in known if known[each].worker})
             raise SettingError(f"{said}: there is no setting {key}{meant.replace('--', '')}")
     if not given.get("model_path", Given("", "")).text:
@@ -374,9 +385,9 @@ class _Flag:
 def _known_to_processes() -> dict[str, _Flag]:
     """The flags of frontends and workers by name."""
     # Imported for these alone: they take a quarter of a second.
+    from tessera.flags import flags_of
     from tessera.frontend.model_settings import MODELS_FLAG
     from tessera.frontend.settings import FrontendSettings
-    from tessera.settings import flags_of
     from tessera.worker.settings import WorkerSettings
 
     frontend, worker = flags_of(FrontendSettings), flags_of(WorkerSettings)
@@ -415,8 +426,8 @@ def _asked(given: Mapping[str, Given], passed: Sequence[Passed], known: Mapping[
 def _check(frontend: Sequence[str], worker: Sequence[str]) -> None:
     """Raises ``UnknownWord`` for values that frontends or workers would refuse, before any is started."""
     from tessera.errors import ConfigError
+    from tessera.flags import check_flags
     from tessera.frontend.settings import FrontendSettings
-    from tessera.settings import check_flags
     from tessera.worker.settings import WorkerSettings
 
     for kind, words in ((FrontendSettings, frontend), (WorkerSettings, worker)):
@@ -437,37 +448,33 @@ def _help(prog: str, *, everything: bool) -> None:
     group = parser.add_argument_group("arguments")
     group.add_argument("model", nargs="*", metavar="MODEL", help="what is served, as --model-path says")
     group.add_argument("--config", metavar="FILE", help="YAML with settings: flags without their dashes")
-    headings = {}
-    for each in settings():
-        variable = each.variable
-        if not variable.flag:
-            continue
-        if variable.group not in headings:
-            headings[variable.group] = parser.add_argument_group(variable.group)
-        text = f"{plain(variable.help)} ({each.name}, default: {plain(each.default)})"
-        headings[variable.group].add_argument(
-            variable.flag, metavar=_metavar(each), help=text.replace("%", "%%")
-        )
+    own = [field for field in settings() if field.setting.flag]
+    for title, fields in groupby(own, key=lambda field: variable_of(field).group):
+        heading = parser.add_argument_group(title)
+        for field in fields:
+            setting = field.setting
+            text = f"{plain(setting.help)} ({field.name.upper()}, default: {plain(default_of(field))})"
+            heading.add_argument(setting.flag, metavar=_metavar(field), help=text.replace("%", "%%"))
     if everything:
         _add_others(parser)
     parser.print_help()
 
 
-def _metavar(setting: Setting) -> str:
-    if setting.variable.metavar:
-        return setting.variable.metavar
-    if setting.variable.choices:
-        return f"{{{','.join(setting.variable.choices)}}}"
-    return "N" if setting.kind is int else setting.variable.flag.rpartition("-")[2].upper()
+def _metavar(field: Field) -> str:
+    if field.setting.metavar:
+        return field.setting.metavar
+    if field.choices:
+        return f"{{{','.join(field.choices)}}}"
+    return "N" if field.kind is int else field.setting.flag.rpartition("-")[2].upper()
 
 
 def _add_others(parser: argparse.ArgumentParser) -> None:
     """The flags of the processes that the launcher does not have itself."""
+    from tessera.flags import add_flags
     from tessera.frontend.settings import FrontendSettings
-    from tessera.settings import add_flags
     from tessera.worker.settings import WorkerSettings
 
-    taken = {each.variable.flag for each in settings()}
+    taken = {field.setting.flag for field in settings()}
     for title, kind in (("frontends", FrontendSettings), ("workers", WorkerSettings)):
         group = parser.add_argument_group(f"of {title}")
         scratch = argparse.ArgumentParser(add_help=False)

@@ -85,68 +85,50 @@ class FrontendMetrics:
             self._all = CollectorRegistry()
             MultiProcessCollector(self._all, seat.metrics)  # type: ignore[no-untyped-call]
             self._all.register(self._gauges)
-        self.requests = Counter(
+        self.requests = self._counter(
             "tessera_requests",
             "HTTP requests answered; without a model those that were refused before it was known",
-            ["route", "status", "model"],
-            registry=registry,
+            *("route", "status", "model"),
         )
-        self.latency = Histogram(
-            "tessera_request_seconds",
-            "Time to answer a request",
-            ["route", "model"],
+        self.latency = self._seconds(
+            "tessera_request_seconds", "Time to answer a request", "route", "model", buckets=_SECONDS
+        )
+        self.errors = self._counter(
+            "tessera_errors", "HTTP requests answered with an error", "route", "code", "model"
+        )
+        self.input_errors = self._counter(
+            "tessera_input_errors", "Inputs that failed alone, in answers to the rest", "code", "model"
+        )
+        self.media_seconds = self._seconds(
+            "tessera_media_seconds", "Time to obtain a request's images", "model", buckets=_SECONDS
+        )
+        self.prompt_seconds = self._seconds(
+            "tessera_prompt_seconds", "Time to turn a request's inputs into tokens", "model"
+        )
+        self.dispatch_seconds = self._seconds(
+            *("tessera_dispatch_seconds", "Time that a request's inputs were with workers", "model"),
             buckets=_SECONDS,
-            registry=registry,
         )
-        self.errors = Counter(
-            "tessera_errors",
-            "HTTP requests answered with an error",
-            ["route", "code", "model"],
-            registry=registry,
+        self.format_seconds = self._seconds("tessera_format_seconds", "Time to write an answer", "model")
+        self.inputs = self._counter("tessera_inputs", "Inputs accepted", "kind", "model")
+        self.tokens = self._counter("tessera_tokens", "Tokens embedded", "kind", "model")
+        self.pairs = self._counter(
+            "tessera_pairs", "Documents that were scored, each with its query", "model"
         )
-        self.input_errors = Counter(
-            "tessera_input_errors",
-            "Inputs that failed alone, in answers to the rest",
-            ["code", "model"],
-            registry=registry,
+        self.output_rows = self._counter(
+            "tessera_output_rows", "Rows of the models that workers sent here", "model"
         )
-        self.media_seconds = self._step(
-            "tessera_media_seconds", "Time to obtain a request's images", _SECONDS
+        self.retries = self._counter("tessera_retries", "Items sent to a second worker", "model")
+        self.refused = self._counter(
+            "tessera_refused", "Requests refused before their bodies were read", "why"
         )
-        self.prompt_seconds = self._step(
-            "tessera_prompt_seconds", "Time to turn a request's inputs into tokens"
-        )
-        self.dispatch_seconds = self._step(
-            "tessera_dispatch_seconds", "Time that a request's inputs were with workers", _SECONDS
-        )
-        self.format_seconds = self._step("tessera_format_seconds", "Time to write an answer")
-        self.inputs = Counter("tessera_inputs", "Inputs accepted", ["kind", "model"], registry=registry)
-        self.tokens = Counter("tessera_tokens", "Tokens embedded", ["kind", "model"], registry=registry)
-        self.pairs = Counter(
-            "tessera_pairs", "Documents that were scored, each with its query", ["model"], registry=registry
-        )
-        self.output_rows = Counter(
-            "tessera_output_rows", "Rows of the models that workers sent here", ["model"], registry=registry
-        )
-        self.retries = Counter(
-            "tessera_retries", "Items sent to a second worker", ["model"], registry=registry
-        )
-        self.refused = Counter(
-            "tessera_refused", "Requests refused before their bodies were read", ["why"], registry=registry
-        )
-        self.result_cache = Counter(
-            "tessera_result_cache",
-            "Inputs looked up in the result cache",
-            ["outcome", "model"],
-            registry=registry,
+        self.result_cache = self._counter(
+            "tessera_result_cache", "Inputs looked up in the result cache", "outcome", "model"
         )
         count_loop_failures(registry)
-        self.disconnects = Counter("tessera_disconnects", "Clients that went away", registry=registry)
-        self.retries_denied = Counter(
-            "tessera_retries_denied",
-            "Retries that the budget did not allow",
-            ["model"],
-            registry=registry,
+        self.disconnects = self._counter("tessera_disconnects", "Clients that went away")
+        self.retries_denied = self._counter(
+            "tessera_retries_denied", "Retries that the budget did not allow", "model"
         )
 
     def of(self, model: str) -> ModelMetrics:
@@ -183,8 +165,13 @@ class FrontendMetrics:
                     found[key] = found.get(key, 0) + int(sample.value)
         return found
 
-    def _step(self, name: str, text: str, buckets: tuple[float, ...] = _STEP_SECONDS) -> Histogram:
-        return Histogram(name, text, ["model"], buckets=buckets, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _seconds(
+        self, name: str, text: str, *labels: str, buckets: tuple[float, ...] = _STEP_SECONDS
+    ) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
 
 class ModelMetrics:

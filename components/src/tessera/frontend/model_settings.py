@@ -10,19 +10,11 @@ import msgspec
 
 from tessera.checkpoint.source import Source
 from tessera.errors import ConfigError
+from tessera.flags import convert, mapping
 from tessera.frontend.widths import no_widths
 from tessera.model_names import fold_name, namespace_of
 from tessera.models import find
-from tessera.settings import (
-    NOT_NEGATIVE,
-    ModelOptions,
-    Revision,
-    ServedModelNames,
-    Setting,
-    convert,
-    mapping,
-    served_names,
-)
+from tessera.settings import NOT_NEGATIVE, ModelOptions, Revision, ServedModelNames, Setting, served_names
 
 MODELS_FLAG: Final = "--models"
 _MOST: Final = 64

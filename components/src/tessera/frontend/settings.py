@@ -13,6 +13,7 @@ import msgspec
 
 from tessera.checkpoint.source import Source
 from tessera.errors import ConfigError
+from tessera.flags import parse_flags
 from tessera.frontend.admission.room import RESPONSES_IN_FLIGHT
 from tessera.frontend.door import check_doors, doors
 from tessera.frontend.group import Seat
@@ -24,16 +25,7 @@ from tessera.frontend.model_settings import MODELS_FLAG, ModelSettings, read_mod
 from tessera.frontend.request import RequestLimits
 from tessera.logs import LogSettings
 from tessera.rpc.runtime import RpcSettings
-from tessera.settings import (
-    MIB,
-    NOT_NEGATIVE,
-    PORT,
-    POSITIVE,
-    Setting,
-    Traces,
-    exporters,
-    parse_flags,
-)
+from tessera.settings import MIB, NOT_NEGATIVE, PORT, POSITIVE, Setting, Traces, exporters
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What a service is started with: one table of variables, flags of ``tessera serve`` and keys of its YAML.
+"""What a service is started with: variables, flags of ``tessera serve`` and keys of its YAML.
 
 The standard library alone: the launch scripts read it before anything is installed.
 """
@@ -7,15 +7,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
-from itertools import groupby
-from typing import Annotated, Any, Final, Self, get_args, get_origin, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final, Literal, Self
 
 from tessera.defaults import MODEL
+from tessera.settings import (
+    DiscoveryBackend,
+    Field,
+    LogLevel,
+    Modality,
+    Namespace,
+    RequestPlane,
+    Row,
+    Setting,
+    fields_of,
+    joined,
+)
 
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]*")
-
 
 _NOT_READ: Final = frozenset({"passed", "written"})
 
@@ -29,21 +39,17 @@ class SettingError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable:
-    """What is known of a setting beside its type and its default. The variable is its name in capitals.
+    """What settings of the launcher have beside a ``Setting``. The variable is the field's name in capitals.
 
-    ``flag`` is that of ``tessera serve``, and without its dashes the key of a YAML file; the launch scripts
+    The flag is that of ``tessera serve``, and without its dashes the key of a YAML file; the launch scripts
     alone read what has none. ``group`` is a heading of ``--help``, ``default`` what stands there where it is
-    not the field's own. It is one of ``choices`` where there are such. Only services of one ``shape``, agg or
-    e_p, have it where that is given. With ``of_model`` each of several models may have its own.
+    not the field's own. Only services of one ``shape``, agg or e_p, have it where that is given. With
+    ``of_model`` each of several models may have its own.
     """
 
-    help: str
-    flag: str = ""
-    metavar: str = ""
     group: str = ""
     default: str | None = None
     shape: str = ""
-    choices: tuple[str, ...] = ()
     of_model: bool = False
 
 
@@ -55,9 +61,27 @@ class Given:
     said: str
 
 
-_CARDS: Final = "cards, one for each worker in turn, such as 0,1"
-_ENGINES: Final = "engine settings: a YAML file, a folder of such, or the name of one that comes with Tessera"
-_A_KIND: Final = "workers of each kind: likewise, so that a card has one of each"
+_MODEL: Final = Variable(group="model", of_model=True)
+_PROCESSES: Final = Variable(group="processes")
+_ADDRESSES: Final = Variable(group="addresses")
+_IMAGES: Final = Variable(group="images")
+_LOG: Final = Variable(group="log")
+_DYNAMO: Final = Variable(group="Dynamo")
+_ENGINES: Final = Variable(group="engines and cards", of_model=True)
+_HOSTS: Final = Variable(group="several hosts", of_model=True)
+
+# What each kind of worker has.
+_WORKERS: Final = Setting(
+    help="workers of each kind: likewise, so that a card has one of each; no encode workers for a model of "
+    "text alone"
+)
+_ONE_A_CARD: Final = replace(_PROCESSES, default="one a card", shape="e_p", of_model=True)
+_MODE_ARGS: Final = Setting(metavar="FILE", help="the same for the workers of one mode")
+_AS_ENGINE_ARGS: Final = replace(_ENGINES, default="`--engine-args`", shape="e_p")
+_CARDS: Final = Setting(metavar="CARDS", help="cards, one for each worker in turn, such as 0,1")
+_ALL_CARDS: Final = replace(_ENGINES, default="all that CUDA_VISIBLE_DEVICES leaves", shape="e_p")
+_EXPECTED: Final = Setting(help="workers of all hosts, so that a missing one shows")
+_OF_THIS_HOST: Final = replace(_HOSTS, default="those of this host")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,175 +93,113 @@ class Shared:
 
     model_path: Annotated[
         str,
-        Variable(
-            of_model=True,
+        Setting(
             flag="--model-path",
             metavar="MODEL",
-            group="model",
             help="a checkpoint directory, or ORG/NAME or ORG/NAME@REVISION of a hub, downloaded once; in the "
             "variable commas separate several",
-            default="the demonstration model",
         ),
+        replace(_MODEL, default="the demonstration model"),
     ] = str(MODEL)
     model_revision: Annotated[
         str,
-        Variable(
-            of_model=True,
-            flag="--revision",
-            group="model",
-            help="the branch, tag or commit of a hub's model; `main` by default",
-        ),
+        Setting(flag="--revision", help="the branch, tag or commit of a hub's model; `main` by default"),
+        _MODEL,
     ] = ""
     served_model_name: Annotated[
         str,
-        Variable(
-            of_model=True,
+        Setting(
             flag="--served-model-name",
             metavar="NAME",
-            group="model",
             help="its name in requests, or several, separated by spaces or commas; answers say the first",
-            default="ORG/NAME, or as the directory ends",
         ),
+        replace(_MODEL, default="ORG/NAME, or as the directory ends"),
     ] = ""
     model_options: Annotated[
         str,
-        Variable(
-            of_model=True,
-            flag="--model-options",
-            metavar="JSON",
-            group="model",
-            help="an object with options of the model's family",
-        ),
+        Setting(flag="--model-options", metavar="JSON", help="an object with options of the model's family"),
+        _MODEL,
     ] = ""
     dimensions_allowed: Annotated[
         str,
-        Variable(
-            of_model=True,
+        Setting(
             flag="--dimensions-allowed",
             metavar="WIDTHS",
-            group="model",
             help="widths of vectors that requests may ask for beside those that the checkpoint lists, such "
             "as 256,512,1024 or 64-2048",
         ),
+        _MODEL,
     ] = ""
     modality: Annotated[
-        str,
-        Variable(
-            of_model=True,
-            flag="--modality",
-            choices=("multimodal", "text"),
-            group="model",
-            help="`text` makes embed workers that never ask for images",
-        ),
+        Modality,
+        Setting(flag="--modality", help="`text` makes embed workers that never ask for images"),
+        _MODEL,
     ] = "multimodal"
-    dyn_http_host: Annotated[
-        str, Variable(flag="--host", group="addresses", help="where the frontends listen")
-    ] = "127.0.0.1"
-    dyn_http_port: Annotated[
-        int, Variable(flag="--port", group="addresses", help="where the frontends listen")
-    ] = 8000
+    dyn_http_host: Annotated[str, Setting(flag="--host", help="where the frontends listen"), _ADDRESSES] = (
+        "127.0.0.1"
+    )
+    dyn_http_port: Annotated[int, Setting(flag="--port", help="where the frontends listen"), _ADDRESSES] = (
+        8000
+    )
     tls_cert: Annotated[
         str,
-        Variable(
+        Setting(
             flag="--tls-cert",
             metavar="FILE",
-            group="addresses",
             help="the frontends answer by TLS with this certificate: PEM, with the chain behind it",
         ),
+        _ADDRESSES,
     ] = ""
     tls_key: Annotated[
         str,
-        Variable(
+        Setting(
             flag="--tls-key",
             metavar="FILE",
-            group="addresses",
             help="its private key; TESSERA_TLS_KEY_PASSWORD holds the password of an encrypted one",
-            default="in the file of the certificate",
         ),
+        replace(_ADDRESSES, default="in the file of the certificate"),
     ] = ""
-    dyn_namespace: Annotated[
-        str,
-        Variable(
-            of_model=True,
-            flag="--namespace",
-            group="Dynamo",
-            help="processes of one namespace find each other",
-        ),
-    ] = "tessera"
-    dyn_discovery_backend: Annotated[
-        str,
-        Variable(
-            flag="--discovery-backend",
-            choices=("file", "etcd", "kubernetes", "mem"),
-            group="Dynamo",
-            help="where instances are listed",
-        ),
-    ] = "file"
-    dyn_request_plane: Annotated[
-        str,
-        Variable(
-            flag="--request-plane",
-            choices=("tcp", "nats"),
-            group="Dynamo",
-            help="how processes call each other",
-        ),
-    ] = "tcp"
+    dyn_namespace: Annotated[Namespace, replace(_DYNAMO, of_model=True)] = "tessera"
+    dyn_discovery_backend: Annotated[DiscoveryBackend, _DYNAMO] = "file"
+    dyn_request_plane: Annotated[RequestPlane, _DYNAMO] = "tcp"
     allowed_local_media_path: Annotated[
         str,
-        Variable(
+        Setting(
             flag="--allowed-local-media-path",
             metavar="FOLDER",
-            group="images",
             help="image files below it may be named in requests",
         ),
+        _IMAGES,
     ] = ""
-    max_file_size_mb: Annotated[
-        str, Variable(flag="--max-file-size-mb", group="images", help="MiB of one image")
-    ] = "50"
+    max_file_size_mb: Annotated[str, Setting(flag="--max-file-size-mb", help="MiB of one image"), _IMAGES] = (
+        "50"
+    )
     log_format: Annotated[
-        str,
-        Variable(
-            flag="--log-format",
-            choices=("text", "json"),
-            group="log",
-            help="lines for people, or `json`: one object a line",
-        ),
+        Literal["text", "json"],
+        Setting(flag="--log-format", help="lines for people, or `json`: one object a line"),
+        _LOG,
     ] = "text"
-    log_level: Annotated[
-        str,
-        Variable(
-            flag="--log-level",
-            choices=("debug", "info", "warning", "error"),
-            group="log",
-            help="of what is logged, and above",
-        ),
-    ] = "info"
+    log_level: Annotated[LogLevel, _LOG] = "info"
     frontend_args: Annotated[
-        str,
-        Variable(help="further flags of the frontend, as `tessera serve` takes them itself"),
+        str, Setting(help="further flags of the frontend, as `tessera serve` takes them itself")
     ] = ""
     engine_args: Annotated[
         str,
-        Variable(
-            of_model=True,
+        Setting(
             flag="--engine-args",
             metavar="FILE",
-            group="engines and cards",
-            help=_ENGINES,
-            default="by family and mode",
+            help="engine settings: a YAML file, a folder of such, or the name of one that comes with Tessera",
         ),
+        replace(_ENGINES, default="by family and mode"),
     ] = ""
     encode_endpoint: Annotated[
         str,
-        Variable(
-            of_model=True,
+        Setting(
             flag="--encode-endpoint",
             metavar="ENDPOINT",
-            group="several hosts",
             help="dyn://namespace.component.endpoint of the encode workers",
-            default="this service's",
-            shape="e_p",
         ),
+        replace(_HOSTS, default="this service's", shape="e_p"),
     ] = ""
     passed: tuple[str, ...] = ()
     """Flags of the frontends that were given themselves."""
@@ -251,22 +213,20 @@ class Shared:
         What has its default is called by its flag where something may be given, else by its variable. Raises
         ``SettingError`` for what is no number.
         """
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         written: dict[str, str] = {}
-        for name, kind, variable in _declared(cls):
-            default = cls.__dataclass_fields__[name].default
+        for setting in _read_fields(cls):
+            name, variable = setting.name, setting.name.upper()
             if given is not None and name in given:
                 value = given[name]
-            elif text := environment.get(name.upper(), ""):
-                value = Given(text, f"{name.upper()}={text}")
+            elif text := environment.get(variable, ""):
+                value = Given(text, f"{variable}={text}")
             else:
-                flag = variable.flag if variable is not None and given is not None else ""
-                written[name] = f"{flag} {default}" if flag else f"{name.upper()}={default}"
+                flag = setting.setting.flag if given is not None else ""
+                written[name] = f"{flag} {setting.default}" if flag else f"{variable}={setting.default}"
                 continue
-            if variable is not None and variable.choices and value.text not in variable.choices:
-                raise SettingError(f"{value.said}: is none of {', '.join(variable.choices)}")
-            found[name], written[name] = _parse(value, kind), value.said
-        return cls(**found, written=written)
+            values[name], written[name] = _parse(value, setting), value.said
+        return cls(**values, written=written)
 
     def named(self, name: str) -> str:
         """A setting and its value as they were written: ``--port 8000``, or ``DYN_HTTP_PORT=8000``."""
@@ -343,207 +303,102 @@ class LaunchSettings(Shared):
 
     agg_workers: Annotated[
         int,
-        Variable(
-            of_model=True,
+        Setting(
             flag="--agg-workers",
-            group="processes",
             help="workers with both stages: one for each card, or entry of AGG_CUDA_VISIBLE_DEVICES; one "
             "without cards",
-            default="one a card",
-            shape="agg",
         ),
+        replace(_ONE_A_CARD, shape="agg"),
     ] = OPEN
-    encode_workers: Annotated[
-        int,
-        Variable(
-            of_model=True,
-            flag="--encode-workers",
-            group="processes",
-            help=f"{_A_KIND}; no encode workers for a model of text alone",
-            default="one a card",
-            shape="e_p",
-        ),
-    ] = OPEN
-    embed_workers: Annotated[
-        int,
-        Variable(
-            of_model=True,
-            flag="--embed-workers",
-            group="processes",
-            help=f"{_A_KIND}; no encode workers for a model of text alone",
-            default="one a card",
-            shape="e_p",
-        ),
-    ] = OPEN
+    encode_workers: Annotated[int, replace(_WORKERS, flag="--encode-workers"), _ONE_A_CARD] = OPEN
+    embed_workers: Annotated[int, replace(_WORKERS, flag="--embed-workers"), _ONE_A_CARD] = OPEN
     frontends: Annotated[
         int,
-        Variable(
+        Setting(
             flag="--frontends",
-            group="processes",
             help="frontends, all on one port: three for eight cores beside cards, one without cards. Any "
             "number of processes may be 0 on a host of several",
-            default="by cores",
         ),
+        replace(_PROCESSES, default="by cores"),
     ] = OPEN
     agg_engine_args: Annotated[
-        str,
-        Variable(
-            of_model=True,
-            flag="--agg-engine-args",
-            metavar="FILE",
-            group="engines and cards",
-            help="the same for the workers of one mode",
-            default="`--engine-args`",
-            shape="agg",
-        ),
+        str, replace(_MODE_ARGS, flag="--agg-engine-args"), replace(_AS_ENGINE_ARGS, shape="agg")
     ] = ""
-    encode_engine_args: Annotated[
-        str,
-        Variable(
-            of_model=True,
-            flag="--encode-engine-args",
-            metavar="FILE",
-            group="engines and cards",
-            help="the same for the workers of one mode",
-            default="`--engine-args`",
-            shape="e_p",
-        ),
-    ] = ""
-    embed_engine_args: Annotated[
-        str,
-        Variable(
-            of_model=True,
-            flag="--embed-engine-args",
-            metavar="FILE",
-            group="engines and cards",
-            help="the same for the workers of one mode",
-            default="`--engine-args`",
-            shape="e_p",
-        ),
-    ] = ""
+    encode_engine_args: Annotated[str, replace(_MODE_ARGS, flag="--encode-engine-args"), _AS_ENGINE_ARGS] = ""
+    embed_engine_args: Annotated[str, replace(_MODE_ARGS, flag="--embed-engine-args"), _AS_ENGINE_ARGS] = ""
     agg_cuda_visible_devices: Annotated[
-        str,
-        Variable(
-            of_model=True,
-            flag="--agg-cuda-visible-devices",
-            metavar="CARDS",
-            group="engines and cards",
-            help=_CARDS,
-            default="all that CUDA_VISIBLE_DEVICES leaves",
-            shape="agg",
-        ),
+        str, replace(_CARDS, flag="--agg-cuda-visible-devices"), replace(_ALL_CARDS, shape="agg")
     ] = ""
     encode_cuda_visible_devices: Annotated[
-        str,
-        Variable(
-            of_model=True,
-            flag="--encode-cuda-visible-devices",
-            metavar="CARDS",
-            group="engines and cards",
-            help=_CARDS,
-            default="all that CUDA_VISIBLE_DEVICES leaves",
-            shape="e_p",
-        ),
+        str, replace(_CARDS, flag="--encode-cuda-visible-devices"), _ALL_CARDS
     ] = ""
     embed_cuda_visible_devices: Annotated[
-        str,
-        Variable(
-            of_model=True,
-            flag="--embed-cuda-visible-devices",
-            metavar="CARDS",
-            group="engines and cards",
-            help=_CARDS,
-            default="all that CUDA_VISIBLE_DEVICES leaves",
-            shape="e_p",
-        ),
+        str, replace(_CARDS, flag="--embed-cuda-visible-devices"), _ALL_CARDS
     ] = ""
     cuda_mps: Annotated[
-        str,
-        Variable(
-            flag="--cuda-mps",
-            choices=("auto", "on", "off"),
-            group="engines and cards",
-            help="NVIDIA's MPS, which `auto` starts where several workers share a card",
+        Literal["auto", "on", "off"],
+        Setting(
+            flag="--cuda-mps", help="NVIDIA's MPS, which `auto` starts where several workers share a card"
         ),
+        replace(_ENGINES, of_model=False),
     ] = "auto"
     frontend_port_base: Annotated[
         int,
-        Variable(
+        Setting(
             flag="--frontend-port-base",
-            group="addresses",
             help="first frontend's port of its own, the next ones above it, for a balancer that wants to see "
             "each",
-            default="none",
         ),
+        replace(_ADDRESSES, default="none"),
     ] = 0
     dyn_system_host: Annotated[
-        str,
-        Variable(flag="--system-host", group="addresses", help="of the workers' `/health` and `/metrics`"),
+        str, Setting(flag="--system-host", help="of the workers' `/health` and `/metrics`"), _ADDRESSES
     ] = "127.0.0.1"
     dyn_system_port_base: Annotated[
         int,
-        Variable(
+        Setting(
             flag="--system-port-base",
-            group="addresses",
             help="first worker's port, the next ones above it; below 32768. A second service on one host "
             "needs its own",
         ),
+        _ADDRESSES,
     ] = 8081
-    expect_embed_workers: Annotated[
-        str,
-        Variable(
-            of_model=True,
-            flag="--expect-embed-workers",
-            group="several hosts",
-            help="workers of all hosts, so that a missing one shows",
-            default="those of this host",
-        ),
-    ] = ""
+    expect_embed_workers: Annotated[str, replace(_EXPECTED, flag="--expect-embed-workers"), _OF_THIS_HOST] = (
+        ""
+    )
     expect_encode_workers: Annotated[
-        str,
-        Variable(
-            of_model=True,
-            flag="--expect-encode-workers",
-            group="several hosts",
-            help="workers of all hosts, so that a missing one shows",
-            default="those of this host",
-            shape="e_p",
-        ),
+        str, replace(_EXPECTED, flag="--expect-encode-workers"), replace(_OF_THIS_HOST, shape="e_p")
     ] = ""
     ready_timeout_seconds: Annotated[
         float,
-        Variable(
+        Setting(
             flag="--ready-timeout-seconds",
             metavar="SECONDS",
-            group="processes",
             help="that the service has until it is ready",
         ),
+        _PROCESSES,
     ] = 600.0
     stop_timeout_seconds: Annotated[
         int,
-        Variable(
+        Setting(
             flag="--stop-timeout-seconds",
             metavar="SECONDS",
-            group="processes",
             help="that frontends, then workers, have to end, above their own --drain-seconds; then they are "
             "killed",
         ),
+        _PROCESSES,
     ] = 60
     frontend_page: Annotated[
-        str,
-        Variable(
-            flag="--frontend-page",
-            choices=("on", "off"),
-            group="processes",
-            help="the page to try the service on, at /",
-        ),
+        Literal["on", "off"],
+        Setting(flag="--frontend-page", help="the page to try the service on, at /"),
+        _PROCESSES,
     ] = "on"
     python: Annotated[
-        str, Variable(help="the interpreter that the launch scripts make an environment with")
+        str, Setting(help="the interpreter that the launch scripts make an environment with")
     ] = "python3"
-    venv: Annotated[str, Variable(help="the environment that the launch scripts make", default="`.venv`")] = (
-        ""
-    )
+    venv: Annotated[
+        str, Setting(help="the environment that the launch scripts make"), Variable(default="`.venv`")
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -554,7 +409,7 @@ class RoleSettings(Shared):
     # Several: the file that frontends read. A worker serves the one of them that SERVED_MODEL_NAME names.
     models_file: str = ""
     dyn_http_host: str = "0.0.0.0"
-    dyn_discovery_backend: str = "etcd"
+    dyn_discovery_backend: DiscoveryBackend = "etcd"
     dyn_system_port: str = "9090"
     dyn_system_host: str = "0.0.0.0"
     dyn_tcp_rpc_host: str = ""
@@ -575,20 +430,18 @@ class RoleSettings(Shared):
     python: str = "python3"
 
 
-def _declared(settings: type[Shared]) -> Iterator[tuple[str, type, Variable | None]]:
-    """Name, type and what is known of each setting, in their order."""
-    hints = get_type_hints(settings, include_extras=True)
-    for name in (each.name for each in fields(settings) if each.name not in _NOT_READ):
-        kind, *extras = get_args(hints[name]) if get_origin(hints[name]) is Annotated else [hints[name]]
-        yield name, kind, next((each for each in extras if isinstance(each, Variable)), None)
+def _read_fields(settings: type[Shared]) -> list[Field]:
+    return [field for field in fields_of(settings) if field.name not in _NOT_READ]
 
 
-def _parse(given: Given, kind: type) -> str | int | float:
-    if kind is int:
+def _parse(given: Given, field: Field) -> str | int | float:
+    if field.choices and given.text not in field.choices:
+        raise SettingError(f"{given.said}: is none of {', '.join(field.choices)}")
+    if field.kind is int:
         if not _WHOLE_NUMBER.fullmatch(given.text):
             raise SettingError(f"{given.said}: is not a whole number")
         return int(given.text)
-    if kind is float:
+    if field.kind is float:
         try:
             return float(given.text)
         except ValueError:
@@ -596,101 +449,66 @@ def _parse(given: Given, kind: type) -> str | int | float:
     return given.text
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One setting of ``LaunchSettings`` as tables and ``--help`` show it."""
-
-    field: str
-    kind: type
-    variable: Variable
-    default: str
-
-    @property
-    def name(self) -> str:
-        """Of the variable."""
-        return self.field.upper()
-
-    @property
-    def text(self) -> str:
-        """What it means, and what it may be."""
-        choices = ", ".join(f"`{choice}`" for choice in self.variable.choices)
-        return f"{self.variable.help} ({choices})" if choices else self.variable.help
-
-
 _GROUPS: Final = (
-    "model",
-    "processes",
-    "engines and cards",
-    "addresses",
-    "images",
-    "log",
-    "several hosts",
-    "Dynamo",
+    *("model", "processes", "engines and cards", "addresses", "images", "log", "several hosts", "Dynamo"),
+    "",
 )
 
 
-def settings(*, shape: str | None = None) -> list[Setting]:
+def variable_of(field: Field) -> Variable:
+    """What is known of a setting of the launcher beside its ``Setting``."""
+    return next((note for note in field.notes if isinstance(note, Variable)), Variable())
+
+
+def settings(*, shape: str | None = None) -> list[Field]:
     """Those of ``LaunchSettings``, group by group; with a ``shape`` those that its services have."""
-    found = []
-    for name, kind, variable in _declared(LaunchSettings):
-        if variable is None or (shape and variable.shape not in ("", shape)):
-            continue
-        own = LaunchSettings.__dataclass_fields__[name].default
-        default = variable.default if variable.default is not None else str(own).removesuffix(".0") or "none"
-        found.append(Setting(field=name, kind=kind, variable=variable, default=default))
-    groups = (*_GROUPS, "")
-    return sorted(found, key=lambda each: groups.index(each.variable.group))
+    fields = _read_fields(LaunchSettings)
+    if shape:
+        fields = [field for field in fields if variable_of(field).shape in ("", shape)]
+    return sorted(fields, key=lambda field: _GROUPS.index(variable_of(field).group))
 
 
-_OTHERS: Final = (
-    Setting(
-        field="pip_args",
+_ELSEWHERE: Final = (
+    Field(
+        name="pip_args",
         kind=str,
-        variable=Variable(help="further flags of pip, where the launch scripts make an environment"),
-        default="none",
+        setting=Setting(help="further flags of pip, where the launch scripts make an environment"),
+        default="",
     ),
-    Setting(
-        field="otel_traces_exporter",
+    Field(
+        name="otel_traces_exporter",
         kind=str,
-        variable=Variable(
+        setting=Setting(
             help="`otlp` exports traces of requests to `OTEL_EXPORTER_OTLP_ENDPOINT`; "
             "`docs/traces.md` shows two"
         ),
-        default="none",
+        default="",
     ),
 )
 """Variables that are read elsewhere."""
 
 
-def _rows(found: list[Setting]) -> Iterator[tuple[list[Setting], str]]:
-    """Settings and their defaults; neighbours that mean the same share a row."""
-    for _, alike in groupby(found, key=lambda each: each.text):
-        row = list(alike)
-        yield row, ", ".join(dict.fromkeys(each.default for each in row))
+def default_of(field: Field) -> str:
+    """What tables and ``--help`` show as the default."""
+    own = variable_of(field).default
+    return own if own is not None else str(field.default).removesuffix(".0") or "none"
 
 
-def markdown_table() -> str:
-    """The table of settings in Markdown."""
-    lines = ["| flag of `tessera serve` | variable | default | |", "|---|---|---|---|"]
-    for row, default in _rows([*settings(), *_OTHERS]):
-        flags = ", ".join(f"`{each.variable.flag}`" for each in row if each.variable.flag)
-        names = ", ".join(f"`{each.name}`" for each in row)
-        lines.append(f"| {flags} | {names} | {default} | {row[0].text} |".replace("|  |", "| |"))
-    keys = [each.variable.flag.removeprefix("--") for each in settings() if each.variable.of_model]
-    named = ", ".join(f"`{key.replace('-', '_')}`" for key in keys if key != "model-path")
-    lines += [
-        "",
-        f"An entry of `models:` in the YAML has `model`, and of these what it needs of its own: {named}.",
-    ]
-    return "\n".join(lines) + "\n"
+def rows(*, shape: str | None = None) -> list[Row]:
+    """Rows of variables for a table; ``names`` are their fields'."""
+    return joined(
+        Row(names=(field.name,), defaults=(default_of(field),), text=field.text)
+        for field in (*settings(shape=shape), *_ELSEWHERE)
+    )
 
 
 def variables_help(shape: str) -> str:
     """The variables of a launch script for a terminal."""
     lines = []
-    for row, default in _rows([*settings(shape=shape), *_OTHERS]):
-        lines.append(f"  {', '.join(each.name for each in row)} ({plain(default)})")
-        lines.append(f"      {plain(row[0].text)}")
+    for row in rows(shape=shape):
+        defaults = ", ".join(dict.fromkeys(row.defaults))
+        lines.append(f"  {', '.join(row.names).upper()} ({plain(defaults)})")
+        lines.append(f"      {plain(row.text)}")
     return "\n".join(lines) + "\n"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from tessera.settings import check_flags, flags_of
+from tessera.flags import check_flags, flags_of
 from tessera.worker.settings import WorkerSettings
 
 

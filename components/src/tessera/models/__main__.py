@@ -13,9 +13,10 @@ from typing import Annotated
 import msgspec
 
 from tessera.errors import TesseraError
+from tessera.flags import parse_flags
 from tessera.logs import LogFormat, LogSettings, log_as, log_settings
 from tessera.models import find, open_model
-from tessera.settings import ModelOptions, ModelPath, Revision, Setting, parse_flags
+from tessera.settings import ModelOptions, ModelPath, Revision, Setting
 
 
 class _Settings(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 A family that offers them implements ``StageFamily`` beside ``Model``. Their forward passes have no branch
 that looks at values, nothing whose shape depends on data, and sizes that ``torch.export`` can leave open.
 
-Stages are named ``vision``, ``text``, ``fused``, ``embed``, ``lm`` and ``post``, layouts ``padded`` and
+Stages are named ``vision``, ``text``, ``embed``, ``lm`` and ``post``, layouts ``padded`` and
 ``packed``; ``text`` alone comes in both.
 """
 

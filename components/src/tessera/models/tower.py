@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import msgspec
 import numpy as np
@@ -32,7 +32,7 @@ from tessera.models.base import (
     sequential,
 )
 from tessera.models.prompts import Assembler, Segment, prompt_of_ids, refuse_instruction, token_ids
-from tessera.models.stages import StageModule, check_stage
+from tessera.models.stages import Axis, StageFamily, StageModule, check_stage
 from tessera.models.stored_names import text_name
 from tessera.nn.spec import TextSpec
 
@@ -46,7 +46,8 @@ class TowerModel:
     change what they compute; ``files`` are fingerprinted beside the weights. ``kind`` says what comes out of
     the tower: vectors of unit length, or scores as they are. ``takes_instructions`` says
     whether an input may have one. ``placeholder`` is the token that stands for a vision row, None for a
-    family without images.
+    family without images, and ``image_axes`` are the axes of vision rows before their width where they come
+    straight from the vision stage.
     """
 
     family: ClassVar[str]
@@ -56,6 +57,7 @@ class TowerModel:
     kind: ClassVar[OutputKind] = OutputKind.VECTOR
     takes_instructions: ClassVar[bool] = False
     placeholder: int | None = None
+    image_axes: tuple[Axis, ...] = ("rows",)
 
     def __init__(
         self,
@@ -177,6 +179,7 @@ class TowerModel:
             dtype=dtype,
             device=device,
             max_sequences=max_sequences,
+            image_axes=self.image_axes,
             unit_length=self.output.unit_length,
         )
         return stages.load(stage, layout)
@@ -186,6 +189,10 @@ class TowerModel:
 
     def text_activation_nbytes(self, dtype: str, tokens: int) -> int:
         return self.text.activations(tokens) * FLOATS[dtype].itemsize
+
+
+if TYPE_CHECKING:
+    _offers_stages: type[StageFamily] = TowerModel
 
 
 def nbytes(shapes: Shapes, dtype: str) -> int:

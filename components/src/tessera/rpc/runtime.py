@@ -9,13 +9,13 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import msgspec
 
 from tessera.errors import ConfigError, DiscoveryLost
 from tessera.rpc.discovery import until_wiped
-from tessera.settings import Setting
+from tessera.settings import DiscoveryBackend, Namespace, RequestPlane
 from tessera.tasks import KEEPER
 
 
@@ -94,16 +94,9 @@ def set_environment_defaults(*, json_log: bool = False) -> None:
 class RpcSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``discovery_backend`` and ``request_plane`` take Dynamo's own values."""
 
-    namespace: Annotated[
-        str, Setting(flag="--namespace", help="processes of one namespace find each other")
-    ] = "tessera"
-    discovery_backend: Annotated[
-        Literal["file", "etcd", "kubernetes", "mem"],
-        Setting(flag="--discovery-backend", help="where instances are listed"),
-    ] = "file"
-    request_plane: Annotated[
-        Literal["tcp", "nats"], Setting(flag="--request-plane", help="how processes call each other")
-    ] = "tcp"
+    namespace: Namespace = "tessera"
+    discovery_backend: DiscoveryBackend = "file"
+    request_plane: RequestPlane = "tcp"
 
 
 class Runtime:

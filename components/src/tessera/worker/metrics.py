@@ -45,12 +45,8 @@ class WorkerMetrics:
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         registry = self.registry
-        self.items = Counter(
-            "tessera_items", "Inputs or images answered", ["stage", "outcome"], registry=registry
-        )
-        self._entries = Histogram(
-            "tessera_batch_entries", "Entries in a batch", ["stage"], buckets=_COUNTS, registry=registry
-        )
+        self.items = self._counter("tessera_items", "Inputs or images answered", "stage", "outcome")
+        self._entries = self._sizes("tessera_batch_entries", "Entries in a batch", _COUNTS, "stage")
         self._queue = self._seconds(
             "tessera_queue_seconds", "Time that an image or a request's slowest input waited", "stage"
         )
@@ -61,29 +57,22 @@ class WorkerMetrics:
         self.transfer_seconds = self._seconds(
             "tessera_transfer_seconds", "Time to read an image's rows from an encode worker", "route"
         )
-        self.transfers = Counter(
-            "tessera_transfers", "Vision hand-offs read", ["route", "outcome"], registry=registry
+        self.transfers = self._counter("tessera_transfers", "Vision hand-offs read", "route", "outcome")
+        self.transfer_bytes = self._counter("tessera_transfer_bytes", "Vision rows read", "route")
+        self.encode_calls = self._counter("tessera_encode_calls", "Calls to encode workers", "outcome")
+        self.decoder_losses = self._counter(
+            "tessera_decoder_losses", "Image decoders that were replaced", "why"
         )
-        self.transfer_bytes = Counter(
-            "tessera_transfer_bytes", "Vision rows read", ["route"], registry=registry
-        )
-        self.encode_calls = Counter(
-            "tessera_encode_calls", "Calls to encode workers", ["outcome"], registry=registry
-        )
-        self.decoder_losses = Counter(
-            "tessera_decoder_losses", "Image decoders that were replaced", ["why"], registry=registry
-        )
-        self._cancelled = Counter(
+        self._cancelled = self._counter(
             "tessera_dropped",
             "Inputs or images whose caller went away before the engine began them",
-            ["stage"],
-            registry=registry,
+            "stage",
         )
         self._queues: dict[str, Callable[[], float]] = {}
         self._cache: Callable[[], CacheStats] | None = None
         self._slab: Callable[[], SlabStats] | None = None
-        self.encode_retries = Counter(
-            "tessera_encode_retries", "Images asked for again, elsewhere or once more", registry=registry
+        self.encode_retries = self._counter(
+            "tessera_encode_retries", "Images asked for again, elsewhere or once more"
         )
         self._queued = Gauge(
             "tessera_queued", "Tokens or units waiting for the engine", ["stage"], registry=registry
@@ -149,21 +138,17 @@ class WorkerMetrics:
 
     def watch_in_flight(self, stage: str, read: Callable[[], float]) -> None:
         for name, text in self._in_flight[stage]:
-            Gauge(name, text, registry=self.registry).set_function(read)
+            self._watch(name, text, read)
 
     def watch_cache(self, read: Callable[[], CacheStats]) -> None:
         self._cache = read
         self.registry.register(_CacheCollector(read))
 
     def watch_registrations(self, read: Callable[[], int]) -> None:
-        Gauge(
-            "tessera_nixl_registrations", "Regions of memory registered with NIXL", registry=self.registry
-        ).set_function(read)
+        self._watch("tessera_nixl_registrations", "Regions of memory registered with NIXL", read)
 
     def watch_peers(self, read: Callable[[], int]) -> None:
-        Gauge(
-            "tessera_slab_peers", "Encode workers whose slabs this worker can reach", registry=self.registry
-        ).set_function(read)
+        self._watch("tessera_slab_peers", "Encode workers whose slabs this worker can reach", read)
 
     def watch_slab(self, read: Callable[[], SlabStats]) -> None:
         self._slab = read
@@ -193,11 +178,17 @@ class WorkerMetrics:
     def render(self) -> str:
         return generate_latest(self.registry).decode()
 
+    def _watch(self, name: str, text: str, read: Callable[[], float]) -> None:
+        Gauge(name, text, registry=self.registry).set_function(read)
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
     def _seconds(self, name: str, text: str, *labels: str) -> Histogram:
         return Histogram(name, text, labels, buckets=_SECONDS, registry=self.registry)
 
-    def _sizes(self, name: str, text: str, buckets: tuple[int, ...]) -> Histogram:
-        return Histogram(name, text, buckets=buckets, registry=self.registry)
+    def _sizes(self, name: str, text: str, buckets: tuple[int, ...], *labels: str) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
 
 class _CacheCollector(Collector):

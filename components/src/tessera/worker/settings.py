@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import msgspec
 import yaml
@@ -20,6 +20,7 @@ from tessera.defaults import ENGINE_CONFIGS
 from tessera.engine.kind import engine_config
 from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError
+from tessera.flags import convert, mapping, parse_flags
 from tessera.logs import LogSettings
 from tessera.models import family_of, find
 from tessera.rpc.runtime import RpcSettings
@@ -28,6 +29,7 @@ from tessera.settings import (
     GIB,
     NOT_NEGATIVE,
     POSITIVE,
+    Modality,
     ModelOptions,
     ModelPath,
     Number,
@@ -35,10 +37,7 @@ from tessera.settings import (
     ServedModelNames,
     Setting,
     Traces,
-    convert,
     exporters,
-    mapping,
-    parse_flags,
     served_names,
 )
 from tessera.transport.settings import TransportSettings
@@ -106,7 +105,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(flag="--disaggregation-mode", help="which stages it runs: both, vision or text"),
     ] = Mode.AGG
     modality: Annotated[
-        Literal["multimodal", "text"],
+        Modality,
         Setting(flag="--modality", help="text makes an embed worker that never asks for vision rows"),
     ] = "multimodal"
     encode_endpoint: Annotated[

@@ -16,12 +16,13 @@ import uvloop
 
 from tessera.defaults import MODEL
 from tessera.errors import ConfigError, TesseraError, TooManyFailures
+from tessera.flags import HelpFormatter, add_flags, flags_of, read_flags
 from tessera.local.model_info import ModelInfo
 from tessera.local.plan import EnginePlan, plan_engines
 from tessera.logs import LogSettings, log_as
 from tessera.models.base import OutputKind
 from tessera.process_exit import leave
-from tessera.settings import HelpFormatter, Revision, Setting, add_flags, flags_of, read_flags
+from tessera.settings import Revision, Setting
 from tessera.terminal import complain, near, say
 from tessera_corpus.documents import Documents, DocumentSettings
 from tessera_corpus.dry_run import estimate

@@ -17,12 +17,13 @@ import uvloop
 
 from tessera.defaults import MODEL
 from tessera.errors import ConfigError, InvalidInput, TesseraError
+from tessera.flags import HelpFormatter, add_flags, read_flags
 from tessera.local.content import ImageFile, Part
 from tessera.local.model_info import ModelInfo
 from tessera.local.plan import plan_engines
 from tessera.models.base import Role
 from tessera.process_exit import leave
-from tessera.settings import POSITIVE, HelpFormatter, Revision, Setting, add_flags, read_flags
+from tessera.settings import POSITIVE, Revision, Setting
 from tessera.terminal import complain, printable, say
 from tessera_corpus.embedder import Embedder, InputType, VectorSettings
 from tessera_corpus.engines import EngineEmbedder

@@ -24,9 +24,10 @@ from tessera.nn.kernels import exported_products
 from tessera_engines.aoti import kernels
 from tessera_engines.aoti.package import FLAGS, GEMM_LIBRARY, PACKAGE, cpu_flags, versions
 from tessera_engines.compiled.build import Built, Progress
-from tessera_engines.compiled.export import example_inputs, export_stage, stages_of
+from tessera_engines.compiled.export import example_inputs, export_stage
 from tessera_engines.compiled.manifest import Binding, Manifest
 from tessera_engines.compiled.spec import AxisRanges, BuildSpec, Range, axis_ranges
+from tessera_engines.compiled.stages import load_stage
 
 _STANDARD_LIBRARY = "libstdc++.so.6"
 _OPTIONS = {
@@ -55,7 +56,8 @@ class AotiFlavour:
         _require_compiler(device)
         ranges = axis_ranges(spec.profiles)
         progress(f"loading the {spec.stage} stage on {device}")
-        stage = stages_of(model).load_stage(
+        stage = load_stage(
+            model,
             spec.stage,
             layout=spec.layout,
             dtype=spec.dtype,

@@ -20,9 +20,9 @@ from tessera.engine.settings import EngineSettings
 from tessera.errors import ConfigError, EngineMismatch
 from tessera.models.base import Model
 from tessera_engines.aoti import kernels
-from tessera_engines.compiled.export import stages_of
 from tessera_engines.compiled.manifest import Manifest
 from tessera_engines.compiled.spec import Stage, axis_ranges
+from tessera_engines.compiled.stages import load_stage
 
 PACKAGE = "engine.pt2"
 FLAGS = "cpu_flags"
@@ -68,17 +68,14 @@ class AotiPackage:
         return AotiProgram(self._directory / PACKAGE, self._weights(), index)
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        module = (
-            stages_of(self._model)
-            .load_stage(
-                self.manifest.stage,
-                layout=self.manifest.layout,
-                dtype=self._placement.dtype,
-                device=self._placement.device,
-                max_sequences=self.ranges["sequences"].max,
-            )
-            .module
-        )
+        module = load_stage(
+            self._model,
+            self.manifest.stage,
+            layout=self.manifest.layout,
+            dtype=self._placement.dtype,
+            device=self._placement.device,
+            max_sequences=self.ranges["sequences"].max,
+        ).module
         # Under each of their names: a program may want a weight that two parts share by either.
         named = (
             *module.named_parameters(remove_duplicate=False),

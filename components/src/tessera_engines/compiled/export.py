@@ -8,17 +8,9 @@ import torch
 from torch.export import Dim, ExportedProgram
 
 from tessera.dtypes import DTYPES
-from tessera.errors import ConfigError, EngineBuildFailed
-from tessera.models.base import Model
-from tessera.models.stages import StageFamily, StageModule
+from tessera.errors import EngineBuildFailed
+from tessera.models.stages import StageModule
 from tessera_engines.compiled.spec import AxisRanges
-
-
-def stages_of(model: Model) -> StageFamily:
-    """The model as a family with stages; raises ``ConfigError`` if it has none."""
-    if not isinstance(model, StageFamily):
-        raise ConfigError(f"model family {model.family} offers no stages to compile or export")
-    return model
 
 
 def export_stage(stage: StageModule, ranges: AxisRanges, *, device: str) -> ExportedProgram:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from tessera.errors import ConfigError
 from tessera.models.base import Model, OutputKind
-from tessera.models.stages import StageFamily, StageModule, StageTensor
+from tessera.models.stages import StageModule, StageTensor
 from tessera_engines.compiled.build import Progress
 from tessera_engines.compiled.spec import AxisRanges
+from tessera_engines.compiled.stages import load_stage
 from tessera_engines.triton_export.onnx_file import require_exporter, write_onnx
 
 _TYPES = {
@@ -79,9 +80,7 @@ ROUTER = "router"
 class TritonRepository:
     """Writes models below ``directory``, one ONNX file and one ``config.pbtxt`` each."""
 
-    def __init__(
-        self, model: Model, stages: StageFamily, directory: Path, ranges: AxisRanges, *, dtype: str
-    ) -> None:
+    def __init__(self, model: Model, directory: Path, ranges: AxisRanges, *, dtype: str) -> None:
         """``ranges`` are the largest sizes.
 
         Raises ``ConfigError`` if the router cannot handle ``dtype``, or naming a family whose images are not
@@ -98,8 +97,7 @@ class TritonRepository:
         if dtype not in ("float32", "float16"):
             raise ConfigError(f"a Triton repository has dtype float32 or float16, not {dtype}")
         require_exporter()
-        self._vision = model.vision
-        self._stages = stages
+        self._model, self._vision = model, model.vision
         self._directory = directory
         self._ranges = ranges
         self._dtype = dtype
@@ -133,7 +131,7 @@ class TritonRepository:
         )
 
     def _load(self, stage: str) -> StageModule:
-        return self._stages.load_stage(stage, layout="padded", dtype=self._dtype, device="cpu")
+        return load_stage(self._model, stage, layout="padded", dtype=self._dtype, device="cpu")
 
     def _write(self, name: str, stage: StageModule, max_batch: int, *, batched: bool) -> None:
         version = self._directory / name / "1"

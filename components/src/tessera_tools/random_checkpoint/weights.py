@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from tessera.checkpoint.safetensors import encode_header
+from tessera.checkpoint.safetensors import LENGTH_BYTES
 from tessera.checkpoint.weights import INDEX_FILE, SINGLE_FILE
-from tessera.dtypes import FLOATS, Float32Array, bfloat16_bits
+from tessera.dtypes import FLOATS, DType, Float32Array, bfloat16_bits
 
 # A prime, so that no row of any matrix lines up with another where the block starts over.
 _BLOCK = 8_388_593
@@ -55,6 +55,20 @@ def write_weights(
         total = sum(tensor.size for group in groups for tensor in group) * FLOATS[dtype].itemsize
         index = {"metadata": {"total_size": total}, "weight_map": placed}
         (directory / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n")
+
+
+def encode_header(tensors: Iterable[tuple[str, Sequence[int]]], dtype: DType) -> bytes:
+    """The beginning of a file whose tensors, all of one type, follow in the order given here."""
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    start = 0
+    for name, shape in tensors:
+        stop = start + math.prod(shape) * dtype.itemsize
+        entries[name] = {"dtype": dtype.safetensors, "shape": list(shape), "data_offsets": [start, stop]}
+        start = stop
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    # The tensors' bytes begin at a multiple of eight.
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(LENGTH_BYTES, "little") + header
 
 
 def _grouped(tensors: list[RandomTensor], shards: int) -> list[list[RandomTensor]]:

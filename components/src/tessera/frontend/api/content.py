@@ -310,7 +310,6 @@ _READERS: Final[dict[str, _Reader]] = {
     "image": _image,
     "image_embeds": _image_embeds,
 }
-PART_TYPES: Final = tuple(_READERS)
 
 
 def is_message(value: Json) -> bool:

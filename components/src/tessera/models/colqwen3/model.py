@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -28,10 +28,6 @@ from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
 from tessera.models.qwen3_vl_embedding.tensors import canonical as body_name
 from tessera.models.qwen3_vl_embedding.tensors import stored_tensors
 from tessera.nn.spec import TextSpec
-
-if TYPE_CHECKING:
-    from tessera.models.base import Model
-    from tessera.models.stages import StageFamily
 
 FAMILY_NAME: Final = "colqwen3"
 
@@ -109,8 +105,3 @@ def stored_name(name: str) -> str | None:
         if bare.startswith(projection):
             return _HEAD + bare.removeprefix(projection)
     return body_name(bare)
-
-
-if TYPE_CHECKING:
-    _conforms: type[Model] = ColQwen3
-    _offers_stages: type[StageFamily] = ColQwen3

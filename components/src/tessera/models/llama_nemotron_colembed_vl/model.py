@@ -8,15 +8,11 @@ and again behind them::
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from tessera.models.base import Content, OutputKind
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
 from tessera.models.prompts import Run, Segment, texts_of
-
-if TYPE_CHECKING:
-    from tessera.models.base import Model
-    from tessera.models.stages import StageFamily
 
 FAMILY_NAME: Final = "llama_nemotron_colembed_vl"
 
@@ -35,8 +31,3 @@ class LlamaNemotronColEmbedVL(LlamaNemotronVL):
         again = prefix if self._controls.strips_after_image else f" {prefix}"
         run = Run(again, "".join(texts_of(content)))
         return [*self.before_text(prefix, content.images), run]
-
-
-if TYPE_CHECKING:
-    _conforms: type[Model] = LlamaNemotronColEmbedVL
-    _offers_stages: type[StageFamily] = LlamaNemotronColEmbedVL

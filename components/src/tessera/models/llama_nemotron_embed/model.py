@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -16,10 +16,6 @@ from tessera.models.prompts import Segment, text_segments
 from tessera.models.text_only import TextOnly
 from tessera.models.tower import CONFIG_FILE, TowerModel
 from tessera.nn.spec import TextSpec
-
-if TYPE_CHECKING:
-    from tessera.models.base import Model
-    from tessera.models.stages import StageFamily
 
 FAMILY_NAME: Final = "llama_nemotron_embed"
 
@@ -67,8 +63,3 @@ def read_config(config: Section, options: Options) -> TextSpec:
     """The backbone that ``config.json`` describes; raises ``CheckpointError``."""
     pooling = config.string("pooling", options.pooling, among=tuple(POOLINGS))
     return read_backbone(config, pooling=POOLINGS[pooling])
-
-
-if TYPE_CHECKING:
-    _conforms: type[Model] = LlamaNemotronEmbed
-    _offers_stages: type[StageFamily] = LlamaNemotronEmbed

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tessera.checkpoint.safetensors import StoredTensor
     from tessera.errors import InvalidInput
     from tessera.models.base import PairModel
-    from tessera.models.stages import StageFamily
 
 FAMILY_NAME: Final = "llama_nemotron_rerank"
 
@@ -98,4 +97,3 @@ def read_config(config: Section, options: Options) -> TextSpec:
 
 if TYPE_CHECKING:
     _conforms: type[PairModel] = LlamaNemotronRerank
-    _offers_stages: type[StageFamily] = LlamaNemotronRerank

@@ -22,7 +22,6 @@ from tessera.models.prompts import Segment
 if TYPE_CHECKING:
     from tessera.errors import InvalidInput
     from tessera.models.base import PairModel
-    from tessera.models.stages import StageFamily
 
 FAMILY_NAME: Final = "llama_nemotron_rerank_vl"
 
@@ -60,4 +59,3 @@ class LlamaNemotronRerankVL(LlamaNemotronVL):
 
 if TYPE_CHECKING:
     _conforms: type[PairModel] = LlamaNemotronRerankVL
-    _offers_stages: type[StageFamily] = LlamaNemotronRerankVL

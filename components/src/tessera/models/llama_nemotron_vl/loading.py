@@ -13,7 +13,6 @@ from tessera.models.llama_nemotron_vl.tensors import stored_tensors
 from tessera.models.llama_nemotron_vl.vision import VisionTower
 from tessera.nn import loading
 from tessera.nn.forms.plain import Form
-from tessera.nn.text import TextTower
 
 SOURCES: Final = {
     **loading.SOURCES,
@@ -42,9 +41,3 @@ def load_vision(
         tower = VisionTower(config)
     fill(tower, tensors, part="", sources=SOURCES, dtype=torch_dtype(dtype), device=at)
     return tower.prepare(config.image, at, form)
-
-
-def load_text(path: Path, config: ModelConfig, *, dtype: str, device: str) -> TextTower:
-    """The backbone on ``device``; raises ``CheckpointError``."""
-    tensors = stored_tensors(path, config)
-    return loading.load_text(config.text, tensors, part="text.", dtype=dtype, device=device)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 
@@ -37,11 +37,8 @@ from tessera.models.llama_nemotron_vl.layers import vision_activations
 from tessera.models.llama_nemotron_vl.tensors import stored_tensors, used_for_vision
 from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
 from tessera.models.prompts import Fixed, Run, Segment, text_segments, texts_of
+from tessera.models.stages import StageModule, check_stage
 from tessera.models.tower import CONFIG_FILE, TowerModel, nbytes
-
-if TYPE_CHECKING:
-    from tessera.models.base import Model
-    from tessera.models.stages import StageFamily, StageModule
 
 FAMILY_NAME = "llama_nemotron_vl"
 
@@ -60,6 +57,7 @@ class LlamaNemotronVL(TowerModel):
         self.config = config
         self.placeholder = tokenizer.image_context
         self._rows_per_tile = config.tokens_per_tile
+        self.image_axes = "units", config.tokens_per_tile
         self._controls = tokenizer
 
     @classmethod
@@ -128,27 +126,16 @@ class LlamaNemotronVL(TowerModel):
         self, stage: str, *, layout: str, dtype: str, device: str, max_sequences: int = 1024
     ) -> StageModule:
         """A part of the model for compilers; raises ``CheckpointError`` or ``ConfigError``."""
-        from tessera.models.llama_nemotron_vl.stages import load_stage
+        given: Any = {"dtype": dtype, "device": device, "max_sequences": max_sequences}
+        if stage != "vision":
+            return super().load_stage(stage, layout=layout, **given)
+        from tessera.models.llama_nemotron_vl.stages import vision_stage
 
-        return load_stage(
-            self.path,
-            self.config,
-            stage,
-            family=self.family,
-            unit_length=self.output.unit_length,
-            layout=layout,
-            dtype=dtype,
-            device=device,
-            max_sequences=max_sequences,
-        )
+        check_stage(stage, layout, (stage,))
+        return vision_stage(self.path, self.config, **given)
 
     def vision_nbytes(self, dtype: str) -> int:
         return nbytes(used_for_vision(self.config), dtype)
 
     def vision_activation_nbytes(self, dtype: str, units: int) -> int:
         return vision_activations(self.config, units) * FLOATS[dtype].itemsize
-
-
-if TYPE_CHECKING:
-    _conforms: type[Model] = LlamaNemotronVL
-    _offers_stages: type[StageFamily] = LlamaNemotronVL

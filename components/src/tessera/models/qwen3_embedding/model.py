@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -17,10 +17,6 @@ from tessera.models.qwen3.tokenizer import END_OF_TEXT
 from tessera.models.text_only import TextOnly
 from tessera.models.tower import CONFIG_FILE, TowerModel
 from tessera.nn.spec import TextSpec
-
-if TYPE_CHECKING:
-    from tessera.models.base import Model
-    from tessera.models.stages import StageFamily
 
 FAMILY_NAME: Final = "qwen3_embedding"
 
@@ -79,8 +75,3 @@ def read_config(config: Section) -> TextSpec:
     if config.values.get("architectures", _ARCHITECTURES[0]) not in _ARCHITECTURES:
         raise config.error("architectures", f"must be one of {list(_ARCHITECTURES)}")
     return read_text(config, theta=_DEFAULT_THETA, sections=False)
-
-
-if TYPE_CHECKING:
-    _conforms: type[Model] = Qwen3Embedding
-    _offers_stages: type[StageFamily] = Qwen3Embedding

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -12,10 +12,6 @@ from tessera.models.base import Content
 from tessera.models.prompts import Fixed, Segment
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
 from tessera.models.qwen3_vl_embedding.config import read_config
-
-if TYPE_CHECKING:
-    from tessera.models.base import Model
-    from tessera.models.stages import StageFamily
 
 FAMILY_NAME: Final = "qwen3_vl_embedding"
 _SMALLEST: Final = 64  # the narrowest vector that it was trained to be cut to
@@ -61,8 +57,3 @@ def punctuated(instruction: str) -> str:
     if stripped and not unicodedata.category(stripped[-1]).startswith("P"):
         return f"{stripped}."
     return stripped
-
-
-if TYPE_CHECKING:
-    _conforms: type[Model] = Qwen3VLEmbedding
-    _offers_stages: type[StageFamily] = Qwen3VLEmbedding

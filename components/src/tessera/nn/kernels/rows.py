@@ -1,4 +1,4 @@
-"""Triton kernels that add rows, of a table or of another batch, to rows of a batch where they lie."""
+"""A Triton kernel that adds rows of a table to rows of a batch where they lie."""
 
 # Triton is not installed beside the CPU builds of torch, and its kernels are not ordinary Python.
 # mypy: disable-error-code="import-not-found,import-untyped,no-untyped-def,no-untyped-call,untyped-decorator"
@@ -26,17 +26,6 @@ def _add_weighted(
     tl.store(onto + row * WIDTH + at, found.to(onto.dtype.element_ty), mask=inside)
 
 
-@triton.jit
-def _add_rows(onto, index, rows, stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    at = tl.arange(0, BLOCK)
-    inside = at < WIDTH
-    where = onto + tl.load(index + row).to(tl.int64) * WIDTH + at
-    added = tl.load(rows + row * stride + at, mask=inside, other=0.0).to(tl.float32)
-    added += tl.load(where, mask=inside, other=0.0).to(tl.float32)
-    tl.store(where, added.to(onto.dtype.element_ty), mask=inside)
-
-
 def add_weighted_rows(
     onto: torch.Tensor, table: torch.Tensor, index: torch.Tensor, weights: torch.Tensor
 ) -> None:
@@ -57,18 +46,4 @@ def add_weighted_rows(
         WIDTH=width,
         BLOCK=triton.next_power_of_2(width),
         num_warps=4,
-    )
-
-
-def add_rows(onto: torch.Tensor, index: torch.Tensor, rows: torch.Tensor) -> None:
-    """``onto[index[i]] += rows[i]``; no index twice.
-
-    ``onto`` is contiguous ``[total, width]``, ``index`` int32 ``[n]``, ``rows`` ``[n, width]`` with
-    contiguous rows that may be a part of wider ones.
-    """
-    if not len(rows):
-        return
-    width = onto.shape[1]
-    _add_rows[(len(rows),)](
-        onto, index, rows, rows.stride(0), WIDTH=width, BLOCK=triton.next_power_of_2(width), num_warps=4
     )

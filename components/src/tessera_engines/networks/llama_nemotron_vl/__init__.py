@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from tessera.errors import ConfigError
-from tessera.models.llama_nemotron_vl.loading import load_text, load_vision
+from tessera.models.llama_nemotron_vl.loading import load_vision
 from tessera.models.llama_nemotron_vl.model import LlamaNemotronVL
+from tessera.nn.loading import load_text
 from tessera_engines.networks.graph import Graph, NetworkRequest
 from tessera_engines.networks.llama_nemotron_vl.arithmetic import Arithmetic
 from tessera_engines.networks.llama_nemotron_vl.calibration import text_scales, vision_scales
@@ -29,7 +30,7 @@ def describe_network(model: LlamaNemotronVL, graph: Graph, request: NetworkReque
         assert vision is not None
         graph.output("rows", vision.rows(vision.tiles()))
         return
-    backbone = load_text(path, config, dtype=products, device="cpu")
+    backbone = load_text(config.text, model.tensors(), part="text.", dtype=products, device="cpu")
     scales = {}
     if request.dtype == "float8" and request.stage not in ("embed", "post"):
         scales = text_scales(backbone, request.samples)
