@@ -309,5 +309,5 @@ def test_other_pairs_are_refused(body: dict[str, object]) -> None:
 def test_every_option_is_on_the_page() -> None:
     page = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
     section = page.partition("## Scores\n")[2].partition("\n## ")[0]
-    for name in rerank.FIELDS | score.FIELDS | {*nim.FORM.names, *voyage.RERANK_FIELDS, *tei.RERANK_FIELDS}:
+    for name in rerank.FIELDS | score.FIELDS | {*nim.FORM.names, *voyage.RERANK.names, *tei.RERANK.names}:
         assert f"`{name}`" in section, name

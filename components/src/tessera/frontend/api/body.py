@@ -88,8 +88,9 @@ def several(kind: Kind, most: int) -> Kind:
 
 
 Flag = Annotated[bool, Kind(boolean, BOOLEAN)]
+String = Annotated[str, Kind(string, STRING)]
 Text = Annotated[str | None, Kind(filled_string, STRING)]
-Instruction = Annotated[str | None, Kind(string, INSTRUCTION)]
+Instruction = Annotated[Json, unread(INSTRUCTION)]
 Positive = Annotated[int | None, whole("a positive integer", 1)]
 
 

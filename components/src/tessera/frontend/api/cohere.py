@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.errors import InvalidInput
+from tessera.frontend.api.body import Form, Instruction, Positive, Text, named, several, unread, whole
 from tessera.frontend.api.content import InputBuilder, image_at, read_message
 from tessera.frontend.api.endpoint import VECTORS, Translated
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish
@@ -20,35 +22,13 @@ from tessera.frontend.api.schema import (
     PARTS,
     STRING,
     WHOLE,
-    WIDTH,
-    Schema,
-    body_of,
     list_of,
     object_of,
     operation,
-    values_of,
 )
-from tessera.frontend.api.values import (
-    INT32,
-    Json,
-    JsonObject,
-    choice,
-    expected,
-    integer,
-    non_empty_list,
-    optional_positive,
-    optional_string,
-    request_body,
-    string,
-)
+from tessera.frontend.api.values import Json, JsonObject, non_empty_list, string
 from tessera.frontend.http.errors import Failure
-from tessera.frontend.request import (
-    EmbeddingsRequest,
-    EmbedDtype,
-    EncodingFormat,
-    Input,
-    RequestLimits,
-)
+from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, Input, RequestLimits
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Result
 from tessera.frontend.serving.served import Served
@@ -72,26 +52,28 @@ TYPES: Final = {
     "ubinary": EmbedDtype.UBINARY,
 }
 _CONTENTS: Final = ("texts", "images", "inputs")
-FIELDS: Final = (
-    *("model", "input_type", *_CONTENTS, "max_tokens", "output_dimension", "embedding_types"),
-    *("truncate", "priority", "instruction"),
-)
+_INPUT: Final = object_of(("content",), content={"anyOf": [STRING, PARTS]}, instruction=INSTRUCTION)
 
-SCHEMA: Final[Schema] = body_of(
-    "CohereEmbedRequest",
-    (),
-    model=STRING,
-    input_type={"type": "string", "enum": list(INPUT_TYPES)},
-    instruction=INSTRUCTION,
-    texts=list_of(STRING),
-    images=list_of(STRING),
-    inputs=list_of(object_of(("content",), content={"anyOf": [STRING, PARTS]}, instruction=INSTRUCTION)),
-    max_tokens={"type": "integer", "minimum": 1, "maximum": INT32},
-    output_dimension=WIDTH,
-    embedding_types=list_of({"type": "string", "enum": list(TYPES)}),
-    truncate=values_of(Truncate),
-    priority={"type": "integer", "minimum": 0, "maximum": 999},
-)
+
+class CohereEmbedRequest(msgspec.Struct, kw_only=True):
+    """Declares the body of ``/v2/embed``."""
+
+    model: Text = None
+    input_type: Annotated[Role | None, named(INPUT_TYPES)] = None
+    instruction: Instruction = None
+    texts: Annotated[Json, unread(list_of(STRING))] = None
+    images: Annotated[Json, unread(list_of(STRING))] = None
+    inputs: Annotated[Json, unread(list_of(_INPUT))] = None
+    max_tokens: Positive = None
+    output_dimension: Positive = None
+    embedding_types: Annotated[tuple[str, ...], several(named({name: name for name in TYPES}), most=16)] = (
+        "float",
+    )
+    truncate: Annotated[Truncate, named(Truncate)] = Truncate.END
+    priority: Annotated[int, whole("0 to 999", 0, 999)] = 0
+
+
+FORM: Final = Form(CohereEmbedRequest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,24 +86,20 @@ class CohereRequest:
 
 
 def parse_cohere(value: Json, limits: RequestLimits) -> CohereRequest:
-    body = request_body(value, FIELDS)
-    builder = InputBuilder.of(body, _role(body), limits)
-    inputs, texts = _inputs(body, builder)
-    types = _types(body)
-    priority = body.get("priority")
+    body = FORM.read(value)
+    inputs, texts = _inputs(body, InputBuilder.of(body.instruction, body.input_type, limits))
+    types = tuple(dict.fromkeys(body.embedding_types))
     packed = [TYPES[name] for name in types if TYPES[name] in (EmbedDtype.BINARY, EmbedDtype.UBINARY)]
     request = EmbeddingsRequest(
         inputs=inputs,
-        model=optional_string(body, "model"),
+        model=body.model,
         # The one type that asks something of the width, so that it is checked before the work.
         dtype=packed[0] if packed else EmbedDtype.FLOAT32,
-        dimensions=optional_positive(body, "output_dimension"),
+        dimensions=body.output_dimension,
         dimensions_param="output_dimension",
-        max_tokens=optional_positive(body, "max_tokens"),
-        truncate=Truncate.END
-        if body.get("truncate") is None
-        else choice(body["truncate"], "truncate", Truncate),
-        priority=0 if priority is None else integer(priority, "priority", low=0, high=999, what="0 to 999"),
+        max_tokens=body.max_tokens,
+        truncate=body.truncate,
+        priority=body.priority,
     )
     return CohereRequest(request=request, types=types, texts=texts)
 
@@ -148,24 +126,15 @@ def write_cohere(parsed: CohereRequest, result: Result) -> ResponseBody:
     return ResponseBody.of_json(body)
 
 
-def _role(body: JsonObject) -> Role | None:
-    value = body.get("input_type")
-    if value is None:
-        return None
-    if not isinstance(value, str) or value not in INPUT_TYPES:
-        raise expected("input_type", f"one of {', '.join(INPUT_TYPES)}", value)
-    return INPUT_TYPES[value]
-
-
-def _inputs(body: JsonObject, builder: InputBuilder) -> tuple[tuple[Input, ...], tuple[str, ...]]:
-    given = [name for name in _CONTENTS if body.get(name) is not None]
+def _inputs(body: CohereEmbedRequest, builder: InputBuilder) -> tuple[tuple[Input, ...], tuple[str, ...]]:
+    given = [name for name in _CONTENTS if getattr(body, name) is not None]
     if len(given) != 1:
         raise InvalidInput(
             f"expected exactly one of {', '.join(_CONTENTS)}, found {', '.join(given) or 'none'}",
             param=given[1] if given else "texts",
         )
     (name,) = given
-    values = non_empty_list(body[name], name, most=builder.limits.inputs)
+    values = non_empty_list(getattr(body, name), name, most=builder.limits.inputs)
     paths = [f"{name}[{index}]" for index in range(len(values))]
     if name == "texts":
         texts = tuple(string(value, path) for value, path in zip(values, paths, strict=True))
@@ -178,17 +147,6 @@ def _inputs(body: JsonObject, builder: InputBuilder) -> tuple[tuple[Input, ...],
         for value, path in zip(values, paths, strict=True)
     )
     return tuple(read), ()
-
-
-def _types(body: JsonObject) -> tuple[str, ...]:
-    value = body.get("embedding_types")
-    if value is None:
-        return ("float",)
-    names = non_empty_list(value, "embedding_types", most=16)
-    for index, name in enumerate(names):
-        if not isinstance(name, str) or name not in TYPES:
-            raise expected(f"embedding_types[{index}]", f"one of {', '.join(TYPES)}", name)
-    return tuple(dict.fromkeys(str(name) for name in names))
 
 
 def _translate(body: Json, served: Served) -> Translated:
@@ -225,7 +183,7 @@ _ERROR: Final = object_of(("message",), message=_TEXT)
 
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Cohere"])
-    described = operation(body=SCHEMA, answer=_ANSWER, error=_ERROR, kinds=VECTORS)
+    described = operation(body=FORM.schema, answer=_ANSWER, error=_ERROR, kinds=VECTORS)
 
     @router.post("/v2/embed", openapi_extra=described, summary="Embed texts, images or mixed inputs")
     async def embed(request: Request) -> Response:

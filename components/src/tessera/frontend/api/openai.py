@@ -345,7 +345,7 @@ def parse_embeddings(
     if model is not None and model not in models:
         model, named = split_model(model, models)
         role = role or named
-    builder = InputBuilder.of(body, role, limits)
+    builder = InputBuilder.of(body.get("instruction"), role, limits)
     units = _units(body, limits.inputs)
     modalities = _spread(modality, len(units)) if isinstance(modality, tuple) else repeat(modality)
     read = _read if body.get("messages") is None else _read_messages

@@ -96,8 +96,8 @@ def parse_rerank(value: Json, served: Served, path: str) -> TranslatedScores:
     """The body that Cohere, Jina, vLLM and Infinity share."""
     body = request_body(value, FIELDS)
     made = read_options(body, unasked=Truncate.END, inert=INERT)
-    query = read_item(body.get("query"), "query", query_builder(body, served.limits))
-    given = document_list(body, "documents", served.limits)
+    query = read_item(body.get("query"), "query", query_builder(body.get("instruction"), served.limits))
+    given = document_list(body.get("documents"), "documents", served.limits)
     request = made(
         queries=(query,), documents=read_documents(given, "documents", served.limits, _rank_fields(body))
     )
@@ -183,11 +183,11 @@ def _described(path: str) -> dict[str, Any]:
     answers = [_answer(path)]
     errors = [ERROR]
     if path != V2:
-        schemas.append(voyage.RERANK_SCHEMA)
+        schemas.append(voyage.RERANK.schema)
         answers.append(voyage.RERANK_ANSWER)
         errors.append(voyage.ERROR)
     if path == BARE:
-        schemas.append(tei.RERANK_SCHEMA)
+        schemas.append(tei.RERANK.schema)
         answers.append(tei.RERANK_ANSWER)
         errors.append(tei.ERROR)
     properties = {name: found for schema in reversed(schemas) for name, found in schema["properties"].items()}

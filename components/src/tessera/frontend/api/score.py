@@ -17,15 +17,7 @@ from tessera.errors import InvalidInput
 from tessera.frontend.api.endpoint import ALL_KINDS, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
-from tessera.frontend.api.schema import (
-    OPENAI_ERROR,
-    WHOLE,
-    Schema,
-    body_of,
-    list_of,
-    object_of,
-    operation,
-)
+from tessera.frontend.api.schema import OPENAI_ERROR, WHOLE, Schema, body_of, list_of, object_of, operation
 from tessera.frontend.api.scores import (
     DOCUMENTS_SCHEMA,
     OPTION_SCHEMAS,
@@ -65,14 +57,14 @@ def parse_score(value: Json, served: Served) -> TranslatedScores:
     body = request_body(value, FIELDS)
     made = read_options(body, unasked=Truncate.NONE)
     one, other = _sides(body)
-    asked, given = (document_list(body, name, served.limits) for name in (one, other))
+    asked, given = (document_list(body.get(name), name, served.limits) for name in (one, other))
     if len(asked) not in (1, len(given)):
         raise InvalidInput(
             f"{one}: expected one for all of {other}, or one for each: lengths of 1:1, 1:N or N:N, found "
             f"{len(asked)}:{len(given)}",
             param=one,
         )
-    builder = query_builder(body, served.limits)
+    builder = query_builder(body.get("instruction"), served.limits)
     queries = tuple(
         read_item(query, f"{one}[{index}]" if isinstance(body[one], list) else one, builder)
         for index, query in enumerate(asked)

@@ -103,18 +103,17 @@ def _bound(body: JsonObject, name: str) -> int | None:
     )
 
 
-def query_builder(body: JsonObject, limits: RequestLimits) -> InputBuilder:
-    """For queries; the body's ``instruction`` is theirs."""
-    return InputBuilder.of(body, Role.QUERY, limits)
+def query_builder(instruction: Json, limits: RequestLimits) -> InputBuilder:
+    """Make the builder of queries, which the body's ``instruction`` is for."""
+    return InputBuilder.of(instruction, Role.QUERY, limits)
 
 
 def document_builder(limits: RequestLimits) -> InputBuilder:
     return InputBuilder(role=Role.PASSAGE, limits=limits)
 
 
-def document_list(body: JsonObject, name: str, limits: RequestLimits) -> list[Json]:
-    """The documents as the client sent them; one alone need not be in a list."""
-    value = body.get(name)
+def document_list(value: Json, name: str, limits: RequestLimits) -> list[Json]:
+    """Return the documents as the client sent them; one alone need not be in a list."""
     return [value] if isinstance(value, str | dict) else non_empty_list(value, name, most=limits.documents)
 
 
