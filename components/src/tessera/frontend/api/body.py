@@ -87,7 +87,8 @@ def several(kind: Kind, most: int) -> Kind:
     return Kind(read, list_of(kind.schema))
 
 
-Flag = Annotated[bool, Kind(boolean, BOOLEAN)]
+FLAG: Final = Kind(boolean, BOOLEAN)
+Flag = Annotated[bool, FLAG]
 String = Annotated[str, Kind(string, STRING)]
 Text = Annotated[str | None, Kind(filled_string, STRING)]
 Instruction = Annotated[Json, unread(INSTRUCTION)]
@@ -151,10 +152,10 @@ def _field(field: msgspec.structs.FieldInfo) -> _Field:
     extras = get_args(field.type)[1:]
     (kind,) = (extra for extra in extras if isinstance(extra, Kind))
     others = [name for extra in extras if isinstance(extra, Also) for name in extra.names]
-    schema = nullable(kind.schema)
+    schema = dict(kind.schema)
+    # On the whole, where /docs shows it.
+    notes = {name: schema.pop(name) for name in ("description",) if name in schema}
     for meta in (extra for extra in extras if isinstance(extra, msgspec.Meta)):
-        if meta.description is not None:
-            schema["description"] = meta.description
-        if meta.examples is not None:
-            schema["examples"] = meta.examples
-    return _Field(field.name, (field.name, *others), kind, schema)
+        notes |= {"description": meta.description, "examples": meta.examples}
+    notes = {name: note for name, note in notes.items() if note is not None}
+    return _Field(field.name, (field.name, *others), kind, nullable(schema) | notes)

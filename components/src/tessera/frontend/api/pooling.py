@@ -29,8 +29,7 @@ from tessera.errors import InvalidInput
 from tessera.frontend.api.endpoint import ALL_KINDS, Translated
 from tessera.frontend.api.formats import ResponseBody, base64_rows, matrices, sigmoid
 from tessera.frontend.api.openai import (
-    EMBEDDINGS_SCHEMA,
-    FIELDS,
+    EMBEDDINGS,
     MATRIX,
     SHAPE,
     USAGE,
@@ -66,17 +65,17 @@ _MOST_INPUTS: Final = 500
 # The task says the first, and vLLM refuses the others here.
 _LEFT_OUT: Final = ("return_multivector", "dimensions", "output_dimension")
 SCHEMA: Final[Schema] = {
-    **EMBEDDINGS_SCHEMA,
+    **EMBEDDINGS.schema,
     "title": "PoolingRequest",
     "properties": {
-        **{name: schema for name, schema in EMBEDDINGS_SCHEMA["properties"].items() if name not in _LEFT_OUT},
+        **{name: schema for name, schema in EMBEDDINGS.schema["properties"].items() if name not in _LEFT_OUT},
         "task": nullable({"type": "string", "enum": list(TASKS.values())}),
     },
 }
 
 
 def parse_pooling(value: Json, served: Served) -> EmbeddingsRequest:
-    body = request_body(value, FIELDS | {"data"})
+    body = request_body(value, EMBEDDINGS.names | {"data"})
     for name in _LEFT_OUT:
         if body.get(name) is not None:
             raise InvalidInput(f"{name}: not supported by /pooling", param=name)

@@ -84,7 +84,11 @@ class TeiEmbedRequest(TeiEmbedAllRequest, kw_only=True):
 class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
     """Declares a body of ``/tokenize`` in TEI's form."""
 
-    inputs: Annotated[Json, unread({"anyOf": [STRING, list_of(STRING)]})]
+    inputs: Annotated[
+        Json,
+        unread({"anyOf": [STRING, list_of(STRING)]}),
+        Meta(description="TEI's form, alone or with prompt_name."),
+    ]
     model: Annotated[Json, unread(STRING)] = None
     add_special_tokens: Flag = True
     prompt_name: Annotated[Role | None, named(PROMPTS)] = None
