@@ -158,4 +158,5 @@ def _field(field: msgspec.structs.FieldInfo) -> _Field:
     for meta in (extra for extra in extras if isinstance(extra, msgspec.Meta)):
         notes |= {"description": meta.description, "examples": meta.examples}
     notes = {name: note for name, note in notes.items() if note is not None}
-    return _Field(field.name, (field.name, *others), kind, nullable(schema) | notes)
+    taken = schema if field.required else nullable(schema)
+    return _Field(field.name, (field.name, *others), kind, taken | notes)

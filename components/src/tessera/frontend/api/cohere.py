@@ -21,6 +21,7 @@ from tessera.frontend.api.schema import (
     NUMBERS,
     PARTS,
     STRING,
+    TEXT,
     WHOLE,
     list_of,
     object_of,
@@ -52,7 +53,9 @@ TYPES: Final = {
     "ubinary": EmbedDtype.UBINARY,
 }
 _CONTENTS: Final = ("texts", "images", "inputs")
-_INPUT: Final = object_of(("content",), content={"anyOf": [STRING, PARTS]}, instruction=INSTRUCTION)
+_INPUT: Final = object_of(
+    optional=("instruction",), content={"anyOf": [STRING, PARTS]}, instruction=INSTRUCTION
+)
 
 
 class CohereEmbedRequest(msgspec.Struct, kw_only=True):
@@ -165,20 +168,22 @@ def write_error(failure: Failure) -> tuple[int, JsonObject]:
     return failure.status, {"message": failure.error["message"]}
 
 
-_TEXT: Final = {"type": "string"}
 _ANSWER: Final = object_of(
-    ("id", "response_type", "embeddings", "meta"),
-    id=_TEXT,
+    optional=("texts",),
+    id=TEXT,
     response_type={"const": "embeddings_by_type"},
-    embeddings=object_of((), **{name: list_of(_TEXT if name == "base64" else NUMBERS) for name in TYPES}),
-    texts=list_of(_TEXT),
+    embeddings=object_of(
+        optional=TYPES, **{name: list_of(TEXT if name == "base64" else NUMBERS) for name in TYPES}
+    ),
+    texts=list_of(TEXT),
     meta=object_of(
-        ("api_version", "billed_units"),
-        api_version=object_of(("version",), version=_TEXT),
-        billed_units=object_of(("input_tokens",), input_tokens=WHOLE, images=WHOLE, image_tokens=WHOLE),
+        api_version=object_of(version=TEXT),
+        billed_units=object_of(
+            optional=("images", "image_tokens"), input_tokens=WHOLE, images=WHOLE, image_tokens=WHOLE
+        ),
     ),
 )
-_ERROR: Final = object_of(("message",), message=_TEXT)
+_ERROR: Final = object_of(message=TEXT)
 
 
 def _routes(service: Service) -> APIRouter:

@@ -174,15 +174,6 @@ def message_role(value: Json, param: str) -> Role | None:
     return MESSAGE_ROLES[value]
 
 
-def named_role(value: Json, param: str, known: dict[str, Role]) -> Role | None:
-    """The role that ``input_type`` or ``task`` names; None when the value is null."""
-    if value is None:
-        return None
-    if not isinstance(value, str) or value not in known:
-        raise expected(param, f"one of {', '.join(known)}", value)
-    return known[value]
-
-
 _URL_KINDS = ("data:", "http://", "https://", "file://")
 _DETAILS = (None, "auto")
 _UUID_CHARACTERS = 256

@@ -19,7 +19,7 @@ from tessera.frontend.api.content import InputBuilder, read_object
 from tessera.frontend.api.endpoint import TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
-from tessera.frontend.api.schema import STRING, WHOLE, list_of, object_of, operation
+from tessera.frontend.api.schema import STRING, TEXT, WHOLE, list_of, object_of, operation
 from tessera.frontend.api.scores import ERROR, SCORE, document_builder, ranked, write_error
 from tessera.frontend.api.values import Json, expected, non_empty_list, reject_unknown, string
 from tessera.frontend.exchange import exchange_of
@@ -31,15 +31,15 @@ from tessera.models.base import OutputKind, Role, Truncate
 
 _TRUNCATE: Final = {value.value: value for value in (Truncate.NONE, Truncate.END)}
 _SCORES: Final = frozenset((OutputKind.SCORE,))
-_TEXT: Final = object_of(("text",), text=STRING, image=STRING)
-_IMAGE: Final = object_of(("image",), text={"type": "string"}, image=STRING)
+_TEXT: Final = object_of(optional=("image",), text=STRING, image=STRING)
+_IMAGE: Final = object_of(optional=("text",), text=TEXT, image=STRING)
 
 
 class RankingRequest(msgspec.Struct, kw_only=True):
     """Declares the body of both routes."""
 
     model: Text = None
-    query: Annotated[Json, unread(object_of(("text",), text=STRING))]
+    query: Annotated[Json, unread(object_of(text=STRING))]
     passages: Annotated[Json, unread(list_of({"anyOf": [_TEXT, _IMAGE]}))]
     truncate: Annotated[Truncate, named(_TRUNCATE)] = Truncate.NONE
     top_k: Positive = None
@@ -83,8 +83,7 @@ def _passage(value: Json, param: str, builder: InputBuilder) -> Input:
 
 
 _ANSWER: Final = object_of(
-    ("rankings", "usage"),
-    rankings=list_of(object_of(("index", "logit"), index=WHOLE, logit=SCORE)),
+    rankings=list_of(object_of(index=WHOLE, logit=SCORE)),
     usage=USAGE,
 )
 

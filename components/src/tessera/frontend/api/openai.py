@@ -75,8 +75,10 @@ from tessera.frontend.api.schema import (
     ITEM,
     NUMBERS,
     OPENAI_ERROR,
+    TEXT,
     WHOLE,
     Schema,
+    answer_of,
     answers,
     list_of,
     object_of,
@@ -478,9 +480,9 @@ def _read_list(value: list[Json], param: str, builder: InputBuilder) -> Input:
 
 MATRIX: Final[Schema] = {"type": "array", "items": NUMBERS}
 SHAPE: Final[Schema] = {"type": "array", "items": WHOLE}
-_EMBEDDING: Final[Schema] = {"anyOf": [NUMBERS, MATRIX, {"type": "string"}, {"type": "null"}]}
+_EMBEDDING: Final[Schema] = {"anyOf": [NUMBERS, MATRIX, TEXT, {"type": "null"}]}
 _ROW: Final[dict[str, Any]] = object_of(
-    ("object", "index"),
+    optional=("embedding", "embeddings", "shape", "error"),
     object={"const": "embedding"},
     index=WHOLE,
     embedding=_EMBEDDING,
@@ -489,35 +491,28 @@ _ROW: Final[dict[str, Any]] = object_of(
     error=ERROR_OBJECT,
 )
 USAGE: Final = object_of(
-    ("prompt_tokens", "total_tokens", "prompt_tokens_details"),
     prompt_tokens=WHOLE,
     total_tokens=WHOLE,
     prompt_tokens_details=object_of(
-        ("text_tokens", "image_tokens", "cached_tokens"),
         text_tokens=WHOLE,
         image_tokens=WHOLE,
         cached_tokens=WHOLE,
     ),
 )
-_ANSWER: Final = object_of(
-    ("id", "object", "created", "model", "data", "usage"),
-    id={"type": "string"},
-    object={"const": "list"},
-    created=WHOLE,
-    model={"type": "string"},
+_ANSWER: Final = answer_of(
+    "list",
     data=list_of(_ROW),
     usage=USAGE,
 )
 _MODEL: Final = object_of(
-    ("id", "object", "created", "owned_by", "max_model_len", *DESCRIBED),
-    id={"type": "string"},
+    id=TEXT,
     object={"const": "model"},
     created=WHOLE,
-    owned_by={"type": "string"},
+    owned_by=TEXT,
     max_model_len=WHOLE,
     **DESCRIBED,
 )
-_MODELS: Final = object_of(("object", "data"), object={"const": "list"}, data=list_of(_MODEL))
+_MODELS: Final = object_of(object={"const": "list"}, data=list_of(_MODEL))
 _OPERATION: Final = operation(
     body=EMBEDDINGS.schema,
     answer=_ANSWER,

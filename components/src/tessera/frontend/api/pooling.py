@@ -42,14 +42,16 @@ from tessera.frontend.api.schema import (
     ERROR_OBJECT,
     NUMBERS,
     OPENAI_ERROR,
+    TEXT,
     WHOLE,
     Schema,
+    answer_of,
     list_of,
     nullable,
     object_of,
     operation,
 )
-from tessera.frontend.api.values import Json, JsonObject, expected, request_body
+from tessera.frontend.api.values import Json, JsonObject, expected, json_object, reject_unknown
 from tessera.frontend.http.errors import error_object
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat
 from tessera.frontend.service import TASKS, ClientApi, Service
@@ -75,7 +77,8 @@ SCHEMA: Final[Schema] = {
 
 
 def parse_pooling(value: Json, served: Served) -> EmbeddingsRequest:
-    body = request_body(value, EMBEDDINGS.names | {"data"})
+    body = json_object(value)
+    reject_unknown(body, EMBEDDINGS.names | {"data"}, "")
     for name in _LEFT_OUT:
         if body.get(name) is not None:
             raise InvalidInput(f"{name}: not supported by /pooling", param=name)
@@ -166,19 +169,15 @@ def _translate(body: Json, served: Served) -> Translated:
 
 
 _ROW: Final = object_of(
-    ("index", "object", "data"),
+    optional=("shape", "error"),
     index=WHOLE,
     object={"const": "pooling"},
-    data={"anyOf": [NUMBERS, MATRIX, {"type": "string"}, {"type": "null"}]},
+    data={"anyOf": [NUMBERS, MATRIX, TEXT, {"type": "null"}]},
     shape=SHAPE,
     error=ERROR_OBJECT,
 )
-_ANSWER: Final = object_of(
-    ("id", "object", "created", "model", "data", "usage"),
-    id={"type": "string"},
-    object={"const": "list"},
-    created=WHOLE,
-    model={"type": "string"},
+_ANSWER: Final = answer_of(
+    "list",
     data=list_of(_ROW),
     usage=USAGE,
 )

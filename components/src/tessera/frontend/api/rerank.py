@@ -31,7 +31,7 @@ from tessera.frontend.api.body import Flag, Form, Kind, several, unread, whole
 from tessera.frontend.api.endpoint import ALL_KINDS, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
-from tessera.frontend.api.schema import STRING, WHOLE, Schema, list_of, object_of, operation
+from tessera.frontend.api.schema import STRING, TEXT, WHOLE, Schema, answer_of, list_of, object_of, operation
 from tessera.frontend.api.scores import (
     DOCUMENTS_SCHEMA,
     ERROR,
@@ -163,25 +163,20 @@ def _described(path: str) -> dict[str, Any]:
 def _answer(path: str) -> Schema:
     results = list_of(
         object_of(
-            ("index", "relevance_score"),
+            optional=("document",),
             index=WHOLE,
             relevance_score=SCORE,
             document={"type": "object"},
         )
     )
-    return object_of(
-        ("id", "object", "created", "model", "results", "usage", "meta"),
-        id={"type": "string"},
-        object={"const": "rerank"},
-        created=WHOLE,
-        model={"type": "string"},
+    return answer_of(
+        "rerank",
         results=results,
         usage=USAGE,
         meta=object_of(
-            ("api_version", "billed_units", "tokens"),
-            api_version=object_of(("version",), version={"type": "string"}),
-            billed_units=object_of(("search_units",), search_units=WHOLE),
-            tokens=object_of(("input_tokens", "output_tokens"), input_tokens=WHOLE, output_tokens=WHOLE),
+            api_version=object_of(version=TEXT),
+            billed_units=object_of(search_units=WHOLE),
+            tokens=object_of(input_tokens=WHOLE, output_tokens=WHOLE),
         ),
         **({"data": results} if path == V1 else {}),
     )

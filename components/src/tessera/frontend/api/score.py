@@ -18,7 +18,7 @@ from tessera.frontend.api.body import Form, unread
 from tessera.frontend.api.endpoint import ALL_KINDS, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
-from tessera.frontend.api.schema import OPENAI_ERROR, WHOLE, list_of, object_of, operation
+from tessera.frontend.api.schema import OPENAI_ERROR, WHOLE, answer_of, list_of, object_of, operation
 from tessera.frontend.api.scores import (
     DOCUMENTS_SCHEMA,
     SCORE,
@@ -112,15 +112,9 @@ def _sides(body: ScoresRequest) -> tuple[str, str]:
     )
 
 
-_ANSWER: Final = object_of(
-    ("id", "object", "created", "model", "data", "usage"),
-    id={"type": "string"},
-    object={"const": "list"},
-    created=WHOLE,
-    model={"type": "string"},
-    data=list_of(
-        object_of(("index", "object", "score"), index=WHOLE, object={"const": "score"}, score=SCORE)
-    ),
+_ANSWER: Final = answer_of(
+    "list",
+    data=list_of(object_of(index=WHOLE, object={"const": "score"}, score=SCORE)),
     usage=USAGE,
 )
 

@@ -21,7 +21,7 @@ from tessera.frontend.api.body import FLAG, Instruction, whole
 from tessera.frontend.api.content import InputBuilder, read_object, read_parts
 from tessera.frontend.api.formats import sigmoid
 from tessera.frontend.api.openai import INERT, MostTokens, Options, TruncateOption
-from tessera.frontend.api.schema import ERROR_OBJECT, INSTRUCTION, PARTS, STRING, Schema, list_of, object_of
+from tessera.frontend.api.schema import ERROR_OBJECT, FUSED, PARTS, STRING, TEXT, Schema, list_of, object_of
 from tessera.frontend.api.values import Json, JsonObject, expected, non_empty_list, reject_unknown, string
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import Input, RequestLimits, ScoreRequest
@@ -167,26 +167,15 @@ def write_error(failure: Failure) -> tuple[int, JsonObject]:
     return failure.status, {"error": failure.error, "message": message, "detail": message}
 
 
-ERROR: Final = object_of(
-    ("error", "message", "detail"), error=ERROR_OBJECT, message={"type": "string"}, detail={"type": "string"}
-)
+ERROR: Final = object_of(error=ERROR_OBJECT, message=TEXT, detail=TEXT)
 
 DOCUMENT_SCHEMA: Final[Schema] = {
     "anyOf": [
         STRING,
         {"type": "object", "properties": {"text": STRING, "image": STRING}},
-        object_of(("content",), content=PARTS),
+        object_of(content=PARTS),
     ]
 }
-QUERY_SCHEMA: Final[Schema] = {
-    "anyOf": [
-        STRING,
-        *(
-            object_of((name,), text=STRING, image=STRING, instruction=INSTRUCTION)
-            for name in ("text", "image")
-        ),
-        object_of(("content",), content=PARTS),
-    ]
-}
+QUERY_SCHEMA: Final[Schema] = {"anyOf": [STRING, *FUSED["anyOf"], object_of(content=PARTS)]}
 DOCUMENTS_SCHEMA: Final[Schema] = {"anyOf": [list_of(DOCUMENT_SCHEMA), *DOCUMENT_SCHEMA["anyOf"]]}
 SCORE: Final[Schema] = {"type": "number"}

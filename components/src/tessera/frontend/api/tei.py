@@ -26,8 +26,10 @@ from tessera.frontend.api.formats import ResponseBody, finish, json_matrix, matr
 from tessera.frontend.api.openai import MATRIX, finished
 from tessera.frontend.api.schema import (
     BOOLEAN,
+    MAYBE_TEXT,
     NUMBERS,
     STRING,
+    TEXT,
     TOKENS,
     WHOLE,
     Schema,
@@ -277,11 +279,9 @@ def write_error(failure: Failure) -> tuple[int, JsonObject]:
     return status, {"error": error["message"], "error_type": _ERROR_TYPES.get(status, kind)}
 
 
-ERROR: Final = object_of(("error", "error_type"), error={"type": "string"}, error_type={"type": "string"})
+ERROR: Final = object_of(error=TEXT, error_type=TEXT)
 
-RERANK_ANSWER: Final = list_of(
-    object_of(("index", "score"), index=WHOLE, score=SCORE, text={"type": "string"})
-)
+RERANK_ANSWER: Final = list_of(object_of(optional=("text",), index=WHOLE, score=SCORE, text=TEXT))
 
 
 def _routes(service: Service) -> APIRouter:
@@ -371,18 +371,13 @@ async def _asks_for_scores(service: Service, request: Request) -> bool:
     return isinstance(body, dict) and "query" in body
 
 
-_TEXT: Final[Schema] = {"type": "string"}
-_MAYBE: Final[Schema] = {"type": ["string", "null"]}
 _NONE: Final[Schema] = {"type": "null"}
 _INFO: Final = object_of(
-    (
-        *("model_id", "model_sha", "model_dtype", "served_model_name", "model_type", "auto_truncate"),
-        *("max_concurrent_requests", "max_input_length", "max_client_batch_size", "version"),
-    ),
-    model_id=_TEXT,
-    model_sha=_MAYBE,
-    model_dtype=_MAYBE,
-    served_model_name=_TEXT,
+    optional=("max_batch_tokens", "max_batch_requests", "tokenization_workers", "sha", "docker_label"),
+    model_id=TEXT,
+    model_sha=MAYBE_TEXT,
+    model_dtype=MAYBE_TEXT,
+    served_model_name=TEXT,
     model_type={"type": "object"},
     max_concurrent_requests=WHOLE,
     max_input_length=WHOLE,
@@ -391,7 +386,7 @@ _INFO: Final = object_of(
     max_client_batch_size=WHOLE,
     auto_truncate=BOOLEAN,
     tokenization_workers=_NONE,
-    version=_TEXT,
+    version=TEXT,
     sha=_NONE,
     docker_label=_NONE,
 )

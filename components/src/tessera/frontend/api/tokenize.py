@@ -14,7 +14,7 @@ from tessera.frontend.api import tei
 from tessera.frontend.api.body import Flag, Form, Kind, unread
 from tessera.frontend.api.endpoint import Endpoint
 from tessera.frontend.api.openai import INERT, EmbeddingsBody, read_body, translate
-from tessera.frontend.api.schema import OPENAI_ERROR, STRING, WHOLE, list_of, object_of, operation
+from tessera.frontend.api.schema import OPENAI_ERROR, STRING, TEXT, WHOLE, list_of, object_of, operation
 from tessera.frontend.api.values import Json, json_object, string
 from tessera.frontend.exchange import exchange_of
 from tessera.frontend.request import EmbeddingsRequest, Modality, RequestLimits
@@ -85,23 +85,22 @@ async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
 
 
 _TOKENS: Final = list_of(WHOLE)
-_TEXTS: Final = list_of({"type": "string"})
+_TEXTS: Final = list_of(TEXT)
 _PIECE: Final = object_of(
-    ("id", "text", "special", "start", "stop"),
     id=WHOLE,
-    text={"type": "string"},
+    text=TEXT,
     special={"type": "boolean"},
     start={"type": ["integer", "null"]},
     stop={"type": ["integer", "null"]},
 )
 _PLAIN: Final = object_of(
-    ("count", "max_model_len"),
+    optional=("tokens", "token_strs", "data"),
     count=WHOLE,
     max_model_len=WHOLE,
     tokens=_TOKENS,
     token_strs=_TEXTS,
     data=list_of(
-        object_of(("index", "count", "tokens"), index=WHOLE, count=WHOLE, tokens=_TOKENS, token_strs=_TEXTS)
+        object_of(optional=("token_strs",), index=WHOLE, count=WHOLE, tokens=_TOKENS, token_strs=_TEXTS)
     ),
 )
 _ANSWER: Final = {"anyOf": [_PLAIN, list_of({"type": "array", "items": _PIECE})]}

@@ -16,7 +16,16 @@ from tessera.frontend.api.body import Also, Flag, Form, Instruction, Positive, T
 from tessera.frontend.api.content import InputBuilder, read_message
 from tessera.frontend.api.endpoint import VECTORS, Translated, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish, numbers
-from tessera.frontend.api.schema import INSTRUCTION, NUMBERS, PARTS, WHOLE, list_of, object_of, operation
+from tessera.frontend.api.schema import (
+    INSTRUCTION,
+    NUMBERS,
+    PARTS,
+    TEXT,
+    WHOLE,
+    list_of,
+    object_of,
+    operation,
+)
 from tessera.frontend.api.scores import (
     DOCUMENTS_SCHEMA,
     QUERY_SCHEMA,
@@ -51,7 +60,7 @@ DTYPES: Final = {
 }
 RERANK_ONLY: Final = ("top_k", "truncation")
 """What nobody else's requests for a rerank have; Voyage's package always sends both."""
-_INPUT: Final = object_of(("content",), content=PARTS, instruction=INSTRUCTION)
+_INPUT: Final = object_of(optional=("instruction",), content=PARTS, instruction=INSTRUCTION)
 _BASE64: Final = named({"base64": EncodingFormat.BASE64}, "base64 or null")
 
 
@@ -165,40 +174,36 @@ def write_error(failure: Failure) -> tuple[int, JsonObject]:
 
 
 _ANSWER: Final = object_of(
-    ("object", "data", "model", "usage"),
     object={"const": "list"},
     data=list_of(
         object_of(
-            ("object", "embedding", "index"),
             object={"const": "embedding"},
-            embedding={"anyOf": [NUMBERS, {"type": "string"}]},
+            embedding={"anyOf": [NUMBERS, TEXT]},
             index=WHOLE,
         )
     ),
-    model={"type": "string"},
+    model=TEXT,
     usage=object_of(
-        ("text_tokens", "image_pixels", "video_pixels", "total_tokens"),
         text_tokens=WHOLE,
         image_pixels=WHOLE,
         video_pixels=WHOLE,
         total_tokens=WHOLE,
     ),
 )
-ERROR: Final = object_of(("detail",), detail={"type": "string"})
+ERROR: Final = object_of(detail=TEXT)
 
 RERANK_ANSWER: Final = object_of(
-    ("object", "data", "model", "usage"),
     object={"const": "list"},
     data=list_of(
         object_of(
-            ("index", "relevance_score"),
+            optional=("document",),
             index=WHOLE,
             relevance_score=SCORE,
             document={"type": ["string", "object"]},
         )
     ),
-    model={"type": "string"},
-    usage=object_of(("total_tokens",), total_tokens=WHOLE),
+    model=TEXT,
+    usage=object_of(total_tokens=WHOLE),
 )
 
 
