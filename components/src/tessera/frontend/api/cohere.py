@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, Final
 
@@ -17,9 +17,9 @@ from tessera.frontend.api.content import InputBuilder, image_at, read_message
 from tessera.frontend.api.endpoint import VECTORS, Translated
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish
 from tessera.frontend.api.schema import (
+    CONTENT,
     INSTRUCTION,
     NUMBERS,
-    PARTS,
     STRING,
     TEXT,
     WHOLE,
@@ -29,7 +29,7 @@ from tessera.frontend.api.schema import (
 )
 from tessera.frontend.api.values import Json, JsonObject, non_empty_list, string
 from tessera.frontend.http.errors import Failure
-from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, Input, RequestLimits
+from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, Input
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Result
 from tessera.frontend.serving.served import Served
@@ -53,9 +53,7 @@ TYPES: Final = {
     "ubinary": EmbedDtype.UBINARY,
 }
 _CONTENTS: Final = ("texts", "images", "inputs")
-_INPUT: Final = object_of(
-    optional=("instruction",), content={"anyOf": [STRING, PARTS]}, instruction=INSTRUCTION
-)
+_INPUT: Final = object_of(optional=("instruction",), content=CONTENT, instruction=INSTRUCTION)
 
 
 class CohereEmbedRequest(msgspec.Struct, kw_only=True):
@@ -79,36 +77,11 @@ class CohereEmbedRequest(msgspec.Struct, kw_only=True):
 FORM: Final = Form(CohereEmbedRequest)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CohereRequest:
-    """``types`` are the vector types to answer with; ``texts`` are echoed."""
-
-    request: EmbeddingsRequest
-    types: tuple[str, ...]
-    texts: tuple[str, ...]
-
-
-def parse_cohere(value: Json, limits: RequestLimits) -> CohereRequest:
-    body = FORM.read(value)
-    inputs, texts = _inputs(body, InputBuilder.of(body.instruction, body.input_type, limits))
-    types = tuple(dict.fromkeys(body.embedding_types))
-    packed = [TYPES[name] for name in types if TYPES[name] in (EmbedDtype.BINARY, EmbedDtype.UBINARY)]
-    request = EmbeddingsRequest(
-        inputs=inputs,
-        model=body.model,
-        # The one type that asks something of the width, so that it is checked before the work.
-        dtype=packed[0] if packed else EmbedDtype.FLOAT32,
-        dimensions=body.output_dimension,
-        dimensions_param="output_dimension",
-        max_tokens=body.max_tokens,
-        truncate=body.truncate,
-        priority=body.priority,
-    )
-    return CohereRequest(request=request, types=types, texts=texts)
-
-
-def write_cohere(parsed: CohereRequest, result: Result) -> ResponseBody:
-    vectors, request = result.rows.values, parsed.request
+def write_cohere(
+    request: EmbeddingsRequest, types: Sequence[str], texts: Sequence[str], result: Result
+) -> ResponseBody:
+    """Write the vectors of each of the ``types``; ``texts`` are echoed."""
+    vectors = result.rows.values
     width = request.dimensions or vectors.shape[1]
     rows = finish(vectors, width=width, normalize=True)
     usage = result.usage
@@ -120,12 +93,12 @@ def write_cohere(parsed: CohereRequest, result: Result) -> ResponseBody:
         "response_type": "embeddings_by_type",
         "embeddings": {
             name: base64_rows(rows) if name == "base64" else list(convert(rows, TYPES[name]))
-            for name in parsed.types
+            for name in types
         },
         "meta": {"api_version": {"version": "2"}, "billed_units": units},
     }
-    if parsed.texts:
-        body["texts"] = parsed.texts
+    if texts:
+        body["texts"] = texts
     return ResponseBody.of_json(body)
 
 
@@ -152,16 +125,26 @@ def _inputs(body: CohereEmbedRequest, builder: InputBuilder) -> tuple[tuple[Inpu
     return tuple(read), ()
 
 
-def _translate(body: Json, served: Served) -> Translated:
-    parsed = parse_cohere(body, served.limits)
-    return Translated(
-        request=parsed.request,
-        write=partial(write_cohere, parsed),
-        forms=tuple(
-            (TYPES[name], EncodingFormat.BASE64 if name == "base64" else EncodingFormat.FLOAT)
-            for name in parsed.types
-        ),
+def _translate(value: Json, served: Served) -> Translated:
+    body = FORM.read(value)
+    inputs, texts = _inputs(body, InputBuilder.of(body.instruction, body.input_type, served.limits))
+    types = tuple(dict.fromkeys(body.embedding_types))
+    packed = [TYPES[name] for name in types if TYPES[name] in (EmbedDtype.BINARY, EmbedDtype.UBINARY)]
+    request = EmbeddingsRequest(
+        inputs=inputs,
+        model=body.model,
+        # The one type that asks something of the width, so that it is checked before the work.
+        dtype=packed[0] if packed else EmbedDtype.FLOAT32,
+        dimensions=body.output_dimension,
+        dimensions_param="output_dimension",
+        max_tokens=body.max_tokens,
+        truncate=body.truncate,
+        priority=body.priority,
     )
+    forms = tuple(
+        (TYPES[name], EncodingFormat.BASE64 if name == "base64" else EncodingFormat.FLOAT) for name in types
+    )
+    return Translated(request=request, write=partial(write_cohere, request, types, texts), forms=forms)
 
 
 def write_error(failure: Failure) -> tuple[int, JsonObject]:

@@ -38,13 +38,7 @@ from tessera.frontend.api.scores import (
 )
 from tessera.frontend.api.values import Json, JsonObject, non_empty_list
 from tessera.frontend.http.errors import Failure
-from tessera.frontend.request import (
-    EmbeddingsRequest,
-    EmbedDtype,
-    EncodingFormat,
-    RequestLimits,
-    ScoreRequest,
-)
+from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Result, Scores
 from tessera.frontend.serving.served import Served
@@ -96,14 +90,14 @@ EMBED: Final = Form(VoyageMultimodalRequest)
 RERANK: Final = Form(VoyageRerankRequest)
 
 
-def parse_voyage(value: Json, limits: RequestLimits) -> EmbeddingsRequest:
-    body = EMBED.read(value)
+def _translate(value: Json, served: Served) -> Translated:
+    body, limits = EMBED.read(value), served.limits
     builder = InputBuilder.of(body.instruction, body.input_type, limits)
     inputs = []
     for index, entry in enumerate(non_empty_list(body.inputs, "inputs", most=limits.inputs)):
         path = f"inputs[{index}]"
         inputs.append(read_message(entry, path, builder, owner=path, bare=True))
-    return EmbeddingsRequest(
+    request = EmbeddingsRequest(
         inputs=tuple(inputs),
         model=body.model,
         encoding_format=body.output_encoding,
@@ -112,6 +106,7 @@ def parse_voyage(value: Json, limits: RequestLimits) -> EmbeddingsRequest:
         dimensions_param="output_dimension",
         truncate=Truncate.END if body.truncation else Truncate.NONE,
     )
+    return Translated(request=request, write=partial(write_voyage, request, served.model))
 
 
 def write_voyage(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBody:
@@ -135,11 +130,6 @@ def write_voyage(request: EmbeddingsRequest, model: str, result: Result) -> Resp
         },
     }
     return ResponseBody.of_json(body)
-
-
-def _translate(body: Json, served: Served) -> Translated:
-    request = parse_voyage(body, served.limits)
-    return Translated(request=request, write=partial(write_voyage, request, served.model))
 
 
 def parse_rerank(value: Json, served: Served) -> TranslatedScores:
