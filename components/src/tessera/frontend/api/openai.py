@@ -152,7 +152,7 @@ TASKS: Final = {
 
 _VISIBLE: Final = re.compile(r"[\x21-\x7e]{1,128}")
 INPUT_FIELDS: Final = ("input", "messages")
-# Of most bodies: the other fields are not read then, which takes 10 µs.
+# Of most bodies: their other fields are not looked for, which takes 3.5 of 13 µs.
 _PLAIN: Final = frozenset(("input", "model"))
 
 _Modality = Modality | tuple[Modality, ...] | None
