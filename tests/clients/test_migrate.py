@@ -22,7 +22,7 @@ from openai import OpenAI
 from voyageai.api_resources.api_requestor import _thread_context
 
 from tessera.cli.serve import read
-from tessera.frontend.api.openai import FIELDS
+from tessera.frontend.api.openai import EMBEDDINGS
 from tessera.frontend.settings import FrontendSettings
 from tessera.launch.settings import settings
 from tessera.worker.settings import StageSettings, WorkerSettings
@@ -127,7 +127,7 @@ def test_the_command_is_one_that_can_be_typed(name: str) -> None:
 @pytest.mark.parametrize("name", [*WANTED, TRITON])
 def test_options_that_are_named_exist(name: str) -> None:
     known = {"HF_TOKEN", "HF_HOME", "TESSERA_API_KEYS", "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT"}
-    known |= {"/v1", "prompt_name"} | FIELDS | {each.setting.flag for each in settings()}
+    known |= {"/v1", "prompt_name"} | EMBEDDINGS.names | {each.setting.flag for each in settings()}
     for kind in (FrontendSettings, WorkerSettings, StageSettings):
         known |= {option for row in rows_of(kind) for option in row.names}
     table = SECTIONS[name].partition("| there | here |\n|---|---|\n")[2].partition("\n\n")[0]

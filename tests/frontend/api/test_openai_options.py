@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.openai import EMBEDDINGS_SCHEMA, FIELDS, INERT, parse_embeddings
+from tessera.frontend.api.openai import EMBEDDINGS, INERT, parse_embeddings
 from tessera.frontend.api.tokenize import parse_tokenize
 from tessera.frontend.api.values import read_json
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, RequestLimits
@@ -24,7 +24,7 @@ def test_defaults() -> None:
 
 
 def test_null_counts_as_absent() -> None:
-    assert parse(**dict.fromkeys(FIELDS - {"input"})) == parse()
+    assert parse(**dict.fromkeys(EMBEDDINGS.names - {"input"})) == parse()
 
 
 @pytest.mark.parametrize(
@@ -158,12 +158,14 @@ def test_a_body_is_an_object(body: object) -> None:
 
 
 def test_the_schema_describes_every_field_and_is_json() -> None:
-    assert EMBEDDINGS_SCHEMA["properties"].keys() == FIELDS
-    assert EMBEDDINGS_SCHEMA["additionalProperties"] is False
-    assert orjson.loads(orjson.dumps(EMBEDDINGS_SCHEMA)) == EMBEDDINGS_SCHEMA
+    assert EMBEDDINGS.schema["properties"].keys() == EMBEDDINGS.names
+    assert EMBEDDINGS.schema["additionalProperties"] is False
+    assert orjson.loads(orjson.dumps(EMBEDDINGS.schema)) == EMBEDDINGS.schema
 
 
-_KEYS = sorted({*FIELDS, "type", "text", "image", "image_url", "url", "role", "content", "uuid", "detail"})
+_KEYS = sorted(
+    {*EMBEDDINGS.names, "type", "text", "image", "image_url", "url", "role", "content", "uuid", "detail"}
+)
 _WORDS = [
     "text",
     "image_url",

@@ -127,7 +127,7 @@ def test_one_document_needs_no_list() -> None:
 
 
 def test_options() -> None:
-    assert shared(**dict.fromkeys(rerank.FIELDS - {"query", "documents"})).request == shared().request
+    assert shared(**dict.fromkeys(rerank.FORM.names - {"query", "documents"})).request == shared().request
     assert shared().request.truncate is Truncate.END
     assert shared(truncation_side="left").request.truncate is Truncate.START
     assert shared(truncate="NONE").request.truncate is Truncate.NONE
@@ -309,5 +309,7 @@ def test_other_pairs_are_refused(body: dict[str, object]) -> None:
 def test_every_option_is_on_the_page() -> None:
     page = (Path(__file__).parents[3] / "docs" / "api.md").read_text()
     section = page.partition("## Scores\n")[2].partition("\n## ")[0]
-    for name in rerank.FIELDS | score.FIELDS | {*nim.FIELDS, *voyage.RERANK_FIELDS, *tei.RERANK_FIELDS}:
+    for name in (
+        rerank.FORM.names | score.FORM.names | {*nim.FORM.names, *voyage.RERANK.names, *tei.RERANK.names}
+    ):
         assert f"`{name}`" in section, name

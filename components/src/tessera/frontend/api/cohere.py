@@ -2,53 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.errors import InvalidInput
+from tessera.frontend.api.body import Form, Instruction, Positive, Text, named, several, unread, whole
 from tessera.frontend.api.content import InputBuilder, image_at, read_message
 from tessera.frontend.api.endpoint import VECTORS, Translated
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish
 from tessera.frontend.api.schema import (
+    CONTENT,
     INSTRUCTION,
     NUMBERS,
-    PARTS,
     STRING,
+    TEXT,
     WHOLE,
-    WIDTH,
-    Schema,
-    body_of,
     list_of,
     object_of,
     operation,
-    values_of,
 )
-from tessera.frontend.api.values import (
-    INT32,
-    Json,
-    JsonObject,
-    choice,
-    expected,
-    integer,
-    non_empty_list,
-    optional_positive,
-    optional_string,
-    request_body,
-    string,
-)
+from tessera.frontend.api.values import Json, JsonObject, non_empty_list, string
 from tessera.frontend.http.errors import Failure
-from tessera.frontend.request import (
-    EmbeddingsRequest,
-    EmbedDtype,
-    EncodingFormat,
-    Input,
-    RequestLimits,
-)
+from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, Input
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Result
 from tessera.frontend.serving.served import Served
@@ -72,62 +53,35 @@ TYPES: Final = {
     "ubinary": EmbedDtype.UBINARY,
 }
 _CONTENTS: Final = ("texts", "images", "inputs")
-FIELDS: Final = (
-    *("model", "input_type", *_CONTENTS, "max_tokens", "output_dimension", "embedding_types"),
-    *("truncate", "priority", "instruction"),
-)
-
-SCHEMA: Final[Schema] = body_of(
-    "CohereEmbedRequest",
-    (),
-    model=STRING,
-    input_type={"type": "string", "enum": list(INPUT_TYPES)},
-    instruction=INSTRUCTION,
-    texts=list_of(STRING),
-    images=list_of(STRING),
-    inputs=list_of(object_of(("content",), content={"anyOf": [STRING, PARTS]}, instruction=INSTRUCTION)),
-    max_tokens={"type": "integer", "minimum": 1, "maximum": INT32},
-    output_dimension=WIDTH,
-    embedding_types=list_of({"type": "string", "enum": list(TYPES)}),
-    truncate=values_of(Truncate),
-    priority={"type": "integer", "minimum": 0, "maximum": 999},
-)
+_INPUT: Final = object_of(optional=("instruction",), content=CONTENT, instruction=INSTRUCTION)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CohereRequest:
-    """``types`` are the vector types to answer with; ``texts`` are echoed."""
+class CohereEmbedRequest(msgspec.Struct, kw_only=True):
+    """Declares the body of ``/v2/embed``."""
 
-    request: EmbeddingsRequest
-    types: tuple[str, ...]
-    texts: tuple[str, ...]
-
-
-def parse_cohere(value: Json, limits: RequestLimits) -> CohereRequest:
-    body = request_body(value, FIELDS)
-    builder = InputBuilder.of(body, _role(body), limits)
-    inputs, texts = _inputs(body, builder)
-    types = _types(body)
-    priority = body.get("priority")
-    packed = [TYPES[name] for name in types if TYPES[name] in (EmbedDtype.BINARY, EmbedDtype.UBINARY)]
-    request = EmbeddingsRequest(
-        inputs=inputs,
-        model=optional_string(body, "model"),
-        # The one type that asks something of the width, so that it is checked before the work.
-        dtype=packed[0] if packed else EmbedDtype.FLOAT32,
-        dimensions=optional_positive(body, "output_dimension"),
-        dimensions_param="output_dimension",
-        max_tokens=optional_positive(body, "max_tokens"),
-        truncate=Truncate.END
-        if body.get("truncate") is None
-        else choice(body["truncate"], "truncate", Truncate),
-        priority=0 if priority is None else integer(priority, "priority", low=0, high=999, what="0 to 999"),
+    model: Text = None
+    input_type: Annotated[Role | None, named(INPUT_TYPES)] = None
+    instruction: Instruction = None
+    texts: Annotated[Json, unread(list_of(STRING))] = None
+    images: Annotated[Json, unread(list_of(STRING))] = None
+    inputs: Annotated[Json, unread(list_of(_INPUT))] = None
+    max_tokens: Positive = None
+    output_dimension: Positive = None
+    embedding_types: Annotated[tuple[str, ...], several(named({name: name for name in TYPES}), most=16)] = (
+        "float",
     )
-    return CohereRequest(request=request, types=types, texts=texts)
+    truncate: Annotated[Truncate, named(Truncate)] = Truncate.END
+    priority: Annotated[int, whole("0 to 999", 0, 999)] = 0
 
 
-def write_cohere(parsed: CohereRequest, result: Result) -> ResponseBody:
-    vectors, request = result.rows.values, parsed.request
+FORM: Final = Form(CohereEmbedRequest)
+
+
+def write_cohere(
+    request: EmbeddingsRequest, types: Sequence[str], texts: Sequence[str], result: Result
+) -> ResponseBody:
+    """Write the vectors of each of the ``types``; ``texts`` are echoed."""
+    vectors = result.rows.values
     width = request.dimensions or vectors.shape[1]
     rows = finish(vectors, width=width, normalize=True)
     usage = result.usage
@@ -139,33 +93,24 @@ def write_cohere(parsed: CohereRequest, result: Result) -> ResponseBody:
         "response_type": "embeddings_by_type",
         "embeddings": {
             name: base64_rows(rows) if name == "base64" else list(convert(rows, TYPES[name]))
-            for name in parsed.types
+            for name in types
         },
         "meta": {"api_version": {"version": "2"}, "billed_units": units},
     }
-    if parsed.texts:
-        body["texts"] = parsed.texts
+    if texts:
+        body["texts"] = texts
     return ResponseBody.of_json(body)
 
 
-def _role(body: JsonObject) -> Role | None:
-    value = body.get("input_type")
-    if value is None:
-        return None
-    if not isinstance(value, str) or value not in INPUT_TYPES:
-        raise expected("input_type", f"one of {', '.join(INPUT_TYPES)}", value)
-    return INPUT_TYPES[value]
-
-
-def _inputs(body: JsonObject, builder: InputBuilder) -> tuple[tuple[Input, ...], tuple[str, ...]]:
-    given = [name for name in _CONTENTS if body.get(name) is not None]
+def _inputs(body: CohereEmbedRequest, builder: InputBuilder) -> tuple[tuple[Input, ...], tuple[str, ...]]:
+    given = [name for name in _CONTENTS if getattr(body, name) is not None]
     if len(given) != 1:
         raise InvalidInput(
             f"expected exactly one of {', '.join(_CONTENTS)}, found {', '.join(given) or 'none'}",
             param=given[1] if given else "texts",
         )
     (name,) = given
-    values = non_empty_list(body[name], name, most=builder.limits.inputs)
+    values = non_empty_list(getattr(body, name), name, most=builder.limits.inputs)
     paths = [f"{name}[{index}]" for index in range(len(values))]
     if name == "texts":
         texts = tuple(string(value, path) for value, path in zip(values, paths, strict=True))
@@ -180,52 +125,53 @@ def _inputs(body: JsonObject, builder: InputBuilder) -> tuple[tuple[Input, ...],
     return tuple(read), ()
 
 
-def _types(body: JsonObject) -> tuple[str, ...]:
-    value = body.get("embedding_types")
-    if value is None:
-        return ("float",)
-    names = non_empty_list(value, "embedding_types", most=16)
-    for index, name in enumerate(names):
-        if not isinstance(name, str) or name not in TYPES:
-            raise expected(f"embedding_types[{index}]", f"one of {', '.join(TYPES)}", name)
-    return tuple(dict.fromkeys(str(name) for name in names))
-
-
-def _translate(body: Json, served: Served) -> Translated:
-    parsed = parse_cohere(body, served.limits)
-    return Translated(
-        request=parsed.request,
-        write=partial(write_cohere, parsed),
-        forms=tuple(
-            (TYPES[name], EncodingFormat.BASE64 if name == "base64" else EncodingFormat.FLOAT)
-            for name in parsed.types
-        ),
+def _translate(value: Json, served: Served) -> Translated:
+    body = FORM.read(value)
+    inputs, texts = _inputs(body, InputBuilder.of(body.instruction, body.input_type, served.limits))
+    types = tuple(dict.fromkeys(body.embedding_types))
+    packed = [TYPES[name] for name in types if TYPES[name] in (EmbedDtype.BINARY, EmbedDtype.UBINARY)]
+    request = EmbeddingsRequest(
+        inputs=inputs,
+        model=body.model,
+        # The one type that asks something of the width, so that it is checked before the work.
+        dtype=packed[0] if packed else EmbedDtype.FLOAT32,
+        dimensions=body.output_dimension,
+        dimensions_param="output_dimension",
+        max_tokens=body.max_tokens,
+        truncate=body.truncate,
+        priority=body.priority,
     )
+    forms = tuple(
+        (TYPES[name], EncodingFormat.BASE64 if name == "base64" else EncodingFormat.FLOAT) for name in types
+    )
+    return Translated(request=request, write=partial(write_cohere, request, types, texts), forms=forms)
 
 
 def write_error(failure: Failure) -> tuple[int, JsonObject]:
     return failure.status, {"message": failure.error["message"]}
 
 
-_TEXT: Final = {"type": "string"}
 _ANSWER: Final = object_of(
-    ("id", "response_type", "embeddings", "meta"),
-    id=_TEXT,
+    optional=("texts",),
+    id=TEXT,
     response_type={"const": "embeddings_by_type"},
-    embeddings=object_of((), **{name: list_of(_TEXT if name == "base64" else NUMBERS) for name in TYPES}),
-    texts=list_of(_TEXT),
+    embeddings=object_of(
+        optional=TYPES, **{name: list_of(TEXT if name == "base64" else NUMBERS) for name in TYPES}
+    ),
+    texts=list_of(TEXT),
     meta=object_of(
-        ("api_version", "billed_units"),
-        api_version=object_of(("version",), version=_TEXT),
-        billed_units=object_of(("input_tokens",), input_tokens=WHOLE, images=WHOLE, image_tokens=WHOLE),
+        api_version=object_of(version=TEXT),
+        billed_units=object_of(
+            optional=("images", "image_tokens"), input_tokens=WHOLE, images=WHOLE, image_tokens=WHOLE
+        ),
     ),
 )
-_ERROR: Final = object_of(("message",), message=_TEXT)
+_ERROR: Final = object_of(message=TEXT)
 
 
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Cohere"])
-    described = operation(body=SCHEMA, answer=_ANSWER, error=_ERROR, kinds=VECTORS)
+    described = operation(body=FORM.schema, answer=_ANSWER, error=_ERROR, kinds=VECTORS)
 
     @router.post("/v2/embed", openapi_extra=described, summary="Embed texts, images or mixed inputs")
     async def embed(request: Request) -> Response:

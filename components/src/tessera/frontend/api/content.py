@@ -75,12 +75,12 @@ class InputBuilder:
     limits: RequestLimits
 
     @classmethod
-    def of(cls, body: JsonObject, role: Role | None, limits: RequestLimits) -> InputBuilder:
-        """For the inputs of a body; ``role`` is what it, or the model's name, asks for."""
+    def of(cls, instruction: Json, role: Role | None, limits: RequestLimits) -> InputBuilder:
+        """Make one for the inputs of a body with its instruction and the role that it asks for."""
         builder = cls(role=role, limits=limits)
-        if body.get("instruction") is None:
+        if instruction is None:
             return builder
-        return replace(builder, instruction=builder.read_instruction(body, ""))
+        return replace(builder, instruction=builder.read_instruction(instruction, ""))
 
     def text(self, text: str, param: str) -> str:
         """The text itself, if it is neither empty nor too long."""
@@ -135,9 +135,9 @@ class InputBuilder:
             raise expected(param, "text", "")
         self._check_size(entry.size, param)
 
-    def read_instruction(self, body: JsonObject, param: str) -> str | None:
-        """The ``instruction`` of an object; None where it is null or absent."""
-        value, path = body.get("instruction"), join(param, "instruction")
+    def read_instruction(self, value: Json, param: str) -> str | None:
+        """Read the ``instruction`` of an object; None where it is null or absent."""
+        path = join(param, "instruction")
         return None if value is None else self.text(string(value, path), path)
 
     def _check_size(self, size: int, param: str) -> None:
@@ -172,15 +172,6 @@ def message_role(value: Json, param: str) -> Role | None:
     if not isinstance(value, str) or value not in MESSAGE_ROLES:
         raise expected(param, f"one of {', '.join(MESSAGE_ROLES)}", value)
     return MESSAGE_ROLES[value]
-
-
-def named_role(value: Json, param: str, known: dict[str, Role]) -> Role | None:
-    """The role that ``input_type`` or ``task`` names; None when the value is null."""
-    if value is None:
-        return None
-    if not isinstance(value, str) or value not in known:
-        raise expected(param, f"one of {', '.join(known)}", value)
-    return known[value]
 
 
 _URL_KINDS = ("data:", "http://", "https://", "file://")
@@ -377,7 +368,7 @@ def read_message(
     stated = None
     if not bare or "role" in value:
         stated = message_role(value.get("role"), f"{param}.role")
-    own = builder.read_instruction(value, param)
+    own = builder.read_instruction(value.get("instruction"), param)
     content, path = value.get("content"), f"{param}.content"
     parts: list[str | ImageSource]
     if isinstance(content, str):
@@ -410,7 +401,7 @@ def read_object(value: JsonObject, param: str, builder: InputBuilder) -> Input:
     parts: list[str | ImageSource] = [] if image is None else [image_at(image, f"{param}.image", bare=True)]
     if text is not None:
         parts.append(builder.text(string(text, f"{param}.text"), f"{param}.text"))
-    return builder.build(parts, param, instruction=builder.read_instruction(value, param))
+    return builder.build(parts, param, instruction=builder.read_instruction(value.get("instruction"), param))
 
 
 _DATA = "data:image/"

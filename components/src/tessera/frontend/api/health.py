@@ -8,25 +8,22 @@ from typing import Any, Final
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
-from tessera.frontend.api.schema import WHOLE, Schema, answers, object_of
+from tessera.frontend.api.schema import TEXT, WHOLE, Schema, answers, object_of
 from tessera.frontend.api.values import JsonObject
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.served import ServedModel
 from tessera.tasks import KEEPER
 
-_TEXT: Final[Schema] = {"type": "string"}
 _FLAG: Final[Schema] = {"type": "boolean"}
-_BY_COMPONENT: Final = object_of(("embed", "encode"), embed=WHOLE, encode=WHOLE)
+_BY_COMPONENT: Final = object_of(embed=WHOLE, encode=WHOLE)
 _MODEL: Final = object_of(
-    ("status", "workers", "missing", "images"),
-    status=_TEXT,
+    status=TEXT,
     workers=_BY_COMPONENT,
     missing=_BY_COMPONENT,
     images=_FLAG,
 )
 _HEALTH: Final = object_of(
-    ("status", "frontends", "workers", "missing", "images", "models"),
-    status=_TEXT,
+    status=TEXT,
     frontends=WHOLE,
     workers=_BY_COMPONENT,
     missing=_BY_COMPONENT,
@@ -38,7 +35,7 @@ _NONE: Final = dict.fromkeys(_COMPONENTS, 0)
 _NOTHING: Final[JsonObject] = {"workers": _NONE, "missing": _NONE, "images": False}
 _LEAVING: Final = "answers what is in flight"
 _NIM: Final = object_of(
-    ("object", "message"), object={"const": "health.response"}, message=_TEXT, ready=_FLAG, live=_FLAG
+    optional=("ready", "live"), object={"const": "health.response"}, message=TEXT, ready=_FLAG, live=_FLAG
 )
 
 
@@ -101,7 +98,7 @@ def _routes(service: Service) -> APIRouter:
 
     @router.get(
         "/live",
-        openapi_extra=answers(object_of(("status",), status=_TEXT), 503),
+        openapi_extra=answers(object_of(status=TEXT), 503),
         summary="Whether this process answers, and need not be replaced",
     )
     async def live() -> Response:

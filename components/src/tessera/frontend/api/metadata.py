@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from tessera import __version__
 from tessera.checkpoint.weights import weight_sizes
-from tessera.frontend.api.schema import WHOLE, Schema, answers, object_of
+from tessera.frontend.api.schema import TEXT, WHOLE, answers, object_of
 from tessera.frontend.api.values import JsonObject
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.models import Models
@@ -81,38 +81,34 @@ def _manifest(models: Models) -> str:
     return written
 
 
-_TEXT: Final[Schema] = {"type": "string"}
 _LICENCE: Final = object_of(
-    ("name", "path", "sha", "size", "url", "type", "content"),
-    name=_TEXT,
-    path=_TEXT,
-    sha={**_TEXT, "description": "SHA-256 of the content."},
+    name=TEXT,
+    path=TEXT,
+    sha={**TEXT, "description": "SHA-256 of the content."},
     size=WHOLE,
-    url=_TEXT,
-    type=_TEXT,
-    content=_TEXT,
+    url=TEXT,
+    type=TEXT,
+    content=TEXT,
 )
 _METADATA: Final = object_of(
-    ("assetInfo", "licenseInfo", "modelInfo", "repository_override", "version"),
-    assetInfo={"type": "array", "items": _TEXT},
+    assetInfo={"type": "array", "items": TEXT},
     licenseInfo=_LICENCE,
     modelInfo={
         "type": "array",
         "items": object_of(
-            ("shortName",),
-            shortName={**_TEXT, "description": "The model's name, a colon, its commit or fingerprint."},
-            modelUrl={**_TEXT, "description": "The repository and the commit, of a model of a hub."},
+            optional=("modelUrl",),
+            shortName={**TEXT, "description": "The model's name, a colon, its commit or fingerprint."},
+            modelUrl={**TEXT, "description": "The repository and the commit, of a model of a hub."},
         ),
     },
-    repository_override=_TEXT,
-    version=_TEXT,
+    repository_override=TEXT,
+    version=TEXT,
 )
 _MANIFEST: Final = object_of(
-    ("manifest_file", "repository_override"),
-    manifest_file={**_TEXT, "description": "YAML: the models, where they come from, and their weights."},
-    repository_override=_TEXT,
+    manifest_file={**TEXT, "description": "YAML: the models, where they come from, and their weights."},
+    repository_override=TEXT,
 )
-_VERSION: Final = object_of(("release", "api"), release=_TEXT, api=_TEXT)
+_VERSION: Final = object_of(release=TEXT, api=TEXT)
 
 
 def _routes(service: Service) -> APIRouter:

@@ -7,38 +7,21 @@ has no such route. Other keys are refused, as there; ``top_k`` is litellm's.
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import Annotated, Final
 
+import msgspec
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tessera.frontend.api.body import Form, Positive, Text, named, unread
 from tessera.frontend.api.content import InputBuilder, read_object
 from tessera.frontend.api.endpoint import TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
-from tessera.frontend.api.schema import (
-    STRING,
-    WHOLE,
-    WIDTH,
-    Schema,
-    body_of,
-    list_of,
-    object_of,
-    operation,
-)
+from tessera.frontend.api.schema import STRING, TEXT, WHOLE, list_of, object_of, operation
 from tessera.frontend.api.scores import ERROR, SCORE, document_builder, ranked, write_error
-from tessera.frontend.api.values import (
-    Json,
-    choice,
-    expected,
-    non_empty_list,
-    optional_positive,
-    optional_string,
-    reject_unknown,
-    request_body,
-    string,
-)
+from tessera.frontend.api.values import Json, expected, non_empty_list, reject_unknown, string
 from tessera.frontend.exchange import exchange_of
 from tessera.frontend.request import Input, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
@@ -46,53 +29,42 @@ from tessera.frontend.serving.pipeline import Scores
 from tessera.frontend.serving.served import Served
 from tessera.models.base import OutputKind, Role, Truncate
 
-FIELDS: Final = ("model", "query", "passages", "truncate", "top_k")
-_TRUNCATE: Final = (Truncate.NONE, Truncate.END)
+_TRUNCATE: Final = {value.value: value for value in (Truncate.NONE, Truncate.END)}
 _SCORES: Final = frozenset((OutputKind.SCORE,))
+_TEXT: Final = object_of(optional=("image",), text=STRING, image=STRING)
+_IMAGE: Final = object_of(optional=("text",), text=TEXT, image=STRING)
 
-SCHEMA: Final[Schema] = body_of(
-    "RankingRequest",
-    ("query", "passages"),
-    model=STRING,
-    query=object_of(("text",), text=STRING),
-    passages=list_of(
-        {
-            "anyOf": [
-                object_of(("text",), text=STRING, image=STRING),
-                object_of(("image",), text={"type": "string"}, image=STRING),
-            ]
-        }
-    ),
-    truncate={"type": "string", "enum": [value.value for value in _TRUNCATE]},
-    top_k=WIDTH,
-)
+
+class RankingRequest(msgspec.Struct, kw_only=True):
+    """Declares the body of both routes."""
+
+    model: Text = None
+    query: Annotated[Json, unread(object_of(text=STRING))]
+    passages: Annotated[Json, unread(list_of({"anyOf": [_TEXT, _IMAGE]}))]
+    truncate: Annotated[Truncate, named(_TRUNCATE)] = Truncate.NONE
+    top_k: Positive = None
+
+
+FORM: Final = Form(RankingRequest)
 
 
 def parse_ranking(value: Json, served: Served) -> TranslatedScores:
-    body = request_body(value, FIELDS)
-    limits = served.limits
-    asked = body.get("query")
-    if not isinstance(asked, dict):
-        raise expected("query", "an object with a text", asked)
-    reject_unknown(asked, ("text",), "query")
+    body, limits = FORM.read(value), served.limits
+    if not isinstance(body.query, dict):
+        raise expected("query", "an object with a text", body.query)
+    reject_unknown(body.query, ("text",), "query")
     query = InputBuilder(role=Role.QUERY, limits=limits)
-    text = query.text(string(asked.get("text"), "query.text"), "query.text")
+    text = query.text(string(body.query.get("text"), "query.text"), "query.text")
     builder = document_builder(limits)
-    passages = tuple(
-        _passage(passage, f"passages[{index}]", builder)
-        for index, passage in enumerate(
-            non_empty_list(body.get("passages"), "passages", most=limits.documents)
-        )
-    )
+    given = non_empty_list(body.passages, "passages", most=limits.documents)
+    passages = tuple(_passage(passage, f"passages[{index}]", builder) for index, passage in enumerate(given))
     request = ScoreRequest(
         queries=(query.build((text,), "query"),),
         documents=passages,
-        model=optional_string(body, "model"),
-        truncate=_truncate(body.get("truncate")),
+        model=body.model,
+        truncate=body.truncate,
     )
-    return TranslatedScores(
-        request=request, write=partial(write_ranking, most=optional_positive(body, "top_k"))
-    )
+    return TranslatedScores(request=request, write=partial(write_ranking, most=body.top_k))
 
 
 def write_ranking(scores: Scores, *, most: int | None) -> ResponseBody:
@@ -110,16 +82,8 @@ def _passage(value: Json, param: str, builder: InputBuilder) -> Input:
     return read_object(value, param, builder)
 
 
-def _truncate(value: Json) -> Truncate:
-    chosen = Truncate.NONE if value is None else choice(value, "truncate", Truncate)
-    if chosen not in _TRUNCATE:
-        raise expected("truncate", "one of NONE, END", value)
-    return chosen
-
-
 _ANSWER: Final = object_of(
-    ("rankings", "usage"),
-    rankings=list_of(object_of(("index", "logit"), index=WHOLE, logit=SCORE)),
+    rankings=list_of(object_of(index=WHOLE, logit=SCORE)),
     usage=USAGE,
 )
 
@@ -127,7 +91,7 @@ _ANSWER: Final = object_of(
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["NIM"])
     endpoint = service.endpoint
-    described = operation(body=SCHEMA, answer=_ANSWER, error=ERROR, kinds=_SCORES)
+    described = operation(body=FORM.schema, answer=_ANSWER, error=ERROR, kinds=_SCORES)
 
     @router.post(
         "/v1/ranking", openapi_extra=described, summary="Order passages by their relevance to a query"

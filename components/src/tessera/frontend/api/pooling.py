@@ -29,8 +29,7 @@ from tessera.errors import InvalidInput
 from tessera.frontend.api.endpoint import ALL_KINDS, Translated
 from tessera.frontend.api.formats import ResponseBody, base64_rows, matrices, sigmoid
 from tessera.frontend.api.openai import (
-    EMBEDDINGS_SCHEMA,
-    FIELDS,
+    EMBEDDINGS,
     MATRIX,
     SHAPE,
     USAGE,
@@ -43,14 +42,16 @@ from tessera.frontend.api.schema import (
     ERROR_OBJECT,
     NUMBERS,
     OPENAI_ERROR,
+    TEXT,
     WHOLE,
     Schema,
+    answer_of,
     list_of,
     nullable,
     object_of,
     operation,
 )
-from tessera.frontend.api.values import Json, JsonObject, expected, request_body
+from tessera.frontend.api.values import Json, JsonObject, expected, json_object, reject_unknown
 from tessera.frontend.http.errors import error_object
 from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat
 from tessera.frontend.service import TASKS, ClientApi, Service
@@ -66,17 +67,18 @@ _MOST_INPUTS: Final = 500
 # The task says the first, and vLLM refuses the others here.
 _LEFT_OUT: Final = ("return_multivector", "dimensions", "output_dimension")
 SCHEMA: Final[Schema] = {
-    **EMBEDDINGS_SCHEMA,
+    **EMBEDDINGS.schema,
     "title": "PoolingRequest",
     "properties": {
-        **{name: schema for name, schema in EMBEDDINGS_SCHEMA["properties"].items() if name not in _LEFT_OUT},
+        **{name: schema for name, schema in EMBEDDINGS.schema["properties"].items() if name not in _LEFT_OUT},
         "task": nullable({"type": "string", "enum": list(TASKS.values())}),
     },
 }
 
 
 def parse_pooling(value: Json, served: Served) -> EmbeddingsRequest:
-    body = request_body(value, FIELDS | {"data"})
+    body = json_object(value)
+    reject_unknown(body, EMBEDDINGS.names | {"data"}, "")
     for name in _LEFT_OUT:
         if body.get(name) is not None:
             raise InvalidInput(f"{name}: not supported by /pooling", param=name)
@@ -167,19 +169,15 @@ def _translate(body: Json, served: Served) -> Translated:
 
 
 _ROW: Final = object_of(
-    ("index", "object", "data"),
+    optional=("shape", "error"),
     index=WHOLE,
     object={"const": "pooling"},
-    data={"anyOf": [NUMBERS, MATRIX, {"type": "string"}, {"type": "null"}]},
+    data={"anyOf": [NUMBERS, MATRIX, TEXT, {"type": "null"}]},
     shape=SHAPE,
     error=ERROR_OBJECT,
 )
-_ANSWER: Final = object_of(
-    ("id", "object", "created", "model", "data", "usage"),
-    id={"type": "string"},
-    object={"const": "list"},
-    created=WHOLE,
-    model={"type": "string"},
+_ANSWER: Final = answer_of(
+    "list",
     data=list_of(_ROW),
     usage=USAGE,
 )

@@ -19,57 +19,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.frontend.api import tei, voyage
+from tessera.frontend.api.body import Flag, Form, Kind, several, unread, whole
 from tessera.frontend.api.endpoint import ALL_KINDS, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
-from tessera.frontend.api.schema import (
-    BOOLEAN,
-    STRING,
-    WHOLE,
-    Schema,
-    body_of,
-    inert_schemas,
-    list_of,
-    object_of,
-    operation,
-)
+from tessera.frontend.api.schema import STRING, TEXT, WHOLE, Schema, answer_of, list_of, object_of, operation
 from tessera.frontend.api.scores import (
-    COUNT,
     DOCUMENTS_SCHEMA,
     ERROR,
-    OPTION_SCHEMAS,
-    OPTIONS,
     QUERY_SCHEMA,
     SCORE,
     SCORE_INERT,
+    ScoreOptions,
     document_list,
     head,
     query_builder,
     ranked,
     read_documents,
     read_item,
-    read_options,
-    wants_logits,
     write_error,
 )
-from tessera.frontend.api.values import (
-    INT32,
-    Json,
-    JsonObject,
-    integer,
-    json_object,
-    non_empty_list,
-    optional_boolean,
-    request_body,
-    string,
-)
+from tessera.frontend.api.values import Json, json_object, string
 from tessera.frontend.exchange import exchange_of
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Scores
@@ -82,9 +60,6 @@ INERT: Final[dict[str, tuple[Json, ...]]] = {
     "max_chunks_per_doc": (1,),
     "relevant_spans": ({"mode": "disabled"},),
 }
-FIELDS: Final = frozenset(
-    ("query", "documents", "top_n", "return_documents", "rank_fields", *OPTIONS, *INERT)
-)
 V1: Final = "/v1/rerank"
 V2: Final = "/v2/rerank"
 BARE: Final = "/rerank"
@@ -92,17 +67,35 @@ BARE: Final = "/rerank"
 _DOCUMENTS_A_UNIT: Final = 100
 
 
+class RerankRequest(ScoreOptions, kw_only=True):
+    """Declares the body that Cohere, Jina, vLLM and Infinity share."""
+
+    query: Annotated[Json, unread(QUERY_SCHEMA)]
+    documents: Annotated[Json, unread(DOCUMENTS_SCHEMA)]
+    # vLLM's 0 is all.
+    top_n: Annotated[int | None, whole("a number of documents", 0), Meta(description="0 is null.")] = None
+    return_documents: Annotated[
+        Flag, Meta(description="Whether each result has its document; false unless given.")
+    ] = False
+    rank_fields: Annotated[
+        tuple[str, ...],
+        several(Kind(string, STRING), most=64),
+        Meta(description="The keys of documents that are objects to rank by."),
+    ] = ()
+
+
+FORM: Final = Form(RerankRequest, inert=INERT)
+
+
 def parse_rerank(value: Json, served: Served, path: str) -> TranslatedScores:
-    """The body that Cohere, Jina, vLLM and Infinity share."""
-    body = request_body(value, FIELDS)
-    made = read_options(body, unasked=Truncate.END, inert=INERT)
-    query = read_item(body.get("query"), "query", query_builder(body, served.limits))
-    given = document_list(body, "documents", served.limits)
-    request = made(
-        queries=(query,), documents=read_documents(given, "documents", served.limits, _rank_fields(body))
-    )
-    returned = given if optional_boolean(body, "return_documents", default=False) else ()
-    write = partial(write_rerank, path, served.model, returned, logits=wants_logits(body), most=_top_n(body))
+    body, limits = FORM.read(value), served.limits
+    query = read_item(body.query, "query", query_builder(body.instruction, limits))
+    given = document_list(body.documents, "documents", limits)
+    documents = read_documents(given, "documents", limits, body.rank_fields)
+    request = body.request((query,), documents, unasked=Truncate.END)
+    returned = given if body.return_documents else ()
+    logits, most = body.wants_logits(), body.top_n or None
+    write = partial(write_rerank, path, served.model, returned, logits=logits, most=most)
     copies = 0 if not returned else 2 if path == V1 else 1
     return TranslatedScores(request=request, write=write, copies=copies)
 
@@ -136,22 +129,6 @@ def write_rerank(
     return ResponseBody.of_json(body)
 
 
-def _rank_fields(body: JsonObject) -> tuple[str, ...]:
-    value = body.get("rank_fields")
-    if value is None:
-        return ()
-    names = non_empty_list(value, "rank_fields", most=64)
-    return tuple(string(name, f"rank_fields[{index}]") for index, name in enumerate(names))
-
-
-def _top_n(body: JsonObject) -> int | None:
-    """vLLM's 0 is all."""
-    value = body.get("top_n")
-    if value is None:
-        return None
-    return integer(value, "top_n", low=0, high=INT32, what="a number of documents") or None
-
-
 def _translate(http: Request, value: Json, served: Served) -> TranslatedScores:
     body, path = json_object(value), http.scope["path"]
     # Errors from here on have the shape that goes with the form.
@@ -164,60 +141,42 @@ def _translate(http: Request, value: Json, served: Served) -> TranslatedScores:
     return parse_rerank(body, served, path)
 
 
-_OWN: Final[Schema] = body_of(
-    "RerankRequest",
-    ("query", "documents"),
-    query=QUERY_SCHEMA,
-    documents=DOCUMENTS_SCHEMA,
-    top_n=COUNT,
-    return_documents={**BOOLEAN, "description": "Whether each result has its document; false unless given."},
-    rank_fields={**list_of(STRING), "description": "The keys of documents that are objects to rank by."},
-    **(OPTION_SCHEMAS | inert_schemas(INERT)),
-)
-assert _OWN["properties"].keys() == FIELDS, "the schema and the parser know different fields"
-
-
 def _described(path: str) -> dict[str, Any]:
     """The fields of every form that comes by a path, of which each takes its own."""
-    schemas = [_OWN]
+    schemas = [FORM.schema]
     answers = [_answer(path)]
     errors = [ERROR]
     if path != V2:
-        schemas.append(voyage.RERANK_SCHEMA)
+        schemas.append(voyage.RERANK.schema)
         answers.append(voyage.RERANK_ANSWER)
         errors.append(voyage.ERROR)
     if path == BARE:
-        schemas.append(tei.RERANK_SCHEMA)
+        schemas.append(tei.RERANK.schema)
         answers.append(tei.RERANK_ANSWER)
         errors.append(tei.ERROR)
     properties = {name: found for schema in reversed(schemas) for name, found in schema["properties"].items()}
     needed = [{"required": each["required"]} for each in schemas]
-    body = {**_OWN, "properties": properties, "required": ["query"], "anyOf": needed}
+    body = {**FORM.schema, "properties": properties, "required": ["query"], "anyOf": needed}
     return operation(body=body, answer={"anyOf": answers}, error={"anyOf": errors}, kinds=ALL_KINDS)
 
 
 def _answer(path: str) -> Schema:
     results = list_of(
         object_of(
-            ("index", "relevance_score"),
+            optional=("document",),
             index=WHOLE,
             relevance_score=SCORE,
             document={"type": "object"},
         )
     )
-    return object_of(
-        ("id", "object", "created", "model", "results", "usage", "meta"),
-        id={"type": "string"},
-        object={"const": "rerank"},
-        created=WHOLE,
-        model={"type": "string"},
+    return answer_of(
+        "rerank",
         results=results,
         usage=USAGE,
         meta=object_of(
-            ("api_version", "billed_units", "tokens"),
-            api_version=object_of(("version",), version={"type": "string"}),
-            billed_units=object_of(("search_units",), search_units=WHOLE),
-            tokens=object_of(("input_tokens", "output_tokens"), input_tokens=WHOLE, output_tokens=WHOLE),
+            api_version=object_of(version=TEXT),
+            billed_units=object_of(search_units=WHOLE),
+            tokens=object_of(input_tokens=WHOLE, output_tokens=WHOLE),
         ),
         **({"data": results} if path == V1 else {}),
     )

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from enum import StrEnum
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from tessera.frontend.api.content import MESSAGE_ROLES
 from tessera.frontend.http.errors import MEANINGS
 from tessera.frontend.media import MAX_SIDE
-from tessera.frontend.request import EmbedDtype
 from tessera.models.base import OutputKind
 
 Schema = dict[str, Any]
 
+TEXT: Final[Schema] = {"type": "string"}
+MAYBE_TEXT: Final[Schema] = {"type": ["string", "null"]}
+NUMBERS: Final[Schema] = {"type": "array", "items": {"type": "number"}}
+WHOLE: Final[Schema] = {"type": "integer", "minimum": 0}
 STRING: Final[Schema] = {"type": "string", "minLength": 1}
 BOOLEAN: Final[Schema] = {"type": "boolean"}
 INSTRUCTION: Final[Schema] = {
@@ -23,15 +25,12 @@ INSTRUCTION: Final[Schema] = {
 UUID: Final[Schema] = {"type": "string", "minLength": 1, "maxLength": 256}
 
 
-def values_of(kind: type[StrEnum], *more: str) -> Schema:
-    return {"type": "string", "enum": [*(member.value for member in kind), *more]}
-
-
-def object_of(required: tuple[str, ...], **properties: Schema) -> Schema:
+def object_of(optional: Collection[str] = (), **properties: Schema) -> Schema:
+    """Describe an object with these properties and no others, of which all but the ``optional`` are there."""
     return {
         "type": "object",
         "properties": properties,
-        "required": list(required),
+        "required": [name for name in properties if name not in optional],
         "additionalProperties": False,
     }
 
@@ -41,7 +40,7 @@ def list_of(items: Schema) -> Schema:
 
 
 def part_of(kind: str, **properties: Schema) -> Schema:
-    return object_of(("type", *properties), type={"type": "string", "enum": [kind]}, **properties)
+    return object_of(type={"type": "string", "enum": [kind]}, **properties)
 
 
 _SIDES: Final[Schema] = {
@@ -51,7 +50,7 @@ _SIDES: Final[Schema] = {
     "maxItems": 3,
 }
 EMBEDS: Final = object_of(
-    ("image_embeds",),
+    optional=("image_grid_thw",),
     image_embeds=STRING,
     image_grid_thw={"anyOf": [_SIDES, {"type": "array", "items": _SIDES, "minItems": 1, "maxItems": 1}]},
 )
@@ -71,7 +70,7 @@ def url_part(kind: str) -> Schema:
     detail: Schema = {"type": "string", "enum": ["auto"]}
     part["properties"]["detail"] = detail
     part["properties"]["image_url"] = {
-        "anyOf": [STRING, object_of(("url",), url=STRING, detail=detail), {"type": "null"}]
+        "anyOf": [STRING, object_of(optional=("detail",), url=STRING, detail=detail), {"type": "null"}]
     }
     return part
 
@@ -86,7 +85,7 @@ PART: Final[Schema] = {
 PARTS: Final = list_of(PART)
 CONTENT: Final[Schema] = {"anyOf": [STRING, PARTS]}
 MESSAGE: Final = object_of(
-    ("role", "content"),
+    optional=("instruction",),
     role={"type": "string", "enum": list(MESSAGE_ROLES)},
     content=CONTENT,
     instruction=INSTRUCTION,
@@ -100,7 +99,8 @@ CONVERSATION: Final[Schema] = {
 TOKENS: Final = list_of({"type": "integer", "minimum": 0, "maximum": 2**31 - 1})
 FUSED: Final = {
     "anyOf": [
-        object_of((name,), text=STRING, image=STRING, instruction=INSTRUCTION) for name in ("text", "image")
+        object_of(optional=(other, "instruction"), text=STRING, image=STRING, instruction=INSTRUCTION)
+        for other in ("image", "text")
     ]
 }
 ITEM: Final[Schema] = {
@@ -111,11 +111,9 @@ ITEM: Final[Schema] = {
         CONVERSATION,
         MESSAGE,
         FUSED,
-        object_of(("content",), content=CONTENT, instruction=INSTRUCTION),
+        object_of(optional=("instruction",), content=CONTENT, instruction=INSTRUCTION),
     ]
 }
-DTYPES: Final = values_of(EmbedDtype, "float")
-WIDTH: Final[Schema] = {"type": "integer", "minimum": 1, "maximum": 2**31 - 1}
 
 
 def inert_schemas(inert: Mapping[str, tuple[object, ...]]) -> dict[str, Schema]:
@@ -130,35 +128,17 @@ def nullable(schema: Schema) -> Schema:
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def request_body(schema: Schema) -> Schema:
-    """What a route takes as ``openapi_extra`` to describe its JSON body."""
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+def answer_of(kind: str, **properties: Schema) -> Schema:
+    """Describe an answer of OpenAI's shape: what stands before its properties, and these."""
+    return object_of(id=TEXT, object={"const": kind}, created=WHOLE, model=TEXT, **properties)
 
 
-def body_of(title: str, required: tuple[str, ...], **properties: Schema) -> Schema:
-    """A body whose properties may all be null, which counts as absent."""
-    return {
-        **object_of(required, **{name: nullable(schema) for name, schema in properties.items()}),
-        "title": title,
-    }
-
-
-_TEXT: Final[Schema] = {"type": "string"}
-_MAYBE_TEXT: Final[Schema] = {"type": ["string", "null"]}
-
-ERROR_OBJECT: Final = object_of(
-    ("message", "type", "param", "code"), message=_TEXT, type=_TEXT, param=_MAYBE_TEXT, code=_TEXT
-)
-OPENAI_ERROR: Final = object_of(("error",), error=ERROR_OBJECT)
-
-NUMBERS: Final[Schema] = {"type": "array", "items": {"type": "number"}}
-WHOLE: Final[Schema] = {"type": "integer", "minimum": 0}
-
+ERROR_OBJECT: Final = object_of(message=TEXT, type=TEXT, param=MAYBE_TEXT, code=TEXT)
+OPENAI_ERROR: Final = object_of(error=ERROR_OBJECT)
 
 DESCRIBED: Final[dict[str, Schema]] = {
-    "family": _TEXT,
+    "family": TEXT,
     "output": object_of(
-        ("kind", "width", "dimensions"),
         kind={"type": "string", "enum": [kind.value for kind in OutputKind]},
         width=WHOLE,
         dimensions={
@@ -168,10 +148,10 @@ DESCRIBED: Final[dict[str, Schema]] = {
         },
     ),
     "images": {"type": "boolean", "description": "Whether the model takes images."},
-    "task": {**_TEXT, "description": "What it does, as `/pooling` calls that."},
+    "task": {**TEXT, "description": "What it does, as `/pooling` calls that."},
     "routes": {
         "type": "array",
-        "items": _TEXT,
+        "items": TEXT,
         "description": "The routes that answer what comes out of it; others are 404 with the reason.",
     },
     "source": {
@@ -179,11 +159,10 @@ DESCRIBED: Final[dict[str, Schema]] = {
         "is used though the hub has not confirmed it.",
         "anyOf": [
             object_of(
-                ("repository", "revision", "commit", "cached"),
-                repository=_TEXT,
-                revision=_TEXT,
-                commit=_TEXT,
-                cached=_MAYBE_TEXT,
+                repository=TEXT,
+                revision=TEXT,
+                commit=TEXT,
+                cached=MAYBE_TEXT,
             ),
             {"type": "null"},
         ],
@@ -219,7 +198,8 @@ def operation(
             "content": {"application/json": {"schema": error}},
         }
     outputs = {} if kinds is None else {OUTPUTS: [kind.value for kind in OutputKind if kind in kinds]}
-    return request_body(body) | {"responses": responses} | outputs
+    taken = {"required": True, "content": {"application/json": {"schema": body}}}
+    return {"requestBody": taken, "responses": responses} | outputs
 
 
 def answers(answer: Schema, *statuses: int) -> dict[str, Any]:

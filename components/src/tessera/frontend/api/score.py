@@ -7,40 +7,31 @@ documents, or one for each.
 from __future__ import annotations
 
 from functools import partial
-from typing import Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.errors import InvalidInput
+from tessera.frontend.api.body import Form, unread
 from tessera.frontend.api.endpoint import ALL_KINDS, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
-from tessera.frontend.api.schema import (
-    OPENAI_ERROR,
-    WHOLE,
-    Schema,
-    body_of,
-    list_of,
-    object_of,
-    operation,
-)
+from tessera.frontend.api.schema import OPENAI_ERROR, WHOLE, answer_of, list_of, object_of, operation
 from tessera.frontend.api.scores import (
     DOCUMENTS_SCHEMA,
-    OPTION_SCHEMAS,
-    OPTIONS,
     SCORE,
+    SCORE_INERT,
+    ScoreOptions,
     document_list,
     head,
     query_builder,
     read_documents,
     read_item,
-    read_options,
     relevance,
-    wants_logits,
 )
-from tessera.frontend.api.values import Json, JsonObject, request_body
+from tessera.frontend.api.values import Json
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Scores
 from tessera.frontend.serving.served import Served
@@ -53,34 +44,49 @@ PAIRS: Final = (
     ("data_1", "data_2"),
 )
 _SIDES: Final = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
-FIELDS: Final = frozenset((*_SIDES, *OPTIONS))
+_Side = Annotated[Json, unread(DOCUMENTS_SCHEMA)]
 
-SCHEMA: Final[Schema] = {
-    **body_of("ScoreRequest", (), **dict.fromkeys(_SIDES, DOCUMENTS_SCHEMA), **OPTION_SCHEMAS),
-    "anyOf": [{"required": list(pair)} for pair in PAIRS],
-}
+
+class ScoresRequest(ScoreOptions, kw_only=True):
+    """Declares the body of both routes, which has one pair of sides."""
+
+    queries: _Side = None
+    documents: _Side = None
+    items: _Side = None
+    text_1: _Side = None
+    text_2: _Side = None
+    data_1: _Side = None
+    data_2: _Side = None
+
+
+FORM: Final = Form(
+    ScoresRequest,
+    inert=SCORE_INERT,
+    title="ScoreRequest",
+    anyOf=[{"required": list(pair)} for pair in PAIRS],
+)
 
 
 def parse_score(value: Json, served: Served) -> TranslatedScores:
-    body = request_body(value, FIELDS)
-    made = read_options(body, unasked=Truncate.NONE)
+    body, limits = FORM.read(value), served.limits
     one, other = _sides(body)
-    asked, given = (document_list(body, name, served.limits) for name in (one, other))
+    first, second = getattr(body, one), getattr(body, other)
+    asked, given = document_list(first, one, limits), document_list(second, other, limits)
     if len(asked) not in (1, len(given)):
         raise InvalidInput(
             f"{one}: expected one for all of {other}, or one for each: lengths of 1:1, 1:N or N:N, found "
             f"{len(asked)}:{len(given)}",
             param=one,
         )
-    builder = query_builder(body, served.limits)
+    builder = query_builder(body.instruction, limits)
     queries = tuple(
-        read_item(query, f"{one}[{index}]" if isinstance(body[one], list) else one, builder)
+        read_item(query, f"{one}[{index}]" if isinstance(first, list) else one, builder)
         for index, query in enumerate(asked)
     )
-    documents = read_documents(given, other, served.limits)
+    documents = read_documents(given, other, limits)
     return TranslatedScores(
-        request=made(queries=queries, documents=documents),
-        write=partial(write_score, served.model, logits=wants_logits(body)),
+        request=body.request(queries, documents, unasked=Truncate.NONE),
+        write=partial(write_score, served.model, logits=body.wants_logits()),
     )
 
 
@@ -94,8 +100,8 @@ def write_score(model: str, scores: Scores, *, logits: bool) -> ResponseBody:
     )
 
 
-def _sides(body: JsonObject) -> tuple[str, str]:
-    given = {name for name in _SIDES if body.get(name) is not None}
+def _sides(body: ScoresRequest) -> tuple[str, str]:
+    given = {name for name in _SIDES if getattr(body, name) is not None}
     for pair in PAIRS:
         if given == set(pair):
             return pair
@@ -106,22 +112,16 @@ def _sides(body: JsonObject) -> tuple[str, str]:
     )
 
 
-_ANSWER: Final = object_of(
-    ("id", "object", "created", "model", "data", "usage"),
-    id={"type": "string"},
-    object={"const": "list"},
-    created=WHOLE,
-    model={"type": "string"},
-    data=list_of(
-        object_of(("index", "object", "score"), index=WHOLE, object={"const": "score"}, score=SCORE)
-    ),
+_ANSWER: Final = answer_of(
+    "list",
+    data=list_of(object_of(index=WHOLE, object={"const": "score"}, score=SCORE)),
     usage=USAGE,
 )
 
 
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["vLLM"])
-    described = operation(body=SCHEMA, answer=_ANSWER, error=OPENAI_ERROR, kinds=ALL_KINDS)
+    described = operation(body=FORM.schema, answer=_ANSWER, error=OPENAI_ERROR, kinds=ALL_KINDS)
 
     async def score(request: Request) -> Response:
         return await service.endpoint.score(request, parse_score)

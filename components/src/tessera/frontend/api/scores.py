@@ -10,41 +10,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
 from tessera.errors import InvalidInput
+from tessera.frontend.api.body import FLAG, Instruction, whole
 from tessera.frontend.api.content import InputBuilder, read_object, read_parts
 from tessera.frontend.api.formats import sigmoid
-from tessera.frontend.api.openai import INERT, priority_of, request_id_of, truncation
-from tessera.frontend.api.schema import (
-    BOOLEAN,
-    ERROR_OBJECT,
-    INSTRUCTION,
-    PARTS,
-    STRING,
-    Schema,
-    inert_schemas,
-    list_of,
-    object_of,
-    values_of,
-)
-from tessera.frontend.api.values import (
-    INT32,
-    Json,
-    JsonObject,
-    expected,
-    integer,
-    non_empty_list,
-    optional_boolean,
-    optional_string,
-    reject_inert,
-    reject_unknown,
-    string,
-)
+from tessera.frontend.api.openai import INERT, MostTokens, Options, TruncateOption
+from tessera.frontend.api.schema import ERROR_OBJECT, FUSED, PARTS, STRING, TEXT, Schema, list_of, object_of
+from tessera.frontend.api.values import Json, JsonObject, expected, non_empty_list, reject_unknown, string
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import Input, RequestLimits, ScoreRequest
 from tessera.frontend.serving.pipeline import Scores
@@ -55,66 +33,65 @@ Floating = np.floating[Any]
 SCORE_INERT: Final = {
     name: INERT[name] for name in ("cache_salt", "chat_template_kwargs", "mm_processor_kwargs", "padding")
 }
-OPTIONS: Final = (
-    *("model", "instruction", "truncate", "truncate_prompt_tokens", "truncation_side"),
-    *("max_tokens_per_query", "max_tokens_per_doc", "use_activation", "raw_scores"),
-    *("priority", "request_id", "user", *SCORE_INERT),
-)
-"""What vLLM's routes take, with Infinity's ``raw_scores`` and NIM's ``truncate``."""
+_Count = Annotated[int | None, whole("a number of tokens", 0), Meta(description="0 is null.")]
 
 
-def read_options(
-    body: JsonObject, *, unasked: Truncate, inert: dict[str, tuple[Json, ...]] = SCORE_INERT
-) -> partial[ScoreRequest]:
-    """The request but for its queries and documents; ``unasked`` is its truncation where none is given."""
-    reject_inert(body, inert)
-    truncate, max_tokens = truncation(body, unasked)
-    return partial(
-        ScoreRequest,
-        model=optional_string(body, "model"),
-        truncate=truncate,
-        max_tokens=max_tokens,
-        max_query_tokens=_bound(body, "max_tokens_per_query"),
-        max_document_tokens=_bound(body, "max_tokens_per_doc"),
-        user=optional_string(body, "user"),
-        priority=priority_of(body),
-        request_id=request_id_of(body),
-    )
+class ScoreOptions(Options, kw_only=True):
+    """Declares what vLLM's routes take, with Infinity's ``raw_scores`` and NIM's ``truncate``."""
+
+    instruction: Annotated[
+        Instruction, Meta(description="What the query is for, for models that take that.")
+    ] = None
+    truncate: Annotated[
+        TruncateOption, Meta(description="Whether a document is cut where it is too long with its query.")
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        MostTokens,
+        Meta(description="Most tokens of a query with its document; -1 for the model's own limit."),
+    ] = None
+    max_tokens_per_query: _Count = None
+    max_tokens_per_doc: _Count = None
+    use_activation: Annotated[bool | None, FLAG, Meta(description="false for a reranker's logits.")] = None
+    raw_scores: Annotated[bool | None, FLAG, Meta(description="true for a reranker's logits.")] = None
+
+    def request(
+        self, queries: tuple[Input, ...], documents: tuple[Input, ...], *, unasked: Truncate
+    ) -> ScoreRequest:
+        """Return the request; ``unasked`` is its truncation where none is given."""
+        truncate, max_tokens = self.truncation(unasked)
+        return ScoreRequest(
+            queries=queries,
+            documents=documents,
+            model=self.model,
+            truncate=truncate,
+            max_tokens=max_tokens,
+            max_query_tokens=self.max_tokens_per_query or None,
+            max_document_tokens=self.max_tokens_per_doc or None,
+            user=self.user,
+            priority=self.priority,
+            request_id=self.request_id,
+        )
+
+    def wants_logits(self) -> bool:
+        """Return whether a reranker's logits are wanted as they are."""
+        if self.use_activation is None:
+            return bool(self.raw_scores)
+        if self.raw_scores is self.use_activation:
+            raise InvalidInput("use_activation: contradicts raw_scores", param="use_activation")
+        return not self.use_activation
 
 
-def wants_logits(body: JsonObject) -> bool:
-    """Infinity's and TEI's ``raw_scores``, vLLM's ``use_activation``: a reranker's logits, as they are."""
-    raw, activation = (optional_boolean(body, name, default=False) for name in ("raw_scores", _ACTIVATION))
-    if body.get(_ACTIVATION) is None:
-        return raw
-    if body.get("raw_scores") is not None and raw is activation:
-        raise InvalidInput(f"{_ACTIVATION}: contradicts raw_scores", param=_ACTIVATION)
-    return not activation
-
-
-_ACTIVATION: Final = "use_activation"
-
-
-def _bound(body: JsonObject, name: str) -> int | None:
-    """A number of tokens; vLLM's 0 is none."""
-    value = body.get(name)
-    return (
-        None if value is None else integer(value, name, low=0, high=INT32, what="a number of tokens") or None
-    )
-
-
-def query_builder(body: JsonObject, limits: RequestLimits) -> InputBuilder:
-    """For queries; the body's ``instruction`` is theirs."""
-    return InputBuilder.of(body, Role.QUERY, limits)
+def query_builder(instruction: Json, limits: RequestLimits) -> InputBuilder:
+    """Make the builder of queries, which the body's ``instruction`` is for."""
+    return InputBuilder.of(instruction, Role.QUERY, limits)
 
 
 def document_builder(limits: RequestLimits) -> InputBuilder:
     return InputBuilder(role=Role.PASSAGE, limits=limits)
 
 
-def document_list(body: JsonObject, name: str, limits: RequestLimits) -> list[Json]:
-    """The documents as the client sent them; one alone need not be in a list."""
-    value = body.get(name)
+def document_list(value: Json, name: str, limits: RequestLimits) -> list[Json]:
+    """Return the documents as the client sent them; one alone need not be in a list."""
     return [value] if isinstance(value, str | dict) else non_empty_list(value, name, most=limits.documents)
 
 
@@ -190,51 +167,15 @@ def write_error(failure: Failure) -> tuple[int, JsonObject]:
     return failure.status, {"error": failure.error, "message": message, "detail": message}
 
 
-ERROR: Final = object_of(
-    ("error", "message", "detail"), error=ERROR_OBJECT, message={"type": "string"}, detail={"type": "string"}
-)
+ERROR: Final = object_of(error=ERROR_OBJECT, message=TEXT, detail=TEXT)
 
 DOCUMENT_SCHEMA: Final[Schema] = {
     "anyOf": [
         STRING,
         {"type": "object", "properties": {"text": STRING, "image": STRING}},
-        object_of(("content",), content=PARTS),
+        object_of(content=PARTS),
     ]
 }
-QUERY_SCHEMA: Final[Schema] = {
-    "anyOf": [
-        STRING,
-        *(
-            object_of((name,), text=STRING, image=STRING, instruction=INSTRUCTION)
-            for name in ("text", "image")
-        ),
-        object_of(("content",), content=PARTS),
-    ]
-}
+QUERY_SCHEMA: Final[Schema] = {"anyOf": [STRING, *FUSED["anyOf"], object_of(content=PARTS)]}
 DOCUMENTS_SCHEMA: Final[Schema] = {"anyOf": [list_of(DOCUMENT_SCHEMA), *DOCUMENT_SCHEMA["anyOf"]]}
-COUNT: Final[Schema] = {"type": "integer", "minimum": 0, "maximum": INT32, "description": "0 is null."}
-OPTION_SCHEMAS: Final[dict[str, Schema]] = {
-    "model": STRING,
-    "instruction": {**STRING, "description": "What the query is for, for models that take that."},
-    "truncate": {
-        "anyOf": [values_of(Truncate), BOOLEAN],
-        "description": "Whether a document is cut where it is too long with its query.",
-    },
-    "truncate_prompt_tokens": {
-        "type": "integer",
-        "minimum": -1,
-        "maximum": INT32,
-        "not": {"enum": [0]},
-        "description": "Most tokens of a query with its document; -1 for the model's own limit.",
-    },
-    "truncation_side": {"type": "string", "enum": ["left", "right"]},
-    "max_tokens_per_query": COUNT,
-    "max_tokens_per_doc": COUNT,
-    "use_activation": {**BOOLEAN, "description": "false for a reranker's logits."},
-    "raw_scores": {**BOOLEAN, "description": "true for a reranker's logits."},
-    "priority": {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1},
-    "request_id": {"type": "string", "pattern": "^[!-~]{1,128}$"},
-    "user": STRING,
-    **inert_schemas(SCORE_INERT),
-}
 SCORE: Final[Schema] = {"type": "number"}

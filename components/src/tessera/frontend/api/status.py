@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from tessera import wire
 from tessera.checkpoint.origin import origin
 from tessera.errors import TesseraError
-from tessera.frontend.api.schema import DESCRIBED, WHOLE, Schema, answers, object_of
+from tessera.frontend.api.schema import DESCRIBED, MAYBE_TEXT, TEXT, WHOLE, Schema, answers, object_of
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.frontend.service import ClientApi, Service, described
 from tessera.frontend.serving.served import ServedModel
@@ -111,12 +111,10 @@ async def _ask(peers: Peers, instance: int, info: wire.WorkerInfo) -> dict[str, 
     return {"instance": f"{instance:x}", "role": info.role, "dtype": info.dtype, "state": state}
 
 
-_TEXT: Final[Schema] = {"type": "string"}
 _COUNTS: Final[Schema] = {"type": "object", "additionalProperties": WHOLE}
 _STATE: Final[Schema] = {
     "anyOf": [
         object_of(
-            ("queued", "cache", "slab"),
             queued={"type": "object", "additionalProperties": {"type": "number", "minimum": 0}},
             cache={"anyOf": [_COUNTS, {"type": "null"}]},
             slab={"anyOf": [_COUNTS, {"type": "null"}]},
@@ -126,29 +124,25 @@ _STATE: Final[Schema] = {
 }
 _WORKERS: Final[Schema] = {
     "type": "array",
-    "items": object_of(
-        ("instance", "role", "dtype", "state"), instance=_TEXT, role=_TEXT, dtype=_TEXT, state=_STATE
-    ),
+    "items": object_of(instance=TEXT, role=TEXT, dtype=TEXT, state=_STATE),
 }
 _MODEL: Final[dict[str, Schema]] = {
-    "model": _TEXT,
-    "names": {"type": "array", "items": _TEXT},
+    "model": TEXT,
+    "names": {"type": "array", "items": TEXT},
     **DESCRIBED,
-    "fingerprint": _TEXT,
-    "checkpoint": {"anyOf": [_TEXT, {"type": "null"}]},
+    "fingerprint": TEXT,
+    "checkpoint": MAYBE_TEXT,
     "workers": _WORKERS,
 }
 _STATUS: Final = object_of(
-    ("frontend", "workers", "models", "waiting"),
+    optional=_MODEL.keys() - {"workers"},
     **_MODEL,
-    frontend=object_of(
-        ("requests_in_flight", "inputs", "tokens"), requests_in_flight=WHOLE, inputs=_COUNTS, tokens=_COUNTS
-    ),
+    frontend=object_of(requests_in_flight=WHOLE, inputs=_COUNTS, tokens=_COUNTS),
     models={
         "type": "array",
-        "items": object_of((*_MODEL, "inputs", "tokens"), **_MODEL, inputs=_COUNTS, tokens=_COUNTS),
+        "items": object_of(**_MODEL, inputs=_COUNTS, tokens=_COUNTS),
     },
-    waiting={"type": "object", "additionalProperties": _TEXT},
+    waiting={"type": "object", "additionalProperties": TEXT},
 )
 
 

@@ -6,48 +6,40 @@ where both are, a body with a ``query`` is for the reranker. ``/info`` is of the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Annotated, Final
 
+import msgspec
 from fastapi import APIRouter
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera import __version__
 from tessera.errors import EmptyInput, InvalidInput, PayloadTooLarge, Unavailable
-from tessera.frontend.api.content import InputBuilder, named_role, read_tokens
+from tessera.frontend.api.body import Flag, Form, Instruction, Positive, String, Text, named, unread
+from tessera.frontend.api.content import InputBuilder, read_tokens
 from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Translated, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody, finish, json_matrix, matrices
 from tessera.frontend.api.openai import MATRIX, finished
 from tessera.frontend.api.schema import (
     BOOLEAN,
-    INSTRUCTION,
+    MAYBE_TEXT,
     NUMBERS,
     STRING,
+    TEXT,
     TOKENS,
     WHOLE,
-    WIDTH,
     Schema,
     answers,
-    body_of,
     list_of,
     object_of,
     operation,
 )
 from tessera.frontend.api.scores import SCORE, document_builder, query_builder, ranked
-from tessera.frontend.api.values import (
-    Json,
-    JsonObject,
-    boolean,
-    expected,
-    optional_boolean,
-    optional_positive,
-    optional_string,
-    request_body,
-    string,
-)
+from tessera.frontend.api.values import Json, JsonObject, expected, string
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
@@ -64,61 +56,81 @@ DIRECTIONS: Final = {
     "Right": Truncate.END,
     "right": Truncate.END,
 }
-TOKENIZE_FIELDS: Final = ("inputs", "model", "add_special_tokens", "prompt_name", "instruction")
-FIELDS: Final = (
-    *("inputs", "truncate", "truncation_direction", "prompt_name", "instruction"),
-    *("normalize", "dimensions", "model"),
-)
-RERANK_FIELDS: Final = (
-    *("query", "texts", "instruction", "model", "truncate", "truncation_direction"),
-    *("raw_scores", "return_text", "top_n"),
-)
-
-# A row for each token has the model's own width.
-ALL_FIELDS: Final = tuple(name for name in FIELDS if name != "dimensions")
-
-SCHEMA: Final[Schema] = body_of(
-    "TeiEmbedRequest",
-    ("inputs",),
-    inputs={"anyOf": [STRING, TOKENS, list_of({"anyOf": [STRING, TOKENS]})]},
-    truncate=BOOLEAN,
-    truncation_direction={"type": "string", "enum": list(DIRECTIONS)},
-    prompt_name={"type": "string", "enum": list(PROMPTS)},
-    instruction=INSTRUCTION,
-    normalize=BOOLEAN,
-    dimensions=WIDTH,
-    model=STRING,
-)
+_TEXT_OR_TOKENS: Final[Schema] = {"anyOf": [STRING, TOKENS]}
 
 
-ALL_SCHEMA: Final[Schema] = {
-    **SCHEMA,
-    "title": "TeiEmbedAllRequest",
-    "properties": {name: SCHEMA["properties"][name] for name in ALL_FIELDS},
-}
+class _Truncation(msgspec.Struct, kw_only=True):
+    truncate: Flag = False
+    truncation_direction: Annotated[Truncate, named(DIRECTIONS, "Left or Right")] = Truncate.END
+    model: Text = None
+    instruction: Instruction = None
+
+    def truncation(self) -> Truncate:
+        return self.truncation_direction if self.truncate else Truncate.NONE
 
 
-def parse_tei(value: Json, limits: RequestLimits, fields: Collection[str] = FIELDS) -> EmbeddingsRequest:
-    body = request_body(value, fields)
-    builder = InputBuilder.of(body, named_role(body.get("prompt_name"), "prompt_name", PROMPTS), limits)
-    given = _given(body, limits)
+class TeiEmbedAllRequest(_Truncation, kw_only=True):
+    """Declares the body of ``/embed_all``: a row for each token has the model's own width."""
+
+    inputs: Annotated[Json, unread({"anyOf": [*_TEXT_OR_TOKENS["anyOf"], list_of(_TEXT_OR_TOKENS)]})]
+    prompt_name: Annotated[Role | None, named(PROMPTS)] = None
+    normalize: Flag = True
+
+
+class TeiEmbedRequest(TeiEmbedAllRequest, kw_only=True):
+    """Declares the body of ``/embed``."""
+
+    dimensions: Positive = None
+
+
+class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
+    """Declares a body of ``/tokenize`` in TEI's form."""
+
+    inputs: Annotated[
+        Json,
+        unread({"anyOf": [STRING, list_of(STRING)]}),
+        Meta(description="TEI's form, alone or with prompt_name."),
+    ]
+    model: Annotated[Json, unread(STRING)] = None
+    add_special_tokens: Flag = True
+    prompt_name: Annotated[Role | None, named(PROMPTS)] = None
+    instruction: Instruction = None
+
+
+class TeiRerankRequest(_Truncation, kw_only=True):
+    """Declares TEI's body of ``/rerank``, texts alone; ``top_n`` is litellm's."""
+
+    query: String
+    texts: Annotated[Json, unread(list_of(STRING)), Meta(description="The documents, in TEI's form.")]
+    raw_scores: Flag = False
+    return_text: Annotated[Flag, Meta(description="Whether texts come back, in TEI's form.")] = False
+    top_n: Positive = None
+
+
+EMBED: Final = Form(TeiEmbedRequest)
+EMBED_ALL: Final = Form(TeiEmbedAllRequest)
+TOKENIZE: Final = Form(TeiTokenizeRequest)
+RERANK: Final = Form(TeiRerankRequest)
+
+
+def parse_tei(body: TeiEmbedAllRequest, limits: RequestLimits) -> EmbeddingsRequest:
+    builder = InputBuilder.of(body.instruction, body.prompt_name, limits)
+    given = _given(body.inputs, limits)
     if isinstance(given, list) and isinstance(given[0], str | list):
-        values = given
-        inputs = tuple(_read(entry, f"inputs[{index}]", builder) for index, entry in enumerate(values))
+        inputs = tuple(_read(entry, f"inputs[{index}]", builder) for index, entry in enumerate(given))
     else:
         inputs = (_read(given, "inputs", builder),)
     return EmbeddingsRequest(
         inputs=inputs,
-        model=optional_string(body, "model"),
-        dimensions=optional_positive(body, "dimensions"),
-        normalize=optional_boolean(body, "normalize", default=True),
-        truncate=_truncate(body.get("truncate"), body.get("truncation_direction")),
+        model=body.model,
+        dimensions=body.dimensions if isinstance(body, TeiEmbedRequest) else None,
+        normalize=body.normalize,
+        truncate=body.truncation(),
     )
 
 
-def _given(body: JsonObject, limits: RequestLimits) -> Json:
+def _given(given: Json, limits: RequestLimits) -> Json:
     """TEI tells an empty batch and one that is too large from other malformed requests."""
-    given = body.get("inputs")
     if given == []:
         raise EmptyInput("`inputs` cannot be empty", param="inputs")
     if isinstance(given, list) and isinstance(given[0], str | list) and len(given) > limits.inputs:
@@ -139,10 +151,9 @@ class TokenizeRequest:
 
 
 def parse_tokenize(value: Json, limits: RequestLimits) -> TokenizeRequest:
-    body = request_body(value, TOKENIZE_FIELDS)
-    role = named_role(body.get("prompt_name"), "prompt_name", PROMPTS)
-    builder = InputBuilder.of(body, role, limits)
-    given = _given(body, limits)
+    body = TOKENIZE.read(value)
+    builder = InputBuilder.of(body.instruction, body.prompt_name, limits)
+    given = _given(body.inputs, limits)
     values = given if isinstance(given, list) else [given]
     # What is no batch fails at its first item.
     values = values[: limits.inputs]
@@ -152,9 +163,9 @@ def parse_tokenize(value: Json, limits: RequestLimits) -> TokenizeRequest:
     )
     return TokenizeRequest(
         texts=texts,
-        role=role or Role.NONE,
+        role=body.prompt_name or Role.NONE,
         instruction=builder.instruction,
-        special=optional_boolean(body, "add_special_tokens", default=True),
+        special=body.add_special_tokens,
     )
 
 
@@ -196,38 +207,21 @@ def _read(value: Json, param: str, builder: InputBuilder) -> Input:
     raise expected(param, "text or token ids", value)
 
 
-def _truncate(value: Json, direction: Json) -> Truncate:
-    chosen = Truncate.END
-    if direction is not None:
-        if not isinstance(direction, str) or direction not in DIRECTIONS:
-            raise expected("truncation_direction", "Left or Right", direction)
-        chosen = DIRECTIONS[direction]
-    return chosen if value is not None and boolean(value, "truncate") else Truncate.NONE
-
-
 def _translate(body: Json, served: Served) -> Translated:
-    request = parse_tei(body, served.limits)
-    return Translated(
-        request=request,
-        write=partial(write_tei, request),
-    )
+    request = parse_tei(EMBED.read(body), served.limits)
+    return Translated(request=request, write=partial(write_tei, request))
 
 
 def _translate_all(body: Json, served: Served) -> Translated:
-    request = parse_tei(body, served.limits, ALL_FIELDS)
-    return Translated(
-        request=request,
-        write=partial(write_all, request, served),
-    )
+    request = parse_tei(EMBED_ALL.read(body), served.limits)
+    return Translated(request=request, write=partial(write_all, request, served))
 
 
 def parse_rerank(value: Json, served: Served) -> TranslatedScores:
-    """Texts alone. ``top_n`` is litellm's, and ``model`` is for those that name it everywhere."""
-    body = request_body(value, RERANK_FIELDS)
-    limits = served.limits
-    asked = query_builder(body, limits)
-    query = asked.build((asked.text(string(body.get("query"), "query"), "query"),), "query")
-    texts = _texts(body.get("texts"), limits)
+    body, limits = RERANK.read(value), served.limits
+    asked = query_builder(body.instruction, limits)
+    query = asked.build((asked.text(body.query, "query"),), "query")
+    texts = _texts(body.texts, limits)
     builder = document_builder(limits)
     documents = tuple(
         builder.build((builder.text(text, param),), param)
@@ -236,16 +230,11 @@ def parse_rerank(value: Json, served: Served) -> TranslatedScores:
     request = ScoreRequest(
         queries=(query,),
         documents=documents,
-        model=optional_string(body, "model"),
-        truncate=_truncate(body.get("truncate"), body.get("truncation_direction")),
+        model=body.model,
+        truncate=body.truncation(),
     )
-    returned = texts if optional_boolean(body, "return_text", default=False) else ()
-    write = partial(
-        write_rerank,
-        returned,
-        logits=optional_boolean(body, "raw_scores", default=False),
-        most=optional_positive(body, "top_n"),
-    )
+    returned = texts if body.return_text else ()
+    write = partial(write_rerank, returned, logits=body.raw_scores, most=body.top_n)
     return TranslatedScores(request=request, write=write, copies=1 if returned else 0)
 
 
@@ -290,35 +279,20 @@ def write_error(failure: Failure) -> tuple[int, JsonObject]:
     return status, {"error": error["message"], "error_type": _ERROR_TYPES.get(status, kind)}
 
 
-ERROR: Final = object_of(("error", "error_type"), error={"type": "string"}, error_type={"type": "string"})
+ERROR: Final = object_of(error=TEXT, error_type=TEXT)
 
-RERANK_SCHEMA: Final[Schema] = body_of(
-    "TeiRerankRequest",
-    ("query", "texts"),
-    query=STRING,
-    texts={**list_of(STRING), "description": "The documents, in TEI's form."},
-    instruction=INSTRUCTION,
-    model=STRING,
-    truncate=BOOLEAN,
-    truncation_direction={"type": "string", "enum": list(DIRECTIONS)},
-    raw_scores=BOOLEAN,
-    return_text={**BOOLEAN, "description": "Whether texts come back, in TEI's form."},
-    top_n=WIDTH,
-)
-RERANK_ANSWER: Final = list_of(
-    object_of(("index", "score"), index=WHOLE, score=SCORE, text={"type": "string"})
-)
+RERANK_ANSWER: Final = list_of(object_of(optional=("text",), index=WHOLE, score=SCORE, text=TEXT))
 
 
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Text-Embeddings-Inference"])
-    described = operation(body=SCHEMA, answer=list_of(NUMBERS), error=ERROR, kinds=VECTORS)
+    described = operation(body=EMBED.schema, answer=list_of(NUMBERS), error=ERROR, kinds=VECTORS)
 
     @router.post("/embed", openapi_extra=described, summary="Embed text")
     async def embed(request: Request) -> Response:
         return await service.endpoint.answer(request, _translate)
 
-    described_all = operation(body=ALL_SCHEMA, answer=list_of(MATRIX), error=ERROR, kinds=TOKEN_VECTORS)
+    described_all = operation(body=EMBED_ALL.schema, answer=list_of(MATRIX), error=ERROR, kinds=TOKEN_VECTORS)
 
     @router.post("/embed_all", openapi_extra=described_all, summary="Vectors of each token of a text")
     async def embed_all(request: Request) -> Response:
@@ -336,7 +310,7 @@ def _routes(service: Service) -> APIRouter:
             own,
             methods=["POST"],
             openapi_extra=operation(
-                body={"anyOf": [SCHEMA, RERANK_SCHEMA]},
+                body={"anyOf": [EMBED.schema, RERANK.schema]},
                 answer={"anyOf": [list_of(NUMBERS), RERANK_ANSWER]},
                 error=ERROR,
                 kinds=VECTORS | {OutputKind.SCORE},
@@ -397,18 +371,13 @@ async def _asks_for_scores(service: Service, request: Request) -> bool:
     return isinstance(body, dict) and "query" in body
 
 
-_TEXT: Final[Schema] = {"type": "string"}
-_MAYBE: Final[Schema] = {"type": ["string", "null"]}
 _NONE: Final[Schema] = {"type": "null"}
 _INFO: Final = object_of(
-    (
-        *("model_id", "model_sha", "model_dtype", "served_model_name", "model_type", "auto_truncate"),
-        *("max_concurrent_requests", "max_input_length", "max_client_batch_size", "version"),
-    ),
-    model_id=_TEXT,
-    model_sha=_MAYBE,
-    model_dtype=_MAYBE,
-    served_model_name=_TEXT,
+    optional=("max_batch_tokens", "max_batch_requests", "tokenization_workers", "sha", "docker_label"),
+    model_id=TEXT,
+    model_sha=MAYBE_TEXT,
+    model_dtype=MAYBE_TEXT,
+    served_model_name=TEXT,
     model_type={"type": "object"},
     max_concurrent_requests=WHOLE,
     max_input_length=WHOLE,
@@ -417,7 +386,7 @@ _INFO: Final = object_of(
     max_client_batch_size=WHOLE,
     auto_truncate=BOOLEAN,
     tokenization_workers=_NONE,
-    version=_TEXT,
+    version=TEXT,
     sha=_NONE,
     docker_label=_NONE,
 )

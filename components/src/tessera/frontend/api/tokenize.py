@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -11,54 +11,45 @@ from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api import tei
+from tessera.frontend.api.body import Flag, Form, Kind, unread
 from tessera.frontend.api.endpoint import Endpoint
-from tessera.frontend.api.openai import EMBEDDINGS_SCHEMA, FIELDS, parse_embeddings
-from tessera.frontend.api.schema import (
-    BOOLEAN,
-    OPENAI_ERROR,
-    STRING,
-    WHOLE,
-    Schema,
-    list_of,
-    object_of,
-    operation,
-)
-from tessera.frontend.api.values import Json, json_object, optional_boolean, request_body, string
+from tessera.frontend.api.openai import INERT, EmbeddingsBody, read_body, translate
+from tessera.frontend.api.schema import OPENAI_ERROR, STRING, TEXT, WHOLE, list_of, object_of, operation
+from tessera.frontend.api.values import Json, json_object, string
 from tessera.frontend.exchange import exchange_of
-from tessera.frontend.request import EmbeddingsRequest, RequestLimits
+from tessera.frontend.request import EmbeddingsRequest, Modality, RequestLimits
 from tessera.frontend.service import ClientApi, Service
 
-SCHEMA: Final[Schema] = {
-    **EMBEDDINGS_SCHEMA,
-    "title": "TokenizeRequest",
-    "properties": {
-        **EMBEDDINGS_SCHEMA["properties"],
-        "prompt": STRING,
-        "return_token_strs": BOOLEAN,
-        "inputs": {
-            "anyOf": [STRING, list_of(STRING)],
-            "description": "TEI's form, alone or with prompt_name.",
-        },
-        "prompt_name": {"type": "string", "enum": list(tei.PROMPTS)},
-    },
+
+class TokenizeRequest(EmbeddingsBody, kw_only=True):
+    """Declares a body of ``/tokenize`` that is not in TEI's form; ``inputs`` is for the error alone."""
+
+    prompt: Annotated[str | None, Kind(string, STRING)] = None
+    return_token_strs: Flag = False
+    inputs: Annotated[Json, unread({})] = None
+
+
+FORM: Final = Form(TokenizeRequest, inert=INERT)
+SCHEMA: Final = {
+    **FORM.schema,
+    "properties": FORM.schema["properties"]
+    | {name: tei.TOKENIZE.schema["properties"][name] for name in ("inputs", "prompt_name")},
 }
-_OWN: Final = ("prompt", "return_token_strs")
-# Bodies with ``inputs`` are TEI's, and never come here; the name is for the error alone.
-_KNOWN: Final = FIELDS | {*_OWN, "inputs"}
 
 
-def parse_tokenize(value: Json, limits: RequestLimits, models: Collection[str]) -> EmbeddingsRequest:
-    """A prompt is text and nothing else, so that a data URL in it is counted as what it says."""
-    body = request_body(value, _KNOWN)
-    if body.get("prompt") is None:
-        return parse_embeddings(
-            {key: entry for key, entry in body.items() if key not in _OWN}, limits=limits, models=models
-        )
-    if body.get("input") is not None or body.get("messages") is not None:
-        raise InvalidInput("prompt: expected either prompt, input or messages", param="prompt")
-    text = string(body["prompt"], "prompt")
-    rest = {key: entry for key, entry in body.items() if key not in _OWN}
-    return parse_embeddings(rest | {"input": text, "modality": "text"}, limits=limits, models=models)
+def parse_tokenize(
+    value: Json, limits: RequestLimits, models: Collection[str]
+) -> tuple[EmbeddingsRequest, bool]:
+    """Return the request, and whether tokens are wanted as texts, too.
+
+    A prompt is text and nothing else, so that a data URL in it is counted as what it says.
+    """
+    body = read_body(FORM, value)
+    if body.prompt is not None:
+        if body.input is not None or body.messages is not None:
+            raise InvalidInput("prompt: expected either prompt, input or messages", param="prompt")
+        body.input, body.modality = body.prompt, Modality.TEXT.value
+    return translate(body, limits, models), body.return_token_strs
 
 
 async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
@@ -73,9 +64,7 @@ async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
         asked = tei.parse_tokenize(body, served.limits)
         cut = pipeline.pieces(asked.texts, role=asked.role, instruction=asked.instruction)
         return JSONResponse(tei.write_tokens(await exchange.during(cut), special=asked.special))
-    # vLLM's ``return_token_strs``.
-    spelled = optional_boolean(body, "return_token_strs", default=False)
-    request = parse_tokenize(body, served.limits, served.names)
+    request, spelled = parse_tokenize(body, served.limits, served.names)
     call = endpoint.call(exchange, request, served)
     work = await exchange.during(pipeline.prepare(request, call))
     tokens = [prompt.tokens.tolist() for prompt, _ in work.good.values()]
@@ -96,23 +85,22 @@ async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
 
 
 _TOKENS: Final = list_of(WHOLE)
-_TEXTS: Final = list_of({"type": "string"})
+_TEXTS: Final = list_of(TEXT)
 _PIECE: Final = object_of(
-    ("id", "text", "special", "start", "stop"),
     id=WHOLE,
-    text={"type": "string"},
+    text=TEXT,
     special={"type": "boolean"},
     start={"type": ["integer", "null"]},
     stop={"type": ["integer", "null"]},
 )
 _PLAIN: Final = object_of(
-    ("count", "max_model_len"),
+    optional=("tokens", "token_strs", "data"),
     count=WHOLE,
     max_model_len=WHOLE,
     tokens=_TOKENS,
     token_strs=_TEXTS,
     data=list_of(
-        object_of(("index", "count", "tokens"), index=WHOLE, count=WHOLE, tokens=_TOKENS, token_strs=_TEXTS)
+        object_of(optional=("token_strs",), index=WHOLE, count=WHOLE, tokens=_TOKENS, token_strs=_TEXTS)
     ),
 )
 _ANSWER: Final = {"anyOf": [_PLAIN, list_of({"type": "array", "items": _PIECE})]}

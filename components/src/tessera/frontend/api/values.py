@@ -10,9 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from enum import StrEnum
-from functools import cache
-from typing import Final, TypeVar
+from typing import Final
 
 import numpy as np
 import orjson
@@ -33,7 +31,6 @@ _ELEMENTS: Final = 500_000
 _PIECE_BYTES: Final = 1 << 18
 _QUOTE: Final = ord('"')
 _HALF_A_PAIR: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-_Enum = TypeVar("_Enum", bound=StrEnum)
 
 Json = object
 """A parsed JSON value: dict, list, str, int, float, bool or None."""
@@ -232,13 +229,6 @@ def json_object(value: Json) -> JsonObject:
     return value
 
 
-def request_body(value: Json, known: Collection[str]) -> JsonObject:
-    """The body itself, with no key but the known ones: how every client's form is begun."""
-    body = json_object(value)
-    reject_unknown(body, known, "")
-    return body
-
-
 def reject_inert(body: JsonObject, inert: Mapping[str, tuple[Json, ...]]) -> None:
     """Raise for a field that has no effect here, unless it is null or a value that would change nothing."""
     for name in inert.keys() & body.keys():
@@ -276,28 +266,10 @@ def non_empty_list(value: Json, param: str, *, most: int) -> list[Json]:
     return value
 
 
-def optional_string(body: JsonObject, name: str) -> str | None:
-    """A field that is null or absent, or holds text."""
-    value = body.get(name)
-    return None if value is None else filled_string(value, name)
-
-
 def filled_string(value: Json, param: str) -> str:
     if not isinstance(value, str) or not value:
         raise expected(param, "a non-empty string", value)
     return value
-
-
-def optional_positive(body: JsonObject, name: str) -> int | None:
-    """A field that is null or absent, or holds a positive integer of 32 bits."""
-    value = body.get(name)
-    return None if value is None else positive(value, name)
-
-
-def optional_boolean(body: JsonObject, name: str, *, default: bool) -> bool:
-    """A field that holds true or false, and the default where it is null or absent."""
-    value = body.get(name)
-    return default if value is None else boolean(value, name)
 
 
 def string(value: Json, param: str, what: str = "a string") -> str:
@@ -317,26 +289,7 @@ def integer(value: Json, param: str, *, low: int, high: int, what: str) -> int:
     return value
 
 
-def positive(value: Json, param: str) -> int:
-    return integer(value, param, low=1, high=INT32, what="a positive integer")
-
-
 def boolean(value: Json, param: str) -> bool:
     if not isinstance(value, bool):
         raise expected(param, "true or false", value)
     return value
-
-
-def choice(value: Json, param: str, kind: type[_Enum], aliases: dict[str, _Enum] | None = None) -> _Enum:
-    """One of an enumeration's values, or one of the aliases for them."""
-    found: _Enum | None = _members(kind).get(value) if isinstance(value, str) else None
-    if found is None and aliases and isinstance(value, str):
-        found = aliases.get(value)
-    if found is None:
-        raise expected(param, f"one of {', '.join((*_members(kind), *(aliases or ())))}", value)
-    return found
-
-
-@cache
-def _members(kind: type[_Enum]) -> dict[str, _Enum]:
-    return {member.value: member for member in kind}

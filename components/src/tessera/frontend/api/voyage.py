@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
+import msgspec
 from fastapi import APIRouter
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tessera.frontend.api.content import InputBuilder, named_role, read_message
+from tessera.frontend.api.body import Also, Flag, Form, Instruction, Positive, Text, named, unread
+from tessera.frontend.api.content import InputBuilder, read_message
 from tessera.frontend.api.endpoint import VECTORS, Translated, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish, numbers
 from tessera.frontend.api.schema import (
-    BOOLEAN,
     INSTRUCTION,
     NUMBERS,
     PARTS,
-    STRING,
+    TEXT,
     WHOLE,
-    WIDTH,
-    Schema,
-    body_of,
     list_of,
     object_of,
     operation,
@@ -37,73 +36,77 @@ from tessera.frontend.api.scores import (
     read_documents,
     read_item,
 )
-from tessera.frontend.api.values import (
-    Json,
-    JsonObject,
-    choice,
-    expected,
-    non_empty_list,
-    optional_boolean,
-    optional_positive,
-    optional_string,
-    request_body,
-)
+from tessera.frontend.api.values import Json, JsonObject, non_empty_list
 from tessera.frontend.http.errors import Failure
-from tessera.frontend.request import (
-    EmbeddingsRequest,
-    EmbedDtype,
-    EncodingFormat,
-    RequestLimits,
-    ScoreRequest,
-)
+from tessera.frontend.request import EmbeddingsRequest, EmbedDtype, EncodingFormat, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.pipeline import Result, Scores
 from tessera.frontend.serving.served import Served
 from tessera.models.base import Role, Truncate
 
 INPUT_TYPES: Final = {"query": Role.QUERY, "document": Role.PASSAGE}
-DTYPES: Final = ("float", "int8", "uint8", "binary", "ubinary")
-FIELDS: Final = (
-    *("inputs", "model", "input_type", "truncation", "output_encoding", "output_dimension"),
-    *("output_dtype", "encoding_format", "instruction"),
-)
+DTYPES: Final = {
+    "float": EmbedDtype.FLOAT32,
+    **{
+        kind.value: kind
+        for kind in (EmbedDtype.INT8, EmbedDtype.UINT8, EmbedDtype.BINARY, EmbedDtype.UBINARY)
+    },
+}
 RERANK_ONLY: Final = ("top_k", "truncation")
 """What nobody else's requests for a rerank have; Voyage's package always sends both."""
-RERANK_FIELDS: Final = ("query", "documents", "instruction", "model", "return_documents", *RERANK_ONLY)
-
-SCHEMA: Final[Schema] = body_of(
-    "VoyageMultimodalRequest",
-    ("inputs",),
-    inputs=list_of(object_of(("content",), content=PARTS, instruction=INSTRUCTION)),
-    instruction=INSTRUCTION,
-    model=STRING,
-    input_type={"type": "string", "enum": list(INPUT_TYPES)},
-    truncation=BOOLEAN,
-    output_encoding={"type": "string", "enum": ["base64"]},
-    output_dimension=WIDTH,
-    output_dtype={"type": "string", "enum": list(DTYPES)},
-    encoding_format={"type": "string", "enum": ["base64"]},
-)
+_INPUT: Final = object_of(optional=("instruction",), content=PARTS, instruction=INSTRUCTION)
+_BASE64: Final = named({"base64": EncodingFormat.BASE64}, "base64 or null")
 
 
-def parse_voyage(value: Json, limits: RequestLimits) -> EmbeddingsRequest:
-    body = request_body(value, FIELDS)
-    builder = InputBuilder.of(body, named_role(body.get("input_type"), "input_type", INPUT_TYPES), limits)
+class VoyageMultimodalRequest(msgspec.Struct, kw_only=True):
+    """Declares the body of ``/v1/multimodalembeddings``.
+
+    The documentation says ``output_encoding``, Voyage's own package sends ``encoding_format``.
+    """
+
+    inputs: Annotated[Json, unread(list_of(_INPUT))]
+    instruction: Instruction = None
+    model: Text = None
+    input_type: Annotated[Role | None, named(INPUT_TYPES)] = None
+    truncation: Flag = True
+    output_encoding: Annotated[EncodingFormat, _BASE64, Also("encoding_format")] = EncodingFormat.FLOAT
+    output_dimension: Positive = None
+    output_dtype: Annotated[EmbedDtype, named(DTYPES)] = EmbedDtype.FLOAT32
+
+
+class VoyageRerankRequest(msgspec.Struct, kw_only=True):
+    """Declares Voyage's body of ``/v1/rerank``."""
+
+    query: Annotated[Json, unread(QUERY_SCHEMA)]
+    documents: Annotated[Json, unread(DOCUMENTS_SCHEMA)]
+    instruction: Instruction = None
+    model: Text = None
+    top_k: Annotated[Positive, Meta(description="The most results, in Voyage's form.")] = None
+    truncation: Annotated[Flag, Meta(description="Whether long documents are cut, in Voyage's form.")] = True
+    return_documents: Flag = False
+
+
+EMBED: Final = Form(VoyageMultimodalRequest)
+RERANK: Final = Form(VoyageRerankRequest)
+
+
+def _translate(value: Json, served: Served) -> Translated:
+    body, limits = EMBED.read(value), served.limits
+    builder = InputBuilder.of(body.instruction, body.input_type, limits)
     inputs = []
-    for index, entry in enumerate(non_empty_list(body.get("inputs"), "inputs", most=limits.inputs)):
+    for index, entry in enumerate(non_empty_list(body.inputs, "inputs", most=limits.inputs)):
         path = f"inputs[{index}]"
         inputs.append(read_message(entry, path, builder, owner=path, bare=True))
-    truncated = optional_boolean(body, "truncation", default=True)
-    dtype = body.get("output_dtype")
-    return EmbeddingsRequest(
+    request = EmbeddingsRequest(
         inputs=tuple(inputs),
-        model=optional_string(body, "model"),
-        encoding_format=_encoding(body),
-        dtype=EmbedDtype.FLOAT32 if dtype is None else _dtype(dtype),
-        dimensions=optional_positive(body, "output_dimension"),
+        model=body.model,
+        encoding_format=body.output_encoding,
+        dtype=body.output_dtype,
+        dimensions=body.output_dimension,
         dimensions_param="output_dimension",
-        truncate=Truncate.END if truncated else Truncate.NONE,
+        truncate=Truncate.END if body.truncation else Truncate.NONE,
     )
+    return Translated(request=request, write=partial(write_voyage, request, served.model))
 
 
 def write_voyage(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBody:
@@ -129,44 +132,18 @@ def write_voyage(request: EmbeddingsRequest, model: str, result: Result) -> Resp
     return ResponseBody.of_json(body)
 
 
-def _encoding(body: JsonObject) -> EncodingFormat:
-    """The documentation says ``output_encoding``, Voyage's own package sends ``encoding_format``."""
-    given = [
-        (name, body[name]) for name in ("output_encoding", "encoding_format") if body.get(name) is not None
-    ]
-    for name, value in given:
-        if value != "base64":
-            raise expected(name, "base64 or null", value)
-    return EncodingFormat.BASE64 if given else EncodingFormat.FLOAT
-
-
-def _dtype(value: Json) -> EmbedDtype:
-    if value not in DTYPES:
-        raise expected("output_dtype", f"one of {', '.join(DTYPES)}", value)
-    return choice(value, "output_dtype", EmbedDtype, {"float": EmbedDtype.FLOAT32})
-
-
-def _translate(body: Json, served: Served) -> Translated:
-    request = parse_voyage(body, served.limits)
-    return Translated(
-        request=request,
-        write=partial(write_voyage, request, served.model),
-    )
-
-
 def parse_rerank(value: Json, served: Served) -> TranslatedScores:
-    body = request_body(value, RERANK_FIELDS)
-    query = read_item(body.get("query"), "query", query_builder(body, served.limits))
-    given = document_list(body, "documents", served.limits)
-    truncated = optional_boolean(body, "truncation", default=True)
+    body, limits = RERANK.read(value), served.limits
+    query = read_item(body.query, "query", query_builder(body.instruction, limits))
+    given = document_list(body.documents, "documents", limits)
     request = ScoreRequest(
         queries=(query,),
-        documents=read_documents(given, "documents", served.limits),
-        model=optional_string(body, "model"),
-        truncate=Truncate.END if truncated else Truncate.NONE,
+        documents=read_documents(given, "documents", limits),
+        model=body.model,
+        truncate=Truncate.END if body.truncation else Truncate.NONE,
     )
-    returned = given if optional_boolean(body, "return_documents", default=False) else ()
-    write = partial(write_rerank, served.model, returned, most=optional_positive(body, "top_k"))
+    returned = given if body.return_documents else ()
+    write = partial(write_rerank, served.model, returned, most=body.top_k)
     return TranslatedScores(request=request, write=write, copies=1 if returned else 0)
 
 
@@ -187,57 +164,42 @@ def write_error(failure: Failure) -> tuple[int, JsonObject]:
 
 
 _ANSWER: Final = object_of(
-    ("object", "data", "model", "usage"),
     object={"const": "list"},
     data=list_of(
         object_of(
-            ("object", "embedding", "index"),
             object={"const": "embedding"},
-            embedding={"anyOf": [NUMBERS, {"type": "string"}]},
+            embedding={"anyOf": [NUMBERS, TEXT]},
             index=WHOLE,
         )
     ),
-    model={"type": "string"},
+    model=TEXT,
     usage=object_of(
-        ("text_tokens", "image_pixels", "video_pixels", "total_tokens"),
         text_tokens=WHOLE,
         image_pixels=WHOLE,
         video_pixels=WHOLE,
         total_tokens=WHOLE,
     ),
 )
-ERROR: Final = object_of(("detail",), detail={"type": "string"})
+ERROR: Final = object_of(detail=TEXT)
 
-RERANK_SCHEMA: Final[Schema] = body_of(
-    "VoyageRerankRequest",
-    ("query", "documents"),
-    query=QUERY_SCHEMA,
-    documents=DOCUMENTS_SCHEMA,
-    instruction=INSTRUCTION,
-    model=STRING,
-    top_k={**WIDTH, "description": "The most results, in Voyage's form."},
-    truncation={**BOOLEAN, "description": "Whether long documents are cut, in Voyage's form."},
-    return_documents=BOOLEAN,
-)
 RERANK_ANSWER: Final = object_of(
-    ("object", "data", "model", "usage"),
     object={"const": "list"},
     data=list_of(
         object_of(
-            ("index", "relevance_score"),
+            optional=("document",),
             index=WHOLE,
             relevance_score=SCORE,
             document={"type": ["string", "object"]},
         )
     ),
-    model={"type": "string"},
-    usage=object_of(("total_tokens",), total_tokens=WHOLE),
+    model=TEXT,
+    usage=object_of(total_tokens=WHOLE),
 )
 
 
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Voyage"])
-    described = operation(body=SCHEMA, answer=_ANSWER, error=ERROR, kinds=VECTORS)
+    described = operation(body=EMBED.schema, answer=_ANSWER, error=ERROR, kinds=VECTORS)
 
     @router.post("/v1/multimodalembeddings", openapi_extra=described, summary="Embed content parts")
     async def embed(request: Request) -> Response:
