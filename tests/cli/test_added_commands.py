@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tessera.cli.__main__ import CORE, names
+from tessera.extras import lack
 from tests.distribution import write_distribution
 
 SOURCE = Path(__file__).parents[2] / "components" / "src"
@@ -40,6 +41,7 @@ serve = acme_embeddings.commands:SERVE
 neither = acme_embeddings.commands:NEITHER
 broken = acme_embeddings.broken:BROKEN
 """
+MORE = lack("acme_more", "acme_most", extra="more", of="acme-embeddings")
 
 
 def running(site: Path, *flags: str) -> Tessera:
@@ -86,8 +88,7 @@ def test_help_lists_what_is_there_and_says_what_is_not(tessera: Tessera) -> None
     assert listed == [*names(), "broken", "bare", "hello", "more", "neither"]
     assert "  hello       say hello" in lines
     more = lines.index("  more        do more")
-    how = "install it with: pip install 'acme-embeddings[more]'"
-    assert lines[more + 1] == f"{'':14}needs acme_more and acme_most; {how}"
+    assert lines[more + 1] == f"{'':14}{MORE}"
     (broken,) = (line for line in lines if "broken" in line)
     assert broken.endswith(
         "acme_embeddings.broken:BROKEN: ModuleNotFoundError: No module named 'acme_nowhere'"
@@ -100,7 +101,7 @@ def test_help_lists_what_is_there_and_says_what_is_not(tessera: Tessera) -> None
     [
         (
             "more",
-            "needs acme_more and acme_most; install it with: pip install 'acme-embeddings[more]'",
+            MORE,
         ),
         ("bare", "needs acme_most"),
         ("neither", "cannot be loaded from acme_embeddings.commands:NEITHER: it is no Command"),
@@ -131,7 +132,7 @@ def test_no_package_takes_a_word_of_the_core(tessera: Tessera) -> None:
 def test_where_nothing_is_installed_the_checkout_has_its_commands(tmp_path: Path) -> None:
     bare = running(tmp_path, "-S")
     lines = bare("--help").stdout.splitlines()
-    needs = f"{'':14}needs pyarrow; install it with: pip install 'tessera-embed[corpus]'"
+    needs = f"{'':14}{lack('pyarrow', extra='corpus')}"
     assert lines[[line.split()[:1] for line in lines].index(["search"]) + 1] == needs
     assert all(any(line.startswith(f"  {name} ") for line in lines) for name in names())
     done = bare("search", "DIR", "a text")

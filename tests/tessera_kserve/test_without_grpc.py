@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tessera.extras import lack
 from tests.e2e.service import MODEL, free_ports
 from tests.frontend.alone import frontend_process
 
@@ -69,6 +70,4 @@ def test_the_port_is_refused_in_a_line_that_says_what_to_install(
     )
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
-    assert line.endswith(
-        "--grpc-port needs grpcio and protobuf; install them with: pip install 'tessera-embed[kserve]'"
-    )
+    assert line.endswith(f"--grpc-port {lack('grpcio', 'protobuf', extra='kserve')}")

@@ -42,6 +42,11 @@ def distribution_of(entry: EntryPoint) -> str:
     return DISTRIBUTION if entry.dist is None else entry.dist.name
 
 
+def checkout() -> Path | None:
+    """Return the root of the checkout that this code is in; None where it was installed."""
+    return None if _of_checkout() is None else _PYPROJECT.parent
+
+
 @cache
 def _of_checkout() -> dict[str, dict[str, str]] | None:
     """Return the entry points in ``pyproject.toml`` by their groups; None where this is no checkout."""

@@ -18,9 +18,9 @@ from typing import Any, Final
 import msgspec
 from PIL import Image
 
+from tessera.extras import missing
 from tessera.sandbox import Limits, Pool, ProcessLost
 from tessera.sandbox.memory import Memory
-from tessera_corpus.extras import missing
 
 POINTS: Final = 72
 """An inch has so many of the units in which a page is measured."""
@@ -113,7 +113,7 @@ class Renderers:
         self, drawing: Drawing, limits: Limits, picture_format: PictureFormat, *, count: int
     ) -> None:
         if importlib.util.find_spec("pypdfium2") is None:
-            raise missing("pypdfium2", "corpus", "a PDF file")
+            raise missing("a PDF file", "pypdfium2", extra="corpus")
         self._drawing = drawing
         self._write: Callable[[Memory, int, int], bytes] = (
             _bmp if picture_format is PictureFormat.BMP else _png

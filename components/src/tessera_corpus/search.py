@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tessera.errors import ConfigError
-from tessera_corpus.extras import missing
+from tessera.extras import missing
 from tessera_corpus.output.directory import Description
 from tessera_corpus.output.lance import NAME as LANCE_NAME
 from tessera_corpus.output.row import VectorKind
@@ -119,7 +119,7 @@ class Table:
             else:
                 yield from self._of_parquet()
         except ImportError as error:
-            raise missing(error.name or "a package", "corpus,lance", f"reading {self._out}") from None
+            raise missing(f"reading {self._out}", error.name or "a package", extra="corpus,lance") from None
         except (OSError, ValueError, KeyError) as error:
             raise ConfigError(f"{self._out}: {error}") from error
 

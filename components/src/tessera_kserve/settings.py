@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 
 from tessera.errors import ConfigError
+from tessera.extras import missing
 from tessera.settings import PORT, Setting
 
 if TYPE_CHECKING:
@@ -43,10 +44,7 @@ class KserveSettings(msgspec.Struct, frozen=True, kw_only=True):
     def check(self, frontend: FrontendSettings) -> None:
         """Raises ``ConfigError`` for what this frontend cannot have."""
         if self.grpc_port and not all(map(_is_installed, _NEEDED)):
-            raise ConfigError(
-                f"{_GRPC_PORT} needs grpcio and protobuf; "
-                "install them with: pip install 'tessera-embed[kserve]'"
-            )
+            raise missing(_GRPC_PORT, "grpcio", "protobuf", extra="kserve")
         seat = frontend.seat
         if self.shared_memory and seat is not None and seat.size > 1:
             raise ConfigError(

@@ -13,6 +13,7 @@ from typing import Final
 
 from tessera import __version__
 from tessera.command import Command
+from tessera.extras import lack
 from tessera.garbage import quick_imports
 from tessera.siblings import COMMANDS, DISTRIBUTION, distribution_of, siblings
 from tessera.terminal import complain, say
@@ -54,11 +55,8 @@ def lacks(name: str, command: Command) -> str:
     """Return what a command needs and how to install it; nothing where all of it is there."""
     if not command.missing:
         return ""
-    needs = f"needs {' and '.join(command.missing)}"
-    if not command.extra:
-        return needs
     distribution = DISTRIBUTION if name in CORE else distribution_of(_added()[name])
-    return f"{needs}; install it with: pip install '{distribution}[{command.extra}]'"
+    return lack(*command.missing, extra=command.extra, of=distribution)
 
 
 def _added() -> dict[str, EntryPoint]:

@@ -19,6 +19,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from tessera.extras import lack
 from tessera.launch.children import Signals
 from tessera.launch.models import WantedModel, check_apart, wanted_models
 from tessera.launch.report import Report
@@ -149,12 +150,9 @@ def main(arguments: Sequence[str], prog: str = "tessera serve") -> int:
             reread=reread,
         )
         if service.worker_count and (
-            missing := [name for name in ("torch", "safetensors") if not find_spec(name)]
+            absent := [name for name in ("torch", "safetensors") if not find_spec(name)]
         ):
-            raise SettingError(
-                f"workers need {' and '.join(missing)}, which is not installed here: "
-                "pip install 'tessera-embed[worker]'"
-            )
+            raise SettingError(f"a worker {lack(*absent, extra='worker')}")
         service.check()
         service.run()
 

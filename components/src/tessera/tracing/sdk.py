@@ -11,6 +11,7 @@ from importlib.metadata import entry_points
 
 from tessera import __version__
 from tessera.errors import ConfigError
+from tessera.extras import missing
 from tessera.tracing import Recorder
 
 try:
@@ -22,11 +23,8 @@ try:
     from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
     from opentelemetry.trace import Link, SpanKind, TraceState, get_current_span
     from opentelemetry.util.types import Attributes
-except ImportError as missing:
-    raise ConfigError(
-        "traces need the extra 'traces' of pyproject.toml"
-        f" (pip install -c constraints.txt -e '.[traces]'): {missing}"
-    ) from missing
+except ImportError as error:
+    raise missing("OTEL_TRACES_EXPORTER", error.name or "a package", extra="traces") from error
 except ValueError as unknown:
     # OpenTelemetry looks for the propagators of the environment when it is imported.
     raise ConfigError(f"traces: {unknown}") from unknown

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from tessera.errors import ConfigError, OutputFailed
-from tessera_corpus.extras import missing
+from tessera.extras import missing
 from tessera_corpus.output.columns import table_of
 from tessera_corpus.output.directory import Directory
 from tessera_corpus.output.row import Row, VectorKind
@@ -74,7 +74,7 @@ class LanceTable:
         try:
             import lance
         except ImportError:
-            raise missing("pylance", "lance", "a Lance table") from None
+            raise missing("a Lance table", "pylance", extra="lance") from None
         if not (self._directory.path / NAME).exists():
             return None
         try:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from tessera.errors import TooManyFailures
-from tessera_corpus.extras import missing
+from tessera.extras import missing
 from tessera_corpus.item import Embedded, Failure, request_of
 from tessera_corpus.output import errors, openai
 from tessera_corpus.output.directory import Description, Directory, found
@@ -165,4 +165,4 @@ def _require_pyarrow() -> None:
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise missing("pyarrow", "corpus", "writing tables") from None
+        raise missing("writing tables", "pyarrow", extra="corpus") from None

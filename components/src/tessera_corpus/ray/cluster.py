@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from tessera import machine
 from tessera.errors import ConfigError, Unavailable
-from tessera_corpus.extras import missing
+from tessera.extras import missing
 from tessera_corpus.ray.settings import RaySettings
 
 LOCAL: Final = "local"
@@ -91,7 +91,7 @@ def joined(settings: RaySettings) -> Iterator[Resources]:
         import ray
         import ray.data
     except ImportError:
-        raise missing("Ray", "ray", "--ray") from None
+        raise missing("--ray", "Ray", extra="ray") from None
     with _directory() if local else nullcontext() as directory:
         own: dict[str, Any] = {}
         if local:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tessera.errors import ConfigError
-from tessera_corpus.extras import missing
+from tessera.extras import missing
 from tessera_corpus.item import Failure, Row
 from tessera_corpus.position import Position
 from tessera_corpus.shard import Shard
@@ -112,7 +112,7 @@ class Table:
         try:
             import pyarrow.parquet
         except ImportError:
-            raise missing("pyarrow", "corpus", "reading tables") from None
+            raise missing("reading tables", "pyarrow", extra="corpus") from None
         try:
             file = pyarrow.parquet.ParquetFile(self.path)
             self._most = file.metadata.num_rows
@@ -125,7 +125,7 @@ class Table:
         try:
             import lance
         except ImportError:
-            raise missing("pylance", "lance", "a Lance table") from None
+            raise missing("a Lance table", "pylance", extra="lance") from None
         try:
             table = lance.dataset(str(self.path))
             self._most = table.count_rows()

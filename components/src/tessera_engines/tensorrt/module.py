@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from tessera.errors import ConfigError
+from tessera.extras import install
 
 log = logging.getLogger("tessera.engine.tensorrt")
 
@@ -21,7 +22,7 @@ _MODULES = {
 }
 _INSTALL = {
     "tensorrt": "pip install tensorrt-cu13 --extra-index-url https://pypi.nvidia.com",
-    "tensorrt_rtx": "pip install tensorrt-rtx-cu13-bindings tensorrt-rtx-cu13-libs",
+    "tensorrt_rtx": install("tensorrt-rtx"),
 }
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from tessera.errors import ConfigError, EngineBuildFailed
+from tessera.errors import EngineBuildFailed
+from tessera.extras import missing
 from tessera.models.stages import StageModule
 from tessera_engines.compiled.export import export_stage
 from tessera_engines.compiled.spec import AxisRanges
@@ -59,12 +60,9 @@ def write_onnx(stage: StageModule, ranges: AxisRanges, path: Path) -> tuple[Path
 
 def require_exporter() -> None:
     """Check that the exporter is installed; raises ``ConfigError`` naming the packages that are missing."""
-    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(
-            f"exporting needs {' and '.join(missing)}, which the extra 'export' of pyproject.toml brings:"
-            " pip install -c constraints.txt -e '.[export]'"
-        )
+    absent = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if absent:
+        raise missing("an export", *absent, extra="export")
 
 
 def _name_axes(graph: Any, stage: StageModule, ranges: AxisRanges) -> None:

@@ -18,6 +18,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from tessera.errors import TransportUnavailable
+from tessera.extras import lack
 from tessera.tasks import Poll
 from tessera.transport.slab.space import SharedRange
 
@@ -51,6 +52,8 @@ def nixl_missing() -> str | None:
     """Why NIXL cannot be used in this process, or None when it can."""
     try:
         _bindings()
+    except ModuleNotFoundError as error:
+        return f"it {lack(error.name or 'nixl', extra='nixl')}"
     except ImportError as error:
         return f"nixl cannot be imported: {error}"
     return None
