@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -16,6 +18,7 @@ from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
 from tessera.engine.streams import CudaStreams, Streams, sendable
 from tessera.errors import ConfigError
+from tessera.extras import install
 from tessera.launched import Launched
 from tessera.models.base import (
     Feature,
@@ -27,7 +30,10 @@ from tessera.models.base import (
     VisionModule,
     VisionSpec,
 )
+from tessera.nn.kernels import hopper
 from tessera.rows import Rows
+
+log = logging.getLogger(__name__)
 
 
 def graph_cost(model: Model, settings: EngineSettings, placement: Placement, *, default: int) -> int:
@@ -51,6 +57,18 @@ def graph_cost(model: Model, settings: EngineSettings, placement: Placement, *, 
     return 0
 
 
+def advise(device: str) -> None:
+    """Say what this GPU would be faster with, once."""
+    _advise(hopper.missing(torch.device(device)))
+
+
+@functools.cache
+def _advise(missing: tuple[str, ...]) -> None:
+    if missing:
+        # One H100, bfloat16, both models of benchmarks/RESULTS.md: 7 to 12 %.
+        log.warning("a Hopper GPU is 7 to 12 %% faster with %s: %s", " and ".join(missing), install("cuda"))
+
+
 class CudaText:
     """Owns the streams and graphs of a text module; ``graph_tokens`` 0 records no graphs."""
 
@@ -60,6 +78,7 @@ class CudaText:
         self._row_width = model.vision.row_width if model.vision else 0
         self._position_rows = len(model.positions(np.zeros(1, np.int32), ()))
         self._placement = placement
+        advise(placement.device)
         self._streams = CudaStreams(placement.device)
         self._graph_tokens = graph_tokens
         self._graphs: Graphs | None = None
@@ -167,6 +186,7 @@ class CudaVision:
         self._spec = spec
         self._position_rows = len(model.unit_positions(spec.largest))
         self._placement = placement
+        advise(placement.device)
         self._streams = CudaStreams(placement.device)
         self._graph_units = graph_units
         self._graphs: Graphs | None = None

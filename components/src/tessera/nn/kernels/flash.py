@@ -21,17 +21,11 @@ A call costs the host 0.1 ms, and the first of a kind about 4 s of compiling.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
 from collections.abc import Sequence
 
 import torch
 
-
-@functools.cache
-def _is_there(device: torch.device) -> bool:
-    installed = importlib.util.find_spec("flash_attn") and importlib.util.find_spec("flash_attn.cute")
-    return installed is not None and torch.cuda.get_device_capability(device) == (9, 0)
+from tessera.nn.kernels import hopper
 
 
 def serves(q: torch.Tensor) -> bool:
@@ -41,7 +35,7 @@ def serves(q: torch.Tensor) -> bool:
         and q.dtype in (torch.bfloat16, torch.float16)
         and q.shape[-1] % 8 == 0
         and q.shape[-1] <= 128
-        and _is_there(q.device)
+        and hopper.serves(hopper.FLASH_ATTENTION, q.device)
     )
 
 

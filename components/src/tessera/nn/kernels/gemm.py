@@ -17,10 +17,9 @@ Where this loses (long inner dimensions, few rows) callers keep cuBLAS.
 
 from __future__ import annotations
 
-import functools
-import importlib.util
-
 import torch
+
+from tessera.nn.kernels import hopper
 
 LEAST_ROWS = 4096
 """From this many rows on, a product that widens them is faster here than by cuBLAS."""
@@ -36,15 +35,9 @@ _LONG, _EVEN = 2048, 256
 _WIDE_ROWS = 2048
 
 
-@functools.cache
-def _is_there(device: torch.device) -> bool:
-    installed = importlib.util.find_spec("quack") is not None
-    return installed and torch.cuda.get_device_capability(device) == (9, 0)
-
-
 def serves(weight: torch.Tensor) -> bool:
     """Whether the library is installed and used for this type on this generation of device."""
-    return weight.is_cuda and weight.dtype == torch.bfloat16 and _is_there(weight.device)
+    return weight.dtype == torch.bfloat16 and hopper.serves(hopper.QUACK, weight.device)
 
 
 def adds(weight: torch.Tensor) -> bool:
