@@ -41,4 +41,4 @@ def test_what_a_hopper_gpu_lacks_is_said_once() -> None:
     assert both[0].startswith("a Hopper GPU is 7 to 12 % faster with quack-kernels and flash-attn-4: ")
     assert both[0].endswith("[cuda]'")
     alone = said("quack")
-    assert len(alone) == 1 and alone[0].partition(": ")[0].endswith("faster with quack-kernels")
+    assert len(alone) == 1 and "faster with quack-kernels" in alone[0]
