@@ -18,14 +18,15 @@ from typing import Any
 import numpy as np
 
 from tessera.checkpoint.safetensors import StoredTensor
+from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.dtypes import FLOATS
 from tessera.imaging import Picture
 from tessera.models.base import (
     Content,
     Empty,
+    Family,
     ImagePlan,
-    Int32Array,
     Pixels,
     VisionModule,
     VisionSpec,
@@ -33,20 +34,18 @@ from tessera.models.base import (
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_config
 from tessera.models.llama_nemotron_vl.images import count_tiles, cut
-from tessera.models.llama_nemotron_vl.layers import vision_activations
 from tessera.models.llama_nemotron_vl.tensors import stored_tensors, used_for_vision
 from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
+from tessera.models.options import NoOptions, OptionsFamily
 from tessera.models.prompts import Fixed, Run, Segment, text_segments, texts_of
 from tessera.models.stages import StageModule, check_stage
 from tessera.models.tower import CONFIG_FILE, TowerModel, nbytes
-
-FAMILY_NAME = "llama_nemotron_vl"
 
 
 class LlamaNemotronVL(TowerModel):
     """Implements ``tessera.models.base.Model``; thread-safe once opened."""
 
-    family = FAMILY_NAME
+    family = "llama_nemotron_vl"
     revision = "llama_nemotron_vl 1"
     files = (CONFIG_FILE, PROCESSOR_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
 
@@ -105,10 +104,6 @@ class LlamaNemotronVL(TowerModel):
             made += (tokenizer.image_start, image, tokenizer.image_end)
         return made
 
-    def unit_positions(self, image: ImagePlan) -> Int32Array:
-        """Tiles know their places themselves: int32 ``[0, units]``."""
-        return np.empty((0, image.units), np.int32)
-
     def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:
         tiles = cut(picture, self.config.image, empty)
         return Pixels(values=tiles, plan=self._tiled(len(tiles)))
@@ -129,7 +124,7 @@ class LlamaNemotronVL(TowerModel):
         given: Any = {"dtype": dtype, "device": device, "max_sequences": max_sequences}
         if stage != "vision":
             return super().load_stage(stage, layout=layout, **given)
-        from tessera.models.llama_nemotron_vl.stages import vision_stage
+        from tessera.models.llama_nemotron_vl.loading import vision_stage
 
         check_stage(stage, layout, (stage,))
         return vision_stage(self.path, self.config, **given)
@@ -138,4 +133,22 @@ class LlamaNemotronVL(TowerModel):
         return nbytes(used_for_vision(self.config), dtype)
 
     def vision_activation_nbytes(self, dtype: str, units: int) -> int:
-        return vision_activations(self.config, units) * FLOATS[dtype].itemsize
+        return self.config.vision_activations(units) * FLOATS[dtype].itemsize
+
+
+def _open(path: Path, _: NoOptions) -> LlamaNemotronVL:
+    # Late interaction has the same class, and may have no other mark than this one.
+    if Section.read(path / CONFIG_FILE).values.get("pooling") == "colbert":
+        from tessera.models.llama_nemotron_colembed_vl.model import LlamaNemotronColEmbedVL
+
+        return LlamaNemotronColEmbedVL.open(path)
+    return LlamaNemotronVL.open(path)
+
+
+FAMILY: Family = OptionsFamily(
+    name=LlamaNemotronVL.family,
+    model_types=("llama_nemotron_vl",),
+    options=NoOptions,
+    opened=_open,
+    architectures=("LlamaNemotronVLModel",),
+)
