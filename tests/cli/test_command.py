@@ -38,11 +38,13 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(f"\n  {name} " in said for name in names())
 
 
-@pytest.mark.parametrize("words", [["--help"], ["serve", "--help"], ["embed", "--help"], ["models", "--json"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["serve", "--help"], ["embed", "--help"], ["models", "--json"]]
+)
 def test_a_reader_that_has_gone_is_no_error(words: list[str]) -> None:
     read, write = os.pipe()
     os.close(read)
-    command = [sys.executable, "-m", "tessera.cli", *words]
+    command = [sys.executable, "-m", "tessera.cli", *words.split()]
     with os.fdopen(write, "wb") as output:
         ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False, timeout=60)
     # argparse passes over such an error itself where its text is longer than a buffer.

@@ -456,15 +456,12 @@ class Service:
         from tessera.launch.ready import Expected
 
         urls, host = self.urls, self.settings.dyn_system_host
-        embed, encode = (sum(counts) for counts in zip(*(model.here for model in models), strict=True))
         return Expected(
             frontends=urls,
             together=self.settings.frontends,
             # A host without a frontend has its workers to ask.
             workers=[f"http://{host}:{port}" for model in models for port in model.ports if not urls],
-            embed=embed,
-            encode=encode,
-            models={model.name: model.here for model in models} if self.several else {},
+            models={model.name if self.several else "": model.here for model in models},
         )
 
     def _examples(self, url: str) -> str:

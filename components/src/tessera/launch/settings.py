@@ -429,24 +429,12 @@ def settings(*, shape: str | None = None) -> list[Field]:
     return sorted(fields, key=lambda field: _GROUPS.index(variable_of(field).group))
 
 
-_ELSEWHERE: Final = (
-    Field(
-        name="pip_args",
-        kind=str,
-        setting=Setting(help="further flags of pip, where the launch scripts make an environment"),
-        default="",
-    ),
-    Field(
-        name="otel_traces_exporter",
-        kind=str,
-        setting=Setting(
-            help="`otlp` exports traces of requests to `OTEL_EXPORTER_OTLP_ENDPOINT`; "
-            "`docs/traces.md` shows two"
-        ),
-        default="",
-    ),
-)
-"""Variables that are read elsewhere."""
+_ELSEWHERE: Final = {
+    "pip_args": "further flags of pip, where the launch scripts make an environment",
+    "otel_traces_exporter": "`otlp` exports traces of requests to `OTEL_EXPORTER_OTLP_ENDPOINT`; "
+    "`docs/traces.md` shows two",
+}
+"""Variables that are read elsewhere, with what they mean; none has a default."""
 
 
 def default_of(field: Field) -> str:
@@ -457,9 +445,10 @@ def default_of(field: Field) -> str:
 
 def rows(*, shape: str | None = None) -> list[Row]:
     """Rows of variables for a table; ``names`` are their fields'."""
+    own = [(field.name, default_of(field), field.text) for field in settings(shape=shape)]
+    elsewhere = [(name, "none", text) for name, text in _ELSEWHERE.items()]
     return joined(
-        Row(names=(field.name,), defaults=(default_of(field),), text=field.text)
-        for field in (*settings(shape=shape), *_ELSEWHERE)
+        Row(names=(name,), defaults=(default,), text=text) for name, default, text in own + elsewhere
     )
 
 

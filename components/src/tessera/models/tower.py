@@ -36,7 +36,7 @@ from tessera.models.base import (
     VisionSpec,
     sequential,
 )
-from tessera.models.prompts import Assembler, Segment, prompt_of_ids, refuse_instruction, token_ids
+from tessera.models.prompts import Assembler, Segment, prompt_of_ids, refuse_instruction
 from tessera.models.stages import Axis, StageFamily, StageModule, check_stage
 from tessera.models.stored_names import text_name
 from tessera.nn.spec import TextSpec
@@ -110,7 +110,14 @@ class TowerModel:
         if content.instruction is not None and not self.takes_instructions:
             refuse_instruction(content, param=param)
         if any(isinstance(part, tuple) for part in content.parts):
-            return self._prompt_of_ids(content, max_tokens, truncate, param)
+            return prompt_of_ids(
+                content,
+                vocab_size=self.vocab_size,
+                placeholder=self.placeholder,
+                max_tokens=max_tokens,
+                truncate=truncate,
+                param=param,
+            )
         if not any(content.parts):
             raise InvalidInput(f"{param} is empty: it has {self.lacking}", param=param)
         if content.images and self.placeholder is None:
@@ -122,17 +129,6 @@ class TowerModel:
     def lacking(self) -> str:
         """What an empty input has, in words."""
         return "no text" if self.placeholder is None else "neither text nor an image"
-
-    def _prompt_of_ids(self, content: Content, max_tokens: int, truncate: Truncate, param: str) -> Prompt:
-        return prompt_of_ids(
-            token_ids(content, param=param) or (),
-            vocab_size=self.vocab_size,
-            placeholder=self.placeholder,
-            max_tokens=max_tokens,
-            truncate=truncate,
-            param=param,
-            images=content.images,
-        )
 
     def pieces(self, text: str, *, role: Role, instruction: str | None = None, param: str) -> Sequence[Piece]:
         content = Content(parts=(text,), role=role, instruction=instruction)
@@ -213,17 +209,7 @@ class TowerModel:
         from tessera.models.text_stages import TEXT_STAGES, TextStages
 
         check_stage(stage, layout, TEXT_STAGES)
-        stages = TextStages(
-            family=self.family,
-            spec=self.stored_text,
-            tensors=self.tensors,
-            part="text.",
-            dtype=dtype,
-            device=device,
-            max_sequences=max_sequences,
-            image_axes=self.image_axes,
-            unit_length=self.output.unit_length,
-        )
+        stages = TextStages(model=self, dtype=dtype, device=device, max_sequences=max_sequences)
         return stages.load(stage, layout)
 
     def text_nbytes(self, dtype: str) -> int:

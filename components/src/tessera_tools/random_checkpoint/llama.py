@@ -13,7 +13,7 @@ from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
 from tessera.models.base import OutputKind
 from tessera.models.llama_nemotron_embed.model import Options, read_config
 from tessera.models.tower import CONFIG_FILE
-from tessera_tools.random_checkpoint.spec import Sizes
+from tessera_tools.random_checkpoint.spec import Sizes, rope_json
 from tessera_tools.random_checkpoint.tokenizer import byte_level_bpe
 from tessera_tools.random_checkpoint.weights import RandomTensor
 
@@ -122,13 +122,6 @@ SIZES: Final = Sizes(tiny=TINY, full=FULL)
 
 def backbone_json(spec: LlamaSpec) -> dict[str, Any]:
     """What ``config.json`` says about the backbone."""
-    rope = dict(spec.rope) if spec.rope is not None else None
-    if spec.rope_key == "rope_parameters":
-        positions: dict[str, Any] = {
-            "rope_parameters": {"rope_theta": spec.rope_theta, "rope_type": "default", **(rope or {})}
-        }
-    else:
-        positions = {"rope_theta": spec.rope_theta, "rope_scaling": rope}
     return {
         "architectures": ["LlamaBidirectionalModel"],
         "model_type": "llama_bidirec",
@@ -146,7 +139,7 @@ def backbone_json(spec: LlamaSpec) -> dict[str, Any]:
         "attention_bias": False,
         "mlp_bias": False,
         **({} if spec.pooling is None else {"pooling": spec.pooling}),
-        **positions,
+        **rope_json(spec.rope_key, spec.rope_theta, spec.rope),
     }
 
 

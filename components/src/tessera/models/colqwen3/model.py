@@ -22,7 +22,7 @@ import msgspec
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.weights import weight_files
 from tessera.models.base import Content, Family, OutputKind, Role
-from tessera.models.colqwen3.config import OPS, TOMORO, ColQwen3Config, read_config
+from tessera.models.colqwen3.config import OPS, TOMORO, read_config
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Fixed, Run, Segment, texts_of
 from tessera.models.qwen3_vl_embedding.body import ImageOptions, Qwen3VLBody
@@ -55,7 +55,9 @@ class ColQwen3(Qwen3VLBody):
     revision = "colqwen3 1"
     kind = OutputKind.TOKENS
 
-    def __init__(self, path: Path, config: ColQwen3Config, options: Options) -> None:
+    def __init__(self, path: Path, options: Options) -> None:
+        """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
+        config = read_config(path)
         text = config.body.text
         # That of Ops is trained to be cut.
         widths = range(_SMALLEST, text.width) if config.model_type == OPS else ()
@@ -63,11 +65,6 @@ class ColQwen3(Qwen3VLBody):
         self._prefix = options.query_prefix
         self._end_tokens = options.query_end_tokens
         self._answers = config.model_type == OPS
-
-    @classmethod
-    def open(cls, path: Path, options: Options) -> ColQwen3:
-        """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
-        return cls(path, read_config(path), options)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         if content.images:
@@ -100,5 +97,5 @@ def stored_name(name: str) -> str | None:
 
 
 FAMILY: Family = OptionsFamily(
-    name=ColQwen3.family, model_types=(TOMORO, OPS), options=Options, opened=ColQwen3.open
+    name=ColQwen3.family, model_types=(TOMORO, OPS), options=Options, opened=ColQwen3
 )

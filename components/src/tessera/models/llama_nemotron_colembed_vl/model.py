@@ -25,7 +25,7 @@ class LlamaNemotronColEmbedVL(LlamaNemotronVL):
         if not content.images:
             return super().segments(content, param=param)
         prefix = self.config.prompt.prefixes[content.role]
-        again = prefix if self._controls.strips_after_image else f" {prefix}"
+        again = prefix if self.strips_after_image else f" {prefix}"
         run = Run(again, "".join(texts_of(content)))
         return [*self.before_text(prefix, content.images), run]
 

@@ -10,11 +10,11 @@ import msgspec
 from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.models.base import Content, Family, OutputKind
+from tessera.models.decoder import max_positions
 from tessera.models.llama.config import (
     EMBEDDING,
     POOLINGS,
     SCORING,
-    max_positions,
     read_backbone,
     read_dimensions,
     read_score_head,

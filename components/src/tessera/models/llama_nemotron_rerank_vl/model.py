@@ -27,8 +27,8 @@ class LlamaNemotronRerankVL(PairTower, LlamaNemotronVL):
 
     def before_pair(self, images: Sequence[ImagePlan]) -> tuple[list[Segment], str]:
         if not images:
-            return [self._controls.bos], ""
-        return self.before_text("", images), "" if self._controls.strips_after_image else " "
+            return [self.bos], ""
+        return self.before_text("", images), "" if self.strips_after_image else " "
 
 
 FAMILY: Family = OptionsFamily(

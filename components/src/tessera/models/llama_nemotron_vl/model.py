@@ -19,8 +19,9 @@ import numpy as np
 
 from tessera.checkpoint.safetensors import StoredTensor
 from tessera.checkpoint.section import Section
-from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE
+from tessera.checkpoint.tokenizer import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, PlainTokenizer
 from tessera.dtypes import FLOATS
+from tessera.errors import CheckpointError
 from tessera.imaging import Picture
 from tessera.models.base import (
     Content,
@@ -31,15 +32,18 @@ from tessera.models.base import (
     VisionModule,
     VisionSpec,
 )
+from tessera.models.llama.prompt import bos_of
 from tessera.models.llama_nemotron_vl.config import ModelConfig
 from tessera.models.llama_nemotron_vl.config_reader import PROCESSOR_FILE, read_config
 from tessera.models.llama_nemotron_vl.images import count_tiles, cut
 from tessera.models.llama_nemotron_vl.tensors import stored_tensors, used_for_vision
-from tessera.models.llama_nemotron_vl.tokenizer import TextTokenizer
 from tessera.models.options import NoOptions, OptionsFamily
 from tessera.models.prompts import Fixed, Run, Segment, text_segments, texts_of
 from tessera.models.stages import StageModule, check_stage
 from tessera.models.tower import CONFIG_FILE, TowerModel, nbytes
+
+_MARKS = ("<img>", "</img>", "<IMG_CONTEXT>")
+"""What stands before an image, behind it, and for each of its rows: ids that text can never produce."""
 
 
 class LlamaNemotronVL(TowerModel):
@@ -49,21 +53,33 @@ class LlamaNemotronVL(TowerModel):
     revision = "llama_nemotron_vl 1"
     files = (CONFIG_FILE, PROCESSOR_FILE, TOKENIZER_FILE, TOKENIZER_CONFIG_FILE)
 
-    def __init__(self, path: Path, config: ModelConfig, tokenizer: TextTokenizer) -> None:
+    def __init__(self, path: Path, config: ModelConfig) -> None:
+        """Read the tokenizer.
+
+        Raises ``CheckpointError`` for a control token that it lacks, and for ids that disagree with the
+        configuration.
+        """
+        tokenizer = PlainTokenizer.read(path, vocab_size=config.text.vocab_size)
         super().__init__(
-            path, config.text, tokenizer.plain, max_tokens=config.max_tokens, dimensions=config.dimensions
+            path, config.text, tokenizer, max_tokens=config.max_tokens, dimensions=config.dimensions
         )
         self.config = config
-        self.placeholder = tokenizer.image_context
+        self._image_start, self._image_end, self.placeholder = map(tokenizer.id_of, _MARKS)
+        if self.placeholder != config.prompt.image_token_id:
+            raise CheckpointError(
+                f"{tokenizer.path}: {_MARKS[2]} has id {self.placeholder},"
+                f" but img_context_token_id is {config.prompt.image_token_id}"
+            )
+        self.bos = bos_of(tokenizer)
+        self._strips_before_image = bool(tokenizer.added[_MARKS[0]].get("lstrip"))
+        self.strips_after_image = bool(tokenizer.added[_MARKS[1]].get("rstrip"))
         self._rows_per_tile = config.tokens_per_tile
         self.image_axes = "units", config.tokens_per_tile
-        self._controls = tokenizer
 
     @classmethod
     def open(cls, path: Path) -> LlamaNemotronVL:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
-        config = read_config(path, cls.kind)
-        return cls(path, config, TextTokenizer.open(path, config))
+        return cls(path, read_config(path, cls.kind))
 
     @cached_property
     def vision(self) -> VisionSpec:
@@ -86,22 +102,21 @@ class LlamaNemotronVL(TowerModel):
 
         A marker that strips takes the space beside it.
         """
-        tokenizer, prefix = self._controls, self.config.prompt.prefixes[content.role]
+        prefix = self.config.prompt.prefixes[content.role]
         if not content.images:
-            return text_segments(tokenizer.bos, prefix, content)
+            return text_segments(self.bos, prefix, content)
         spaced = " " + "".join(texts_of(content))
-        run = Run("", spaced.lstrip() if tokenizer.strips_after_image else spaced)
+        run = Run("", spaced.lstrip() if self.strips_after_image else spaced)
         return [*self.before_text(prefix, content.images), run]
 
     def before_text(self, prefix: str, images: Sequence[ImagePlan]) -> list[Segment]:
         """What stands before the text of a prompt with images: BOS, the prefix, and the images."""
-        tokenizer = self._controls
-        before, after = tokenizer.strips_before_image, tokenizer.strips_after_image
-        made: list[Segment] = [tokenizer.bos, Fixed(prefix.rstrip() if before else prefix)]
+        before, after = self._strips_before_image, self.strips_after_image
+        made: list[Segment] = [self.bos, Fixed(prefix.rstrip() if before else prefix)]
         for position, image in enumerate(images):
             if position and not before and not after:
                 made.append(Fixed(" "))
-            made += (tokenizer.image_start, image, tokenizer.image_end)
+            made += (self._image_start, image, self._image_end)
         return made
 
     def preprocess(self, picture: Picture, empty: Empty = np.empty) -> Pixels:

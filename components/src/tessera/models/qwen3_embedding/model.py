@@ -11,9 +11,10 @@ from tessera.checkpoint.section import Section
 from tessera.checkpoint.tokenizer import PlainTokenizer
 from tessera.errors import InvalidInput
 from tessera.models.base import Content, Family, Role
+from tessera.models.decoder import max_positions
 from tessera.models.options import OptionsFamily
 from tessera.models.prompts import Run, Segment, texts_of
-from tessera.models.qwen3.config import max_positions, read_text
+from tessera.models.qwen3.config import read_text
 from tessera.models.qwen3.tokenizer import END_OF_TEXT
 from tessera.models.tower import CONFIG_FILE, TowerModel
 from tessera.nn.spec import TextSpec
@@ -38,21 +39,16 @@ class Qwen3Embedding(TowerModel):
     revision = "qwen3_embedding 1"
     takes_instructions = True
 
-    @classmethod
-    def open(cls, path: Path, options: Options) -> Qwen3Embedding:
+    def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer; the weights are not looked at. Raises ``CheckpointError``."""
         config = Section.read(path / CONFIG_FILE)
         text = read_config(config)
         tokenizer = PlainTokenizer.read(path, vocab_size=text.vocab_size)
         max_tokens = min(options.max_tokens, max_positions(config))
         widths = frozenset(range(_SMALLEST, text.layer.hidden))
-        model = cls(path, text, tokenizer, options, max_tokens=max_tokens, dimensions=widths)
-        model._query_instruction = options.query_instruction
-        model._end = tokenizer.id_of(END_OF_TEXT)
-        return model
-
-    _query_instruction: str
-    _end: int
+        super().__init__(path, text, tokenizer, options, max_tokens=max_tokens, dimensions=widths)
+        self._query_instruction = options.query_instruction
+        self._end = tokenizer.id_of(END_OF_TEXT)
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """``Instruct: task``, a line break and ``Query:`` before a query; documents stand as they are."""
@@ -74,5 +70,5 @@ def read_config(config: Section) -> TextSpec:
 
 
 FAMILY: Family = OptionsFamily(
-    name=Qwen3Embedding.family, model_types=("qwen3",), options=Options, opened=Qwen3Embedding.open
+    name=Qwen3Embedding.family, model_types=("qwen3",), options=Options, opened=Qwen3Embedding
 )

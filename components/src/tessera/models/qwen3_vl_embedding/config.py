@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Final
 
 from tessera.checkpoint.section import Section
-from tessera.models.qwen3.config import max_positions, read_text
+from tessera.models.decoder import max_positions
+from tessera.models.qwen3.config import read_text
 from tessera.models.tower import CONFIG_FILE
 from tessera.nn.spec import LayerSpec, TextSpec
 

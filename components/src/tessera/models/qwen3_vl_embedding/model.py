@@ -30,16 +30,12 @@ class Qwen3VLEmbedding(Qwen3VLBody):
     revision = "qwen3_vl_embedding 1"
     takes_instructions = True
 
-    @classmethod
-    def open(cls, path: Path, options: Options) -> Qwen3VLEmbedding:
+    def __init__(self, path: Path, options: Options) -> None:
         """Read configuration and tokenizer, as ``Qwen3VLBody`` does."""
         config = read_config(path)
         widths = frozenset(range(_SMALLEST, config.text.layer.hidden))
-        model = cls(path, config, options, dimensions=widths)
-        model._instruction = options.instruction
-        return model
-
-    _instruction: str
+        super().__init__(path, config, options, dimensions=widths)
+        self._instruction = options.instruction
 
     def segments(self, content: Content, *, param: str) -> list[Segment]:
         """A system turn with the instruction, a user turn with the parts in order, and an empty answer."""
@@ -60,5 +56,5 @@ def punctuated(instruction: str) -> str:
 
 
 FAMILY: Family = OptionsFamily(
-    name=Qwen3VLEmbedding.family, model_types=("qwen3_vl",), options=Options, opened=Qwen3VLEmbedding.open
+    name=Qwen3VLEmbedding.family, model_types=("qwen3_vl",), options=Options, opened=Qwen3VLEmbedding
 )
