@@ -19,13 +19,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar, Token
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from types import TracebackType
-from typing import Annotated, ClassVar, Final, TextIO
+from typing import Annotated, Final, TextIO
 
 import msgspec
 import orjson
@@ -191,12 +191,11 @@ def _own_fields(record: logging.LogRecord) -> Mapping[str, Value]:
 _NO_FIELDS: Final[Mapping[str, Value]] = {}
 
 
-class _Formatter(logging.Formatter):
-    """Makes lines of one role; the time of a second is written once."""
+class TextFormatter(logging.Formatter):
+    """For people: ``time role[process] LEVEL name: message name=value…``.
 
-    clock: ClassVar[str]
-    """As ``strftime`` takes it."""
-    zone: ClassVar[Callable[[float], time.struct_time]]
+    What follows a line break is indented, so that nobody's text can pass for a line of its own.
+    """
 
     def __init__(self, role: str) -> None:
         super().__init__()
@@ -204,30 +203,18 @@ class _Formatter(logging.Formatter):
         self._second = -1
         self._clock = ""
 
-    def _at(self, second: int) -> str:
-        if second != self._second:
-            self._clock = time.strftime(self.clock, type(self).zone(second))
-            self._second = second
-        return self._clock
-
-
-class TextFormatter(_Formatter):
-    """For people: ``time role[process] LEVEL name: message name=value…``.
-
-    What follows a line break is indented, so that nobody's text can pass for a line of its own.
-    """
-
-    clock = "%Y-%m-%d %H:%M:%S"
-    zone = staticmethod(time.localtime)
-
     def format(self, record: logging.LogRecord) -> str:
+        second = int(record.created)
+        if second != self._second:
+            self._clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(second))
+            self._second = second
         text = f"{record.name}: {record.getMessage()}"
         if record.exc_info or record.exc_text or record.stack_info or len(text) > _SHORT:
             head, *rest = _lines_with_trace(text, record)
         else:
             head, *rest = _lines_of(text)
-        clock = f"{self._at(int(record.created))},{int(record.created % 1 * 1e3):03d}"
-        parts = [f"{clock} {self._role}[{os.getpid()}]", record.levelname, head]
+        began = f"{self._clock},{int(record.created % 1 * 1e3):03d} {self._role}[{os.getpid()}]"
+        parts = [began, record.levelname, head]
         for name, value in _own_fields(record).items():
             if isinstance(value, str):
                 parts.append(f"{name}={_plain(value)}")
@@ -244,16 +231,22 @@ def _lines_with_trace(text: str, record: logging.LogRecord) -> Sequence[str]:
     return _lines(text)
 
 
-class JsonFormatter(_Formatter):
+class JsonFormatter(logging.Formatter):
     """For machines: one object a line, with Dynamo's names for what its lines say, too."""
 
-    clock = "%Y-%m-%dT%H:%M:%S"
-    zone = staticmethod(time.gmtime)
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+        self._second = -1
+        self._clock = ""
 
     def format(self, record: logging.LogRecord) -> str:
         second, microseconds = divmod(round(record.created * 1e6), 1_000_000)
+        if second != self._second:
+            self._clock = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
+            self._second = second
         line: dict[str, Value] = {
-            "time": f"{self._at(second)}.{microseconds:06d}Z",
+            "time": f"{self._clock}.{microseconds:06d}Z",
             "level": _LEVEL_NAMES.get(record.levelname, record.levelname),
             "target": record.name,
             "role": self._role,

@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -320,12 +321,9 @@ class Service:
 
     def _free_ports(self, count: int, taken: Collection[int]) -> list[int]:
         """The lowest on which nothing listens; the first ones were looked at when the service was checked."""
-        found: list[int] = []
-        for port in range(self.settings.dyn_system_port_base, _HIGHEST_SYSTEM_PORT + 1):
-            if len(found) == count:
-                break
-            if port not in taken and not (taken and listens("127.0.0.1", port)):
-                found.append(port)
+        ports = range(self.settings.dyn_system_port_base, _HIGHEST_SYSTEM_PORT + 1)
+        free = (port for port in ports if port not in taken and not (taken and listens("127.0.0.1", port)))
+        found = list(islice(free, count))
         if len(found) < count:
             raise SettingError(
                 f"{self.settings.named('dyn_system_port_base')}: {count} ports are not free above it"
