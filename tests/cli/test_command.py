@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -34,6 +36,19 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert said.startswith("usage: tessera COMMAND")
     assert all(f"\n  {name} " in said for name in names())
+
+
+@pytest.mark.parametrize(
+    "words", [["--help"], ["serve", "--help"], ["embed", "--help"], ["models", "--json"]]
+)
+def test_a_reader_that_has_gone_is_no_error(words: list[str]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "tessera.cli", *words.split()]
+    with os.fdopen(write, "wb") as output:
+        ended = subprocess.run(command, stdout=output, stderr=subprocess.PIPE, check=False, timeout=60)
+    # argparse passes over such an error itself where its text is longer than a buffer.
+    assert ended.stderr == b"" and ended.returncode in (0, 128 + signal.SIGPIPE)
 
 
 def test_the_version_is_the_projects(capsys: pytest.CaptureFixture[str]) -> None:

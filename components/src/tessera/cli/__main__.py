@@ -5,6 +5,8 @@ The core's words are ``CORE``; packages beside it add others by entry points of 
 
 from __future__ import annotations
 
+import select
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
@@ -97,7 +99,29 @@ def _lines(name: str) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    """Do what the words say; the status is that of a process which SIGPIPE ends where nobody reads on."""
+    try:
+        try:
+            return _answer(list(sys.argv[1:] if arguments is None else arguments))
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        if not _is_unread():
+            raise
+        from tessera.process_exit import leave
+
+        # Whoever read the output, head perhaps, has seen enough.
+        leave(128 + signal.SIGPIPE)
+
+
+def _is_unread() -> bool:
+    """Whether the reader of standard output has gone."""
+    output = select.poll()
+    output.register(sys.stdout, 0)
+    return bool(output.poll(0))
+
+
+def _answer(words: Sequence[str]) -> int:
     first = words[0] if words else ""
     if first in ("-h", "--help", "help"):
         say(usage())

@@ -79,27 +79,18 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedModel:
-    """One of several models: the settings that are its own, and flags of its workers; ``said`` is where."""
-
-    said: str
-    given: Mapping[str, Given]
-    worker: Sequence[str] = ()
-    encode_worker: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """What a command line and its file say: settings by field, and flags of the processes.
 
-    ``models`` are several, which have all of that with their own over it.
+    ``models`` are several, which have all of that with their own over it; ``said`` is where one stands.
     """
 
     given: Mapping[str, Given]
+    said: str = ""
     frontend: Sequence[str] = ()
     worker: Sequence[str] = ()
     encode_worker: Sequence[str] = ()
-    models: Sequence[AskedModel] = ()
+    models: Sequence[Asked] = ()
     config: Path | None = None
 
 
@@ -276,26 +267,25 @@ def read(words: Sequence[str], prog: str = "tessera serve") -> Asked:
     elif named and models:
         raise UnknownWord(f"{' '.join(named)}: the models are those that {config} lists")
     elif named:
-        models = [AskedModel(said=each, given={"model_path": Given(each, each)}) for each in named]
+        models = [Asked(said=each, given={"model_path": Given(each, each)}) for each in named]
     if models and (twice := next((each for each in _OF_ONE if each in given), None)) is not None:
         raise UnknownWord(f"{given[twice].said}: is of one model, and there are several")
     passed += parsed.get("passed", [])
-    asked = _asked(given, [each for each in passed if each is not None], known)
-    return replace(asked, models=models, config=config)
+    return replace(_asked(given, passed, known), models=models, config=config)
 
 
 # The names of one model; each of several has its own.
 _OF_ONE: Final = ("model_path", "served_model_name")
 
 
-def _listed(listed: Any, config: Path | None, own: Mapping[str, Field]) -> list[AskedModel]:
+def _listed(listed: Any, config: Path | None, own: Mapping[str, Field]) -> list[Asked]:
     """The models that stand in the file. Raises ``SettingError``."""
     if not isinstance(listed, list) or not listed:
         raise SettingError(f"{config}: models: must be a list of models")
     return [_listed_model(each, f"{config}: models[{index}]", own) for index, each in enumerate(listed)]
 
 
-def _listed_model(entry: Any, said: str, own: Mapping[str, Field]) -> AskedModel:
+def _listed_model(entry: Any, said: str, own: Mapping[str, Field]) -> Asked:
     if isinstance(entry, str):
         entry = {"model": entry}
     if not isinstance(entry, dict):
@@ -322,10 +312,9 @@ def _listed_model(entry: Any, said: str, own: Mapping[str, Field]) -> AskedModel
     if not given.get("model_path", Given("", "")).text:
         raise SettingError(f"{said}: model: names no model")
     try:
-        asked = _asked({}, [each for each in passed if each is not None], known)
+        return replace(_asked(given, passed, known), said=said)
     except UnknownWord as error:
         raise SettingError(f"{said}: {error}") from error
-    return AskedModel(said=said, given=given, worker=asked.worker, encode_worker=asked.encode_worker)
 
 
 class _Collect(argparse.Action):
@@ -411,7 +400,8 @@ def _from_file(flag: str, value: Any, known: Mapping[str, _Flag]) -> Passed | No
     return Passed(flag, (json.dumps(value) if isinstance(value, dict) else str(value),))
 
 
-def _asked(given: Mapping[str, Given], passed: Sequence[Passed], known: Mapping[str, _Flag]) -> Asked:
+def _asked(given: Mapping[str, Given], words: Sequence[Passed | None], known: Mapping[str, _Flag]) -> Asked:
+    passed = [each for each in words if each is not None]
     frontend = [word for each in passed if known[each.flag].frontend for word in each.words]
     workers = [each for each in passed if known[each.flag].worker]
     worker = [word for each in workers for word in each.words]

@@ -7,7 +7,6 @@ import os
 import socket
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fcntl import ioctl
 from pathlib import Path
 from typing import Final, NoReturn
@@ -92,9 +91,8 @@ def command(
             f"MODEL_PATH={settings.model_path}: no such directory; a model of a hub is ORG/NAME"
         )
     address = settings.host_address or settings.pod_ip
-    found = _interface(address or settings.host_interface)
-    if not address and found is not None:
-        address = found.address
+    interface, own_address = _interface(address or settings.host_interface)
+    address = address or own_address
     if not address:
         raise SettingError("this host has no address of its own; set HOST_ADDRESS")
     own = dict(environment)
@@ -118,21 +116,18 @@ def command(
         flags += ["--multimodal-embedding-cache-capacity-gb", settings.cache_gb]
     if role != "agg":
         # One that is empty means all of them.
-        name = environment.get("NIXL_INTERFACES", found.name if found is not None else "")
+        name = environment.get("NIXL_INTERFACES", interface)
         flags += ["--override-engine-args", json.dumps({"transport": {"nixl_interfaces": name}})]
     if role == "embed" and settings.encode_endpoint:
         flags += ["--encode-endpoint", settings.encode_endpoint]
     return settings.python, ["-m", "tessera.worker", *flags, *arguments[1:]], own
 
 
-@dataclass(frozen=True, slots=True)
-class _Interface:
-    name: str
-    address: str
+def _interface(wanted: str) -> tuple[str, str]:
+    """Name and IPv4 address of the network interface that has either; for "" the first but loopback.
 
-
-def _interface(wanted: str) -> _Interface | None:
-    """The network interface of that name or IPv4 address; for "" the first that is not loopback."""
+    Both are empty where there is none.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             try:
@@ -141,5 +136,5 @@ def _interface(wanted: str) -> _Interface | None:
                 continue
             address = socket.inet_ntoa(answer[20:24])
             if wanted in (address, name) if wanted else not address.startswith("127."):
-                return _Interface(name, address)
-    return None
+                return name, address
+    return "", ""

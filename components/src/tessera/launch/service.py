@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -320,12 +321,9 @@ class Service:
 
     def _free_ports(self, count: int, taken: Collection[int]) -> list[int]:
         """The lowest on which nothing listens; the first ones were looked at when the service was checked."""
-        found: list[int] = []
-        for port in range(self.settings.dyn_system_port_base, _HIGHEST_SYSTEM_PORT + 1):
-            if len(found) == count:
-                break
-            if port not in taken and not (taken and listens("127.0.0.1", port)):
-                found.append(port)
+        ports = range(self.settings.dyn_system_port_base, _HIGHEST_SYSTEM_PORT + 1)
+        free = (port for port in ports if port not in taken and not (taken and listens("127.0.0.1", port)))
+        found = list(islice(free, count))
         if len(found) < count:
             raise SettingError(
                 f"{self.settings.named('dyn_system_port_base')}: {count} ports are not free above it"
@@ -456,15 +454,12 @@ class Service:
         from tessera.launch.ready import Expected
 
         urls, host = self.urls, self.settings.dyn_system_host
-        embed, encode = (sum(counts) for counts in zip(*(model.here for model in models), strict=True))
         return Expected(
             frontends=urls,
             together=self.settings.frontends,
             # A host without a frontend has its workers to ask.
             workers=[f"http://{host}:{port}" for model in models for port in model.ports if not urls],
-            embed=embed,
-            encode=encode,
-            models={model.name: model.here for model in models} if self.several else {},
+            models={model.name if self.several else "": model.here for model in models},
         )
 
     def _examples(self, url: str) -> str:

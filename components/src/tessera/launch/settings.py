@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Annotated, Any, Final, Literal, Self
 
 from tessera.defaults import MODEL
@@ -38,13 +39,14 @@ class SettingError(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Variable:
-    """What settings of the launcher have beside a ``Setting``. The variable is the field's name in capitals.
+class Variable(Setting):
+    """A setting of the launcher. The variable is the field's name in capitals.
 
     The flag is that of ``tessera serve``, and without its dashes the key of a YAML file; the launch scripts
-    alone read what has none. ``group`` is a heading of ``--help``, ``default`` what stands there where it is
-    not the field's own. Only services of one ``shape``, agg or e_p, have it where that is given. With
-    ``of_model`` each of several models may have its own.
+    alone read what is in no ``group``, which is a heading of ``--help``. Unless it is given, it is the
+    field's name without Dynamo's prefix. ``default`` is what ``--help`` shows where that is not the field's
+    own. Only services of one ``shape``, agg or e_p, have it where that is given. With ``of_model`` each of
+    several models may have its own.
     """
 
     group: str = ""
@@ -61,27 +63,38 @@ class Given:
     said: str
 
 
-_MODEL: Final = Variable(group="model", of_model=True)
-_PROCESSES: Final = Variable(group="processes")
-_ADDRESSES: Final = Variable(group="addresses")
-_IMAGES: Final = Variable(group="images")
-_LOG: Final = Variable(group="log")
-_DYNAMO: Final = Variable(group="Dynamo")
-_ENGINES: Final = Variable(group="engines and cards", of_model=True)
-_HOSTS: Final = Variable(group="several hosts", of_model=True)
+_MODEL: Final = partial(Variable, group="model", of_model=True)
+_PROCESSES: Final = partial(Variable, group="processes")
+_ADDRESSES: Final = partial(Variable, group="addresses")
+_IMAGES: Final = partial(Variable, group="images")
+_LOG: Final = partial(Variable, group="log")
+_DYNAMO: Final = partial(Variable, group="Dynamo")
+_ENGINES: Final = partial(Variable, group="engines and cards", of_model=True)
+_HOSTS: Final = partial(Variable, group="several hosts", of_model=True)
 
-# What each kind of worker has.
-_WORKERS: Final = Setting(
+# What each kind of worker has, of services with both kinds.
+_WORKERS: Final = _PROCESSES(
+    default="one a card",
+    shape="e_p",
+    of_model=True,
     help="workers of each kind: likewise, so that a card has one of each; no encode workers for a model of "
-    "text alone"
+    "text alone",
 )
-_ONE_A_CARD: Final = replace(_PROCESSES, default="one a card", shape="e_p", of_model=True)
-_MODE_ARGS: Final = Setting(metavar="FILE", help="the same for the workers of one mode")
-_AS_ENGINE_ARGS: Final = replace(_ENGINES, default="`--engine-args`", shape="e_p")
-_CARDS: Final = Setting(metavar="CARDS", help="cards, one for each worker in turn, such as 0,1")
-_ALL_CARDS: Final = replace(_ENGINES, default="all that CUDA_VISIBLE_DEVICES leaves", shape="e_p")
-_EXPECTED: Final = Setting(help="workers of all hosts, so that a missing one shows")
-_OF_THIS_HOST: Final = replace(_HOSTS, default="those of this host")
+_MODE_ARGS: Final = _ENGINES(
+    metavar="FILE",
+    default="`--engine-args`",
+    shape="e_p",
+    help="the same for the workers of one mode",
+)
+_CARDS: Final = _ENGINES(
+    metavar="CARDS",
+    default="all that CUDA_VISIBLE_DEVICES leaves",
+    shape="e_p",
+    help="cards, one for each worker in turn, such as 0,1",
+)
+_EXPECTED: Final = _HOSTS(
+    default="those of this host", help="workers of all hosts, so that a missing one shows"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,113 +106,85 @@ class Shared:
 
     model_path: Annotated[
         str,
-        Setting(
-            flag="--model-path",
+        _MODEL(
             metavar="MODEL",
+            default="the demonstration model",
             help="a checkpoint directory, or ORG/NAME or ORG/NAME@REVISION of a hub, downloaded once; in the "
             "variable commas separate several",
         ),
-        replace(_MODEL, default="the demonstration model"),
     ] = str(MODEL)
     model_revision: Annotated[
-        str,
-        Setting(flag="--revision", help="the branch, tag or commit of a hub's model; `main` by default"),
-        _MODEL,
+        str, _MODEL(flag="--revision", help="the branch, tag or commit of a hub's model; `main` by default")
     ] = ""
     served_model_name: Annotated[
         str,
-        Setting(
-            flag="--served-model-name",
+        _MODEL(
             metavar="NAME",
+            default="ORG/NAME, or as the directory ends",
             help="its name in requests, or several, separated by spaces or commas; answers say the first",
         ),
-        replace(_MODEL, default="ORG/NAME, or as the directory ends"),
     ] = ""
     model_options: Annotated[
-        str,
-        Setting(flag="--model-options", metavar="JSON", help="an object with options of the model's family"),
-        _MODEL,
+        str, _MODEL(metavar="JSON", help="an object with options of the model's family")
     ] = ""
     dimensions_allowed: Annotated[
         str,
-        Setting(
-            flag="--dimensions-allowed",
+        _MODEL(
             metavar="WIDTHS",
             help="widths of vectors that requests may ask for beside those that the checkpoint lists, such "
             "as 256,512,1024 or 64-2048",
         ),
-        _MODEL,
     ] = ""
-    modality: Annotated[
-        Modality,
-        Setting(flag="--modality", help="`text` makes embed workers that never ask for images"),
-        _MODEL,
-    ] = "multimodal"
-    dyn_http_host: Annotated[str, Setting(flag="--host", help="where the frontends listen"), _ADDRESSES] = (
-        "127.0.0.1"
+    modality: Annotated[Modality, _MODEL(help="`text` makes embed workers that never ask for images")] = (
+        "multimodal"
     )
-    dyn_http_port: Annotated[int, Setting(flag="--port", help="where the frontends listen"), _ADDRESSES] = (
-        8000
-    )
+    dyn_http_host: Annotated[str, _ADDRESSES(help="where the frontends listen")] = "127.0.0.1"
+    dyn_http_port: Annotated[int, _ADDRESSES(help="where the frontends listen")] = 8000
     tls_cert: Annotated[
         str,
-        Setting(
-            flag="--tls-cert",
+        _ADDRESSES(
             metavar="FILE",
             help="the frontends answer by TLS with this certificate: PEM, with the chain behind it",
         ),
-        _ADDRESSES,
     ] = ""
     tls_key: Annotated[
         str,
-        Setting(
-            flag="--tls-key",
+        _ADDRESSES(
             metavar="FILE",
+            default="in the file of the certificate",
             help="its private key; TESSERA_TLS_KEY_PASSWORD holds the password of an encrypted one",
         ),
-        replace(_ADDRESSES, default="in the file of the certificate"),
     ] = ""
-    dyn_namespace: Annotated[Namespace, replace(_DYNAMO, of_model=True)] = "tessera"
-    dyn_discovery_backend: Annotated[DiscoveryBackend, _DYNAMO] = "file"
-    dyn_request_plane: Annotated[RequestPlane, _DYNAMO] = "tcp"
+    dyn_namespace: Annotated[Namespace, _DYNAMO(of_model=True)] = "tessera"
+    dyn_discovery_backend: Annotated[DiscoveryBackend, _DYNAMO()] = "file"
+    dyn_request_plane: Annotated[RequestPlane, _DYNAMO()] = "tcp"
     allowed_local_media_path: Annotated[
-        str,
-        Setting(
-            flag="--allowed-local-media-path",
-            metavar="FOLDER",
-            help="image files below it may be named in requests",
-        ),
-        _IMAGES,
+        str, _IMAGES(metavar="FOLDER", help="image files below it may be named in requests")
     ] = ""
-    max_file_size_mb: Annotated[str, Setting(flag="--max-file-size-mb", help="MiB of one image"), _IMAGES] = (
-        "50"
-    )
+    max_file_size_mb: Annotated[str, _IMAGES(help="MiB of one image")] = "50"
     log_format: Annotated[
-        Literal["text", "json"],
-        Setting(flag="--log-format", help="lines for people, or `json`: one object a line"),
-        _LOG,
+        Literal["text", "json"], _LOG(help="lines for people, or `json`: one object a line")
     ] = "text"
-    log_level: Annotated[LogLevel, _LOG] = "info"
+    log_level: Annotated[LogLevel, _LOG()] = "info"
     frontend_args: Annotated[
         str, Setting(help="further flags of the frontend, as `tessera serve` takes them itself")
     ] = ""
     engine_args: Annotated[
         str,
-        Setting(
-            flag="--engine-args",
+        _ENGINES(
             metavar="FILE",
+            default="by family and mode",
             help="engine settings: a YAML file, a folder of such, or the name of one that comes with Tessera",
         ),
-        replace(_ENGINES, default="by family and mode"),
     ] = ""
     encode_endpoint: Annotated[
         str,
-        Setting(
-            flag="--encode-endpoint",
+        _HOSTS(
             metavar="ENDPOINT",
+            default="this service's",
+            shape="e_p",
             help="dyn://namespace.component.endpoint of the encode workers",
         ),
-        replace(_HOSTS, default="this service's", shape="e_p"),
     ] = ""
     passed: tuple[str, ...] = ()
     """Flags of the frontends that were given themselves."""
@@ -303,102 +288,71 @@ class LaunchSettings(Shared):
 
     agg_workers: Annotated[
         int,
-        Setting(
-            flag="--agg-workers",
+        replace(
+            _WORKERS,
+            shape="agg",
             help="workers with both stages: one for each card, or entry of AGG_CUDA_VISIBLE_DEVICES; one "
             "without cards",
         ),
-        replace(_ONE_A_CARD, shape="agg"),
     ] = OPEN
-    encode_workers: Annotated[int, replace(_WORKERS, flag="--encode-workers"), _ONE_A_CARD] = OPEN
-    embed_workers: Annotated[int, replace(_WORKERS, flag="--embed-workers"), _ONE_A_CARD] = OPEN
+    encode_workers: Annotated[int, _WORKERS] = OPEN
+    embed_workers: Annotated[int, _WORKERS] = OPEN
     frontends: Annotated[
         int,
-        Setting(
-            flag="--frontends",
+        _PROCESSES(
+            default="by cores",
             help="frontends, all on one port: three for eight cores beside cards, one without cards. Any "
             "number of processes may be 0 on a host of several",
         ),
-        replace(_PROCESSES, default="by cores"),
     ] = OPEN
-    agg_engine_args: Annotated[
-        str, replace(_MODE_ARGS, flag="--agg-engine-args"), replace(_AS_ENGINE_ARGS, shape="agg")
-    ] = ""
-    encode_engine_args: Annotated[str, replace(_MODE_ARGS, flag="--encode-engine-args"), _AS_ENGINE_ARGS] = ""
-    embed_engine_args: Annotated[str, replace(_MODE_ARGS, flag="--embed-engine-args"), _AS_ENGINE_ARGS] = ""
-    agg_cuda_visible_devices: Annotated[
-        str, replace(_CARDS, flag="--agg-cuda-visible-devices"), replace(_ALL_CARDS, shape="agg")
-    ] = ""
-    encode_cuda_visible_devices: Annotated[
-        str, replace(_CARDS, flag="--encode-cuda-visible-devices"), _ALL_CARDS
-    ] = ""
-    embed_cuda_visible_devices: Annotated[
-        str, replace(_CARDS, flag="--embed-cuda-visible-devices"), _ALL_CARDS
-    ] = ""
+    agg_engine_args: Annotated[str, replace(_MODE_ARGS, shape="agg")] = ""
+    encode_engine_args: Annotated[str, _MODE_ARGS] = ""
+    embed_engine_args: Annotated[str, _MODE_ARGS] = ""
+    agg_cuda_visible_devices: Annotated[str, replace(_CARDS, shape="agg")] = ""
+    encode_cuda_visible_devices: Annotated[str, _CARDS] = ""
+    embed_cuda_visible_devices: Annotated[str, _CARDS] = ""
     cuda_mps: Annotated[
         Literal["auto", "on", "off"],
-        Setting(
-            flag="--cuda-mps", help="NVIDIA's MPS, which `auto` starts where several workers share a card"
-        ),
-        replace(_ENGINES, of_model=False),
+        _ENGINES(of_model=False, help="NVIDIA's MPS, which `auto` starts where several workers share a card"),
     ] = "auto"
     frontend_port_base: Annotated[
         int,
-        Setting(
-            flag="--frontend-port-base",
+        _ADDRESSES(
+            default="none",
             help="first frontend's port of its own, the next ones above it, for a balancer that wants to see "
             "each",
         ),
-        replace(_ADDRESSES, default="none"),
     ] = 0
-    dyn_system_host: Annotated[
-        str, Setting(flag="--system-host", help="of the workers' `/health` and `/metrics`"), _ADDRESSES
-    ] = "127.0.0.1"
+    dyn_system_host: Annotated[str, _ADDRESSES(help="of the workers' `/health` and `/metrics`")] = "127.0.0.1"
     dyn_system_port_base: Annotated[
         int,
-        Setting(
-            flag="--system-port-base",
+        _ADDRESSES(
             help="first worker's port, the next ones above it; below 32768. A second service on one host "
-            "needs its own",
+            "needs its own"
         ),
-        _ADDRESSES,
     ] = 8081
-    expect_embed_workers: Annotated[str, replace(_EXPECTED, flag="--expect-embed-workers"), _OF_THIS_HOST] = (
-        ""
-    )
-    expect_encode_workers: Annotated[
-        str, replace(_EXPECTED, flag="--expect-encode-workers"), replace(_OF_THIS_HOST, shape="e_p")
-    ] = ""
+    expect_embed_workers: Annotated[str, _EXPECTED] = ""
+    expect_encode_workers: Annotated[str, replace(_EXPECTED, shape="e_p")] = ""
     ready_timeout_seconds: Annotated[
-        float,
-        Setting(
-            flag="--ready-timeout-seconds",
-            metavar="SECONDS",
-            help="that the service has until it is ready",
-        ),
-        _PROCESSES,
+        float, _PROCESSES(metavar="SECONDS", help="that the service has until it is ready")
     ] = 600.0
     stop_timeout_seconds: Annotated[
         int,
-        Setting(
-            flag="--stop-timeout-seconds",
+        _PROCESSES(
             metavar="SECONDS",
             help="that frontends, then workers, have to end, above their own --drain-seconds; then they are "
             "killed",
         ),
-        _PROCESSES,
     ] = 60
     frontend_page: Annotated[
-        Literal["on", "off"],
-        Setting(flag="--frontend-page", help="the page to try the service on, at /"),
-        _PROCESSES,
+        Literal["on", "off"], _PROCESSES(help="the page to try the service on, at /")
     ] = "on"
     python: Annotated[
         str, Setting(help="the interpreter that the launch scripts make an environment with")
     ] = "python3"
-    venv: Annotated[
-        str, Setting(help="the environment that the launch scripts make"), Variable(default="`.venv`")
-    ] = ""
+    venv: Annotated[str, Variable(default="`.venv`", help="the environment that the launch scripts make")] = (
+        ""
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -431,7 +385,14 @@ class RoleSettings(Shared):
 
 
 def _read_fields(settings: type[Shared]) -> list[Field]:
-    return [field for field in fields_of(settings) if field.name not in _NOT_READ]
+    return [_flagged(field) for field in fields_of(settings) if field.name not in _NOT_READ]
+
+
+def _flagged(field: Field) -> Field:
+    if field.setting.flag or not variable_of(field).group:
+        return field
+    words = field.name.removeprefix("dyn_http_").removeprefix("dyn_").replace("_", "-")
+    return replace(field, setting=replace(field.setting, flag=f"--{words}"))
 
 
 def _parse(given: Given, field: Field) -> str | int | float:
@@ -468,24 +429,12 @@ def settings(*, shape: str | None = None) -> list[Field]:
     return sorted(fields, key=lambda field: _GROUPS.index(variable_of(field).group))
 
 
-_ELSEWHERE: Final = (
-    Field(
-        name="pip_args",
-        kind=str,
-        setting=Setting(help="further flags of pip, where the launch scripts make an environment"),
-        default="",
-    ),
-    Field(
-        name="otel_traces_exporter",
-        kind=str,
-        setting=Setting(
-            help="`otlp` exports traces of requests to `OTEL_EXPORTER_OTLP_ENDPOINT`; "
-            "`docs/traces.md` shows two"
-        ),
-        default="",
-    ),
-)
-"""Variables that are read elsewhere."""
+_ELSEWHERE: Final = {
+    "pip_args": "further flags of pip, where the launch scripts make an environment",
+    "otel_traces_exporter": "`otlp` exports traces of requests to `OTEL_EXPORTER_OTLP_ENDPOINT`; "
+    "`docs/traces.md` shows two",
+}
+"""Variables that are read elsewhere, with what they mean; none has a default."""
 
 
 def default_of(field: Field) -> str:
@@ -496,9 +445,10 @@ def default_of(field: Field) -> str:
 
 def rows(*, shape: str | None = None) -> list[Row]:
     """Rows of variables for a table; ``names`` are their fields'."""
+    own = [(field.name, default_of(field), field.text) for field in settings(shape=shape)]
+    elsewhere = [(name, "none", text) for name, text in _ELSEWHERE.items()]
     return joined(
-        Row(names=(field.name,), defaults=(default_of(field),), text=field.text)
-        for field in (*settings(shape=shape), *_ELSEWHERE)
+        Row(names=(name,), defaults=(default,), text=text) for name, default, text in own + elsewhere
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from os import kill
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGTERM
@@ -30,13 +29,6 @@ class Hopeless(Exception):
     def __init__(self, status: int) -> None:
         super().__init__(status)
         self.status = status
-
-
-@dataclass(frozen=True, slots=True)
-class _Ended:
-    child: Child
-    pid: int
-    status: int
 
 
 class Supervisor:
@@ -123,10 +115,10 @@ class Supervisor:
         """
         while not done():
             self._signals.wait(None)
-            for ended in self._ended():
+            for child, pid in self._ended():
                 if not done():
-                    return ended.pid
-                self._replace(ended)
+                    return pid
+                self._replace(child, pid)
         return None
 
     def supervise(self, beside: Callable[[], float | None] = lambda: None) -> NoReturn:
@@ -146,7 +138,7 @@ class Supervisor:
                         self._start_again(child)
             # One signal may stand for several children.
             for ended in self._ended():
-                self._replace(ended)
+                self._replace(*ended)
             seconds = beside()
             due = [child.due - time.monotonic() for child in self.children if child.due is not None]
             waits = due if seconds is None else [*due, seconds]
@@ -193,29 +185,29 @@ class Supervisor:
             if status is None:
                 self._others[pid] = collect(pid)
 
-    def _ended(self) -> list[_Ended]:
-        """Children that have ended since the last call; from now on their ids may be others'."""
+    def _ended(self) -> list[tuple[Child, int]]:
+        """Children that have ended since the last call, with the ids that from now on may be others'."""
         found = []
         for child in self.children:
             if child.pid is not None and (status := collect(child.pid)) is not None:
-                found.append(_Ended(child, child.pid, status))
+                found.append((child, child.pid))
                 child.pid, child.status = None, status
         self._collect_others()
         return found
 
-    def _replace(self, ended: _Ended) -> None:
+    def _replace(self, child: Child, pid: int) -> None:
         """Say that a child has ended, and when it will be started again."""
-        if ended.status in self._hopeless:
-            raise Hopeless(ended.status)
-        child, now = ended.child, time.monotonic()
+        status, now = child.status or 0, time.monotonic()
+        if status in self._hopeless:
+            raise Hopeless(status)
         if child.leaving:
             self._forget()
             return
         if now - child.started > _SETTLED_SECONDS:
             child.delay = _FIRST_DELAY
         # One that was told to end, for a rolling restart, ends with 0.
-        tell = self._report.complain if ended.status else self._report.say
-        what = f"{child.name} (pid {ended.pid}) ended with status {ended.status}"
+        tell = self._report.complain if status else self._report.say
+        what = f"{child.name} (pid {pid}) ended with status {status}"
         tell(f"{what}; starting it again in {child.delay} s")
         child.due = now + child.delay
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import count
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from tessera.errors import Unavailable, from_code
 from tessera.local.channel import Channel
@@ -19,6 +19,9 @@ from tessera.local.messages import Answer, Begun, First, Question, Refused
 
 _END_SECONDS: Final = 10.0
 _TOLD_SECONDS: Final = 5.0
+
+
+A = TypeVar("A", bound=Answer)
 
 
 class ChildLost(Exception):
@@ -77,8 +80,8 @@ class Child:
         """Call ``lost`` with the reason when the process has ended without having been told to."""
         self._lost = lost
 
-    async def ask(self, question: Callable[[int], Question]) -> Answer:
-        """The answer to what ``question`` makes of a number. Raises ``ChildLost``."""
+    async def ask(self, question: Callable[[int], Question], kind: type[A]) -> A:
+        """The answer, of this kind, to what ``question`` makes of a number. Raises ``ChildLost``."""
         if self.ended:
             raise ChildLost(self._why)
         number = next(self._numbers)
@@ -88,9 +91,11 @@ class Child:
             # The reader learns why there is nobody, and tells all who wait.
             with suppress(ConnectionError):
                 await self._channel.send(question(number))
-            return await asked
+            answer = await asked
         finally:
             self._waiting.pop(number, None)
+        assert isinstance(answer, kind)
+        return answer
 
     async def close(self) -> None:
         """End it, whatever it is about."""

@@ -28,20 +28,20 @@ __all__ = [
 ]
 
 _BUILT_IN = (
-    "tessera.models.colqwen3",
-    "tessera.models.llama_nemotron_embed",
-    "tessera.models.llama_nemotron_rerank",
-    "tessera.models.llama_nemotron_rerank_vl",
-    "tessera.models.llama_nemotron_vl",
-    "tessera.models.llama_nemotron_colembed_vl",
-    "tessera.models.qwen3_embedding",
-    "tessera.models.qwen3_vl_embedding",
+    "colqwen3",
+    "llama_nemotron_embed",
+    "llama_nemotron_rerank",
+    "llama_nemotron_rerank_vl",
+    "llama_nemotron_vl",
+    "llama_nemotron_colembed_vl",
+    "qwen3_embedding",
+    "qwen3_vl_embedding",
 )
 
 
 def families() -> list[Family]:
     """The built-in families and those that installed packages declare as entry points."""
-    found = [cast(Family, import_module(name).FAMILY) for name in _BUILT_IN]
+    found = [cast(Family, import_module(f"tessera.models.{name}.model").FAMILY) for name in _BUILT_IN]
     return found + [cast(Family, entry.load()) for entry in siblings(MODELS)]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -117,11 +116,7 @@ def main(arguments: Sequence[str], prog: str = "tessera search") -> int:
             settings=read_flags(SearchSettings, parsed),
         )
         _say(asked, uvloop.run(_search(asked)))
-        sys.stdout.flush()
         return 0
-    except BrokenPipeError:
-        # Whoever read the list, head perhaps, has seen enough.
-        leave(128 + signal.SIGPIPE)
     except TesseraError as error:
         complain(f"{prog}: {error.message}")
         return 1
