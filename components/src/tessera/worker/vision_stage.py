@@ -265,12 +265,7 @@ class LocalVision:
             async with asyncio.timeout(deadline - time.monotonic()):
                 with self._stage.admit(image, request.client):
                     preprocessed = await self._stage.preprocess(image)
-                    out = torch.empty(
-                        image.rows,
-                        self._row_width,
-                        dtype=self._placement.torch_dtype,
-                        device=self._placement.device,
-                    )
+                    out = self._placement.rows(image.rows, self._row_width)
                     timings = await self._stage.encode(preprocessed, out, request)
         except TimeoutError as error:
             raise DeadlineExceeded("the image was not encoded in time", param=image.param) from error
