@@ -87,10 +87,7 @@ class VisionStage:
             events=metrics.events("vision", died=died, attributes=self._attributes),
         )
         self._admitted = Budget(lambda: self._batcher.limit)
-        metrics.watch_queue(
-            "vision", lambda: float(self._batcher.queued), limit=lambda: float(self._batcher.limit)
-        )
-        metrics.watch_in_flight("vision", lambda: float(self._admitted.used))
+        metrics.watch_batcher(self._batcher, lambda: self._admitted.used)
 
     @property
     def capacity(self) -> int:

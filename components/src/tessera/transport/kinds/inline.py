@@ -11,14 +11,14 @@ from tessera.errors import HandOffError
 from tessera.transport.base import PeerSlab, Transport
 from tessera.transport.slab.geometry import check_shape
 from tessera.transport.slab.slab import Slot, destination
-from tessera.wire import Handle
+from tessera.wire import Handle, SlabInfo
 
 if TYPE_CHECKING:
     from tessera.transport.base import Destination
 
 
 class InlineTransport(Transport):
-    """Kind ``inline``, which connects to no slab. The slot is free as soon as it is published."""
+    """Kind ``inline``, of one ``INLINE`` for all peers. The slot is free as soon as it is published."""
 
     kind = "inline"
 
@@ -37,6 +37,9 @@ class InlineTransport(Transport):
         )
         slot.free()
         return handle
+
+    def connect(self, info: SlabInfo) -> PeerSlab:
+        return INLINE
 
 
 class InlineSlab(PeerSlab):
