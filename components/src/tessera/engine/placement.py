@@ -28,6 +28,10 @@ class Placement:
     def is_cuda(self) -> bool:
         return self.device.startswith("cuda")
 
+    def rows(self, count: int, width: int) -> torch.Tensor:
+        """Allocate ``[count, width]``, not filled."""
+        return torch.empty(count, width, dtype=self.torch_dtype, device=self.device)
+
 
 def place(settings: EngineSettings) -> Placement:
     """Resolve ``auto``; raises ``ConfigError`` for a CUDA device that is not there."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -193,23 +193,14 @@ def _add(part: Part, message: Work, outcome: wire.Reply | BaseException) -> None
             if (rows := sum(outcome.counts)) != len(outcome.counts):
                 part.sums["output_rows"] += rows
             if outcome.failures:
-                _add_failures(part, outcome.failures.values())
+                part.sums["failed_inputs"] += len(outcome.failures)
+            for failure in outcome.failures.values():
+                _add_failure(part, failure.error())
+    elif isinstance(outcome, TesseraError):
+        _add_failure(part, outcome)
+    elif isinstance(outcome, Exception):
+        _add_failure(part, TesseraError(f"{type(outcome).__name__}: {outcome}"))
     elif isinstance(outcome, BaseException):
-        _add_error(part, outcome)
-
-
-def _add_failures(part: Part, failures: Collection[wire.Failure]) -> None:
-    part.sums["failed_inputs"] += len(failures)
-    for failure in failures:
-        _add_failure(part, failure.error())
-
-
-def _add_error(part: Part, error: BaseException) -> None:
-    if isinstance(error, TesseraError):
-        _add_failure(part, error)
-    elif isinstance(error, Exception):
-        _add_failure(part, TesseraError(f"{type(error).__name__}: {error}"))
-    else:
         _add_failure(part, RequestCancelled("the caller went away"))
 
 

@@ -16,7 +16,7 @@ from tessera.engine.batch import TextBatch, VisionBatch, output_bounds, output_r
 from tessera.engine.graphs import Graphs, graph_sizes
 from tessera.engine.placement import Placement
 from tessera.engine.settings import EngineSettings
-from tessera.engine.streams import CudaStreams, Streams, sendable
+from tessera.engine.streams import CudaStreams, sendable
 from tessera.errors import ConfigError
 from tessera.extras import install
 from tessera.launched import Launched
@@ -130,7 +130,7 @@ class CudaText:
         sizes = graph_sizes(self._graph_tokens)
         none = torch.zeros(0, dtype=torch.int32, device=device)
         token = torch.zeros(1, dtype=torch.int32, device=device)
-        rows = torch.empty(0, self._row_width, dtype=self._placement.torch_dtype, device=device)
+        rows = self._placement.rows(0, self._row_width)
         return Graphs(
             lambda embedded, positions, cu_seqlens: module.pooled(
                 embedded, positions, cu_seqlens, (positions.shape[1],)
@@ -154,9 +154,7 @@ class CudaText:
         """Send the vision rows; returns what the copies read, and ``[rows, row_width]`` on the device."""
         images = tuple(sendable(image, self._streams) for image in batch.vision)
         if not images:
-            return (), torch.empty(
-                0, self._row_width, dtype=self._placement.torch_dtype, device=self._placement.device
-            )
+            return (), self._placement.rows(0, self._row_width)
         if len(images) == 1 and images[0].is_cuda:
             return images, images[0]
         if all(image.is_cuda for image in images):
@@ -258,7 +256,7 @@ def vision_sizes(spec: VisionSpec, most: int) -> tuple[list[int], Callable[[int]
 
 
 def sent(
-    arrays: Sequence[npt.NDArray[np.int32]], streams: Streams, device: str
+    arrays: Sequence[npt.NDArray[np.int32]], streams: CudaStreams, device: str
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Send index arrays in one copy; returns the pinned source and a tensor for each."""
     # Each begins on a 16-byte boundary, because kernels are compiled once more for pointers that do not.

@@ -35,9 +35,6 @@ _SWEEP_WAITING: Final = 0.002
 _SWEEP_IDLE: Final = 0.1
 
 
-TORCH_DTYPES: Final = {name: dtype.torch for name, dtype in FLOATS.items()}
-"""The torch type of each element type that crosses, by its wire name."""
-
 CHUNK_BYTES: Final = 2 << 20
 """What ``copy_rows`` moves before it lets other work of the loop run."""
 
@@ -297,15 +294,15 @@ class Slab:
 
 def dtype_name(dtype: torch.dtype) -> str:
     """The wire name of ``dtype``; ``ValueError`` for one that does not cross."""
-    for name, known in TORCH_DTYPES.items():
-        if known == dtype:
+    for name, known in FLOATS.items():
+        if known.torch == dtype:
             return name
-    raise ValueError(f"{dtype} rows cannot be handed off; known are {', '.join(TORCH_DTYPES)}")
+    raise ValueError(f"{dtype} rows cannot be handed off; known are {', '.join(FLOATS)}")
 
 
 def destination(handle: Handle, into: Destination) -> torch.Tensor:
     """Make the tensor that a handle's rows are copied to; ``HandOffError`` unless they fill it exactly."""
-    dtype, shape = TORCH_DTYPES[handle.dtype], handle.shape
+    dtype, shape = FLOATS[handle.dtype].torch, handle.shape
     rows = into(shape, dtype)
     if rows.dtype != dtype or rows.shape != shape or not rows.is_contiguous():
         there = f"{rows.dtype} {tuple(rows.shape)} of strides {rows.stride()}"
