@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
-
-from fastapi import APIRouter
 
 from tessera import wire
 from tessera.cache import SharedCache, file_bytes
@@ -18,6 +16,7 @@ from tessera.errors import ConfigError, TesseraError
 from tessera.frontend.admission.rate import RateLimiter
 from tessera.frontend.admission.room import Admission, Capacity
 from tessera.frontend.api.endpoint import Endpoint
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.group import LENT_BYTES, MOST_KEYS, PULSE_SECONDS, FrontendGroup, Seat
 from tessera.frontend.http.auth import ANONYMOUS, Authenticator
 from tessera.frontend.http.errors import ErrorShape, openai_error
@@ -198,11 +197,12 @@ def described(service: Service, served: ServedModel) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class ClientApi:
-    """The API of one client: its routes, and the shape of the errors that they answer with."""
+    """The API of one client: its name in ``/docs``, its routes, and the shape of the errors of these."""
 
-    routes: Callable[[Service], APIRouter]
+    name: str
+    routes: Callable[[Service], Sequence[ApiRoute]]
     error: ErrorShape = openai_error
     waits_below: tuple[str, ...] = ()
     """What paths begin with whose routes wait for room themselves; whatever is there has its errors."""

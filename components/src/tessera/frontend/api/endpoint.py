@@ -27,6 +27,8 @@ from tessera.errors import (
     UnsupportedRoute,
 )
 from tessera.frontend.api.formats import ResponseBody, frame_bytes, row_bytes
+from tessera.frontend.api.routes import ApiRoute
+from tessera.frontend.api.schema import Schema, operation
 from tessera.frontend.api.values import BRACKETS, BRACKETS_AN_INPUT, Json, read_json
 from tessera.frontend.exchange import Exchange, exchange_of
 from tessera.frontend.request import (
@@ -317,6 +319,25 @@ class Endpoint:
         most = max(limits.request.inputs, limits.request.documents)
         self._brackets = max(BRACKETS, BRACKETS_AN_INPUT * most)
 
+    def route(
+        self,
+        path: str,
+        translate: Callable[[Json, Served], Task[R]],
+        *,
+        name: str,
+        summary: str,
+        kinds: frozenset[OutputKind] = VECTORS,
+        first: OutputKind | None = None,
+        **described: Schema,
+    ) -> ApiRoute:
+        """Return the route of what ``answer`` answers; it is ``described`` as in ``operation``."""
+
+        async def answered(http: Request) -> Response:
+            return await self.answer(http, translate, kinds=kinds, first=first)
+
+        described = operation(kinds=kinds, **described)
+        return ApiRoute(path, answered, name=name, summary=summary, described=described)
+
     async def answer(
         self,
         http: Request,
@@ -324,13 +345,12 @@ class Endpoint:
         *,
         kinds: frozenset[OutputKind] = VECTORS,
         first: OutputKind | None = None,
-        name: str | None = None,
     ) -> Response:
         """Answer in the form that ``translate`` gives; errors are raised, for the route's own shape.
 
-        ``name`` is the model's where the path has it; ``kinds`` and ``first`` are as in ``choose``.
+        A ``name`` in the path is the model's; ``kinds`` and ``first`` are as in ``choose``.
         """
-        exchange = exchange_of(http.scope)
+        exchange, name = exchange_of(http.scope), http.path_params.get("name")
         self.check_route(exchange, kinds)
         if name is not None:
             self.models.find(name)
@@ -360,17 +380,6 @@ class Endpoint:
         async with self._fairness:
             with seconds.time(), tracing.span("format"):
                 return task.write(result)
-
-    async def score(
-        self,
-        http: Request,
-        translate: Callable[[Json, Served], TranslatedScores],
-        *,
-        kinds: frozenset[OutputKind] = ALL_KINDS,
-        name: str | None = None,
-    ) -> Response:
-        """Answer a request for scores, as ``answer``."""
-        return await self.answer(http, translate, kinds=kinds, first=OutputKind.SCORE, name=name)
 
     def choose(
         self,

@@ -34,7 +34,6 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from fastapi import APIRouter
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -67,6 +66,7 @@ from tessera.frontend.api.formats import (
     matrices,
     numbers,
 )
+from tessera.frontend.api.routes import ApiRoute, get_route
 from tessera.frontend.api.schema import (
     BOOLEAN,
     CONVERSATION,
@@ -79,10 +79,8 @@ from tessera.frontend.api.schema import (
     WHOLE,
     Schema,
     answer_of,
-    answers,
     list_of,
     object_of,
-    operation,
 )
 from tessera.frontend.api.values import (
     INT32,
@@ -513,13 +511,6 @@ _MODEL: Final = object_of(
     **DESCRIBED,
 )
 _MODELS: Final = object_of(object={"const": "list"}, data=list_of(_MODEL))
-_OPERATION: Final = operation(
-    body=EMBEDDINGS.schema,
-    answer=_ANSWER,
-    error=OPENAI_ERROR,
-    kinds=VECTORS | TOKEN_VECTORS,
-    application__octet_stream={"type": "string", "format": "binary"},
-)
 
 
 def finished(rows: Vectors, request: EmbeddingsRequest, output: Output) -> Values:
@@ -631,10 +622,8 @@ def _translate(body: Json, served: Served) -> Translated:
     )
 
 
-def _routes(service: Service) -> APIRouter:
-    endpoint, models = service.endpoint, service.models
-    router = APIRouter(tags=["OpenAI"])
-    started = int(time.time())
+def _routes(service: Service) -> list[ApiRoute]:
+    models, started = service.models, int(time.time())
 
     def card(name: str, served: ServedModel) -> JsonObject:
         return {
@@ -646,35 +635,35 @@ def _routes(service: Service) -> APIRouter:
             **described(service, served),
         }
 
-    async def create_embeddings(request: Request) -> Response:
-        return await endpoint.answer(request, _translate, kinds=VECTORS | TOKEN_VECTORS)
+    async def list_models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [card(*entry) for entry in models.by_name.items()]})
 
-    async def list_models() -> Response:
-        return JSONResponse({"object": "list", "data": [card(*each) for each in models.by_name.items()]})
-
-    # Infinity's clients, and some of Text-Embeddings-Inference's, put no /v1 before.
-    for prefix in ("/v1", ""):
-        router.add_api_route(
-            f"{prefix}/embeddings",
-            create_embeddings,
-            methods=["POST"],
-            openapi_extra=_OPERATION,
-            summary="Embed text and images",
-        )
-        router.add_api_route(
-            f"{prefix}/models",
-            list_models,
-            methods=["GET"],
-            openapi_extra=answers(_MODELS, 401),
-            summary="The served models, by each of their names",
-        )
-
-    @router.get("/v1/models/{name:path}", openapi_extra=answers(_MODEL, 401, 404), summary="One model")
-    async def get_model(name: str) -> Response:
+    async def get_model(request: Request) -> Response:
+        name = request.path_params["name"]
         served = models.find(name)
         return JSONResponse(card(served.served.check(name), served))
 
-    return router
+    routes: list[ApiRoute] = []
+    # Infinity's clients, and some of Text-Embeddings-Inference's, put no /v1 before.
+    for prefix in ("/v1", ""):
+        routes += (
+            service.endpoint.route(
+                f"{prefix}/embeddings",
+                _translate,
+                name="create_embeddings",
+                summary="Embed text and images",
+                body=EMBEDDINGS.schema,
+                answer=_ANSWER,
+                error=OPENAI_ERROR,
+                kinds=VECTORS | TOKEN_VECTORS,
+                application__octet_stream={"type": "string", "format": "binary"},
+            ),
+            get_route(
+                *(f"{prefix}/models", list_models, _MODELS, 401),
+                summary="The served models, by each of their names",
+            ),
+        )
+    return [*routes, get_route("/v1/models/{name:path}", get_model, _MODEL, 401, 404, summary="One model")]
 
 
-API: Final = ClientApi(routes=_routes)
+API: Final = ClientApi("OpenAI", _routes)

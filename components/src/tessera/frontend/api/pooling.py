@@ -21,9 +21,6 @@ from functools import partial
 from typing import Any, Final
 
 import numpy as np
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api.endpoint import ALL_KINDS, Translated
@@ -38,6 +35,7 @@ from tessera.frontend.api.openai import (
     parse_embeddings,
     usage_object,
 )
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import (
     ERROR_OBJECT,
     NUMBERS,
@@ -49,7 +47,6 @@ from tessera.frontend.api.schema import (
     list_of,
     nullable,
     object_of,
-    operation,
 )
 from tessera.frontend.api.values import Json, JsonObject, expected, json_object, reject_unknown
 from tessera.frontend.http.errors import error_object
@@ -183,21 +180,20 @@ _ANSWER: Final = answer_of(
 )
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["vLLM"])
-    described = operation(
-        body=SCHEMA,
-        answer=_ANSWER,
-        error=OPENAI_ERROR,
-        kinds=ALL_KINDS,
-        application__octet_stream={"type": "string", "format": "binary"},
-    )
+def _routes(service: Service) -> list[ApiRoute]:
+    return [
+        service.endpoint.route(
+            "/pooling",
+            _translate,
+            name="pooling",
+            summary="What comes out of the model",
+            body=SCHEMA,
+            answer=_ANSWER,
+            error=OPENAI_ERROR,
+            kinds=ALL_KINDS,
+            application__octet_stream={"type": "string", "format": "binary"},
+        )
+    ]
 
-    @router.post("/pooling", openapi_extra=described, summary="What comes out of the model")
-    async def pooling(request: Request) -> Response:
-        return await service.endpoint.answer(request, _translate, kinds=ALL_KINDS)
 
-    return router
-
-
-API: Final = ClientApi(routes=_routes)
+API: Final = ClientApi("vLLM", _routes)

@@ -185,7 +185,7 @@ def operation(
 ) -> dict[str, Any]:
     """``openapi_extra`` for a POST route; ``others`` are further media types of the answer.
 
-    ``kinds`` are those that the route's ``Endpoint.answer`` or ``score`` is given.
+    ``kinds`` are those that the route's ``Endpoint.answer`` is given.
     """
     content = {"application/json": {"schema": answer}}
     content |= {

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Annotated, Final
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -21,9 +20,10 @@ from tessera import __version__
 from tessera.errors import EmptyInput, InvalidInput, PayloadTooLarge, Unavailable
 from tessera.frontend.api.body import Flag, Form, Instruction, Positive, String, Text, named, unread
 from tessera.frontend.api.content import InputBuilder, read_tokens
-from tessera.frontend.api.endpoint import TOKEN_VECTORS, VECTORS, Translated, TranslatedScores
+from tessera.frontend.api.endpoint import ALL_KINDS, TOKEN_VECTORS, VECTORS, Translated, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody, finish, json_matrix, matrices
 from tessera.frontend.api.openai import MATRIX, finished
+from tessera.frontend.api.routes import ApiRoute, get_route
 from tessera.frontend.api.schema import (
     BOOLEAN,
     MAYBE_TEXT,
@@ -33,7 +33,6 @@ from tessera.frontend.api.schema import (
     TOKENS,
     WHOLE,
     Schema,
-    answers,
     list_of,
     object_of,
     operation,
@@ -284,46 +283,48 @@ ERROR: Final = object_of(error=TEXT, error_type=TEXT)
 RERANK_ANSWER: Final = list_of(object_of(optional=("text",), index=WHOLE, score=SCORE, text=TEXT))
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["Text-Embeddings-Inference"])
-    described = operation(body=EMBED.schema, answer=list_of(NUMBERS), error=ERROR, kinds=VECTORS)
-
-    @router.post("/embed", openapi_extra=described, summary="Embed text")
-    async def embed(request: Request) -> Response:
-        return await service.endpoint.answer(request, _translate)
-
-    described_all = operation(body=EMBED_ALL.schema, answer=list_of(MATRIX), error=ERROR, kinds=TOKEN_VECTORS)
-
-    @router.post("/embed_all", openapi_extra=described_all, summary="Vectors of each token of a text")
-    async def embed_all(request: Request) -> Response:
-        return await service.endpoint.answer(request, _translate_all, kinds=TOKEN_VECTORS)
-
-    async def rank(request: Request) -> Response:
-        return await service.endpoint.score(request, parse_rerank)
+def _routes(service: Service) -> list[ApiRoute]:
+    endpoint = service.endpoint
 
     async def own(request: Request) -> Response:
-        return await (rank if await _asks_for_scores(service, request) else embed)(request)
+        if await _asks_for_scores(service, request):
+            return await endpoint.answer(request, parse_rerank, kinds=ALL_KINDS, first=OutputKind.SCORE)
+        return await endpoint.answer(request, _translate)
 
-    for path in OWN:
-        router.add_api_route(
-            path,
-            own,
-            methods=["POST"],
-            openapi_extra=operation(
-                body={"anyOf": [EMBED.schema, RERANK.schema]},
-                answer={"anyOf": [list_of(NUMBERS), RERANK_ANSWER]},
-                error=ERROR,
-                kinds=VECTORS | {OutputKind.SCORE},
-            ),
-            summary="What the served model does: embed text, or order texts by their relevance",
-        )
-
-    @router.get("/info", openapi_extra=answers(_INFO, 401), summary="What is served, as TEI says it")
-    async def info() -> Response:
+    async def info(request: Request) -> Response:
         """Null for what is not known here."""
         return JSONResponse(_info(service))
 
-    return router
+    described = operation(
+        body={"anyOf": [EMBED.schema, RERANK.schema]},
+        answer={"anyOf": [list_of(NUMBERS), RERANK_ANSWER]},
+        error=ERROR,
+        kinds=VECTORS | {OutputKind.SCORE},
+    )
+    summary = "What the served model does: embed text, or order texts by their relevance"
+    return [
+        endpoint.route(
+            "/embed",
+            _translate,
+            name="embed",
+            summary="Embed text",
+            body=EMBED.schema,
+            answer=list_of(NUMBERS),
+            error=ERROR,
+        ),
+        endpoint.route(
+            "/embed_all",
+            _translate_all,
+            name="embed_all",
+            summary="Vectors of each token of a text",
+            body=EMBED_ALL.schema,
+            answer=list_of(MATRIX),
+            error=ERROR,
+            kinds=TOKEN_VECTORS,
+        ),
+        *(ApiRoute(path, own, summary=summary, described=described) for path in OWN),
+        get_route("/info", info, _INFO, 401, summary="What is served, as TEI says it"),
+    ]
 
 
 _LABEL: Final = "LABEL_0"
@@ -392,4 +393,4 @@ _INFO: Final = object_of(
 )
 
 
-API: Final = ClientApi(routes=_routes, error=write_error)
+API: Final = ClientApi("Text-Embeddings-Inference", _routes, error=write_error)

@@ -7,15 +7,13 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import Meta
-from starlette.requests import Request
-from starlette.responses import Response
 
 from tessera.frontend.api.body import Also, Flag, Form, Instruction, Positive, Text, named, unread
 from tessera.frontend.api.content import InputBuilder, read_message
-from tessera.frontend.api.endpoint import VECTORS, Translated, TranslatedScores
+from tessera.frontend.api.endpoint import Translated, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish, numbers
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import (
     INSTRUCTION,
     NUMBERS,
@@ -24,7 +22,6 @@ from tessera.frontend.api.schema import (
     WHOLE,
     list_of,
     object_of,
-    operation,
 )
 from tessera.frontend.api.scores import (
     DOCUMENTS_SCHEMA,
@@ -197,15 +194,18 @@ RERANK_ANSWER: Final = object_of(
 )
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["Voyage"])
-    described = operation(body=EMBED.schema, answer=_ANSWER, error=ERROR, kinds=VECTORS)
+def _routes(service: Service) -> list[ApiRoute]:
+    return [
+        service.endpoint.route(
+            "/v1/multimodalembeddings",
+            _translate,
+            name="embed",
+            summary="Embed content parts",
+            body=EMBED.schema,
+            answer=_ANSWER,
+            error=ERROR,
+        )
+    ]
 
-    @router.post("/v1/multimodalembeddings", openapi_extra=described, summary="Embed content parts")
-    async def embed(request: Request) -> Response:
-        return await service.endpoint.answer(request, _translate)
 
-    return router
-
-
-API: Final = ClientApi(routes=_routes, error=write_error)
+API: Final = ClientApi("Voyage", _routes, error=write_error)

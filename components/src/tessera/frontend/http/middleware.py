@@ -6,17 +6,15 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import orjson
-from fastapi import FastAPI
-from fastapi.middleware.asyncexitstack import AsyncExitStackMiddleware
-from fastapi.routing import APIRoute
 from opentelemetry.trace import Span
 from starlette.datastructures import MutableHeaders
-from starlette.middleware.exceptions import ExceptionMiddleware
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tessera import tracing
@@ -56,8 +54,12 @@ class TraceMiddleware:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
+    def refuse_at_once(self, scope: Scope) -> Answer | None:
+        """Return None: what the other would refuse at once is to be seen."""
+        return None
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST":
+        if scope["method"] != "POST":
             await self._app(scope, receive, send)
             return
         status, request_id = 500, ""
@@ -216,9 +218,6 @@ class RequestMiddleware:
         return answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         exchange = Exchange.open(scope, self._limiter, seconds=self._seconds)
         with serving(exchange.line):
             note(trace_id=tracing.trace_id() or None)
@@ -333,80 +332,49 @@ class RequestMiddleware:
         return True
 
 
-class DirectRoutes:
-    """Calls the functions of ``routes``, by the path that a POST asks for, with the request alone.
+class Routes:
+    """Answers by the functions of routes; ``failed`` answers for a ``TesseraError`` and an ``HTTPException``.
 
-    ``failed`` answers for a ``TesseraError``. All else goes on to ``app``.
+    Starlette's router looks at the routes one by one, and has layers around each function: this one finds
+    whole paths at once.
     """
 
     def __init__(
         self,
-        app: ASGIApp,
-        routes: Mapping[str, APIRoute],
-        failed: Callable[[Request, TesseraError], Response],
+        routes: Sequence[Route],
+        failed: Callable[[Request, TesseraError | HTTPException], Response],
     ) -> None:
-        self._app = app
         self._routes = routes
         self._failed = failed
+        self._by_path = {
+            (method, route.path): route
+            for route in reversed(routes)
+            for method in (route.methods or ())
+            if not route.param_convertors
+        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        posted = scope["type"] == "http" and scope["method"] == "POST"
-        route = self._routes.get(scope["path"]) if posted else None
-        if route is None:
-            await self._app(scope, receive, send)
-            return
-        scope["route"] = route
         request = Request(scope, receive)
         try:
-            response = await route.endpoint(request)
-        except TesseraError as error:
+            response = await self._find(scope).endpoint(request)
+        except (TesseraError, HTTPException) as error:
             response = self._failed(request, error)
         await response(scope, receive, send)
 
-
-class Application(FastAPI):
-    """FastAPI with our middleware alone, and with a shorter way to the routes that take a request as it is.
-
-    FastAPI's way from its first middleware to a route's function takes 90 µs of processor time, twice what
-    uvicorn takes for the whole request, for what ``direct`` routes, by their paths, do not use: dependencies,
-    parameters, forms. What FastAPI would put around ``around`` is left out: ``RequestMiddleware`` answers
-    what no handler knows, bodies have their own limit, and spans are our own. ``failed`` answers for
-    ``TesseraError`` on either way.
-    """
-
-    def __init__(
-        self,
-        direct: Mapping[str, APIRoute],
-        around: Callable[[ASGIApp], ASGIApp],
-        failed: Callable[[Request, TesseraError], Response],
-        **settings: Any,
-    ) -> None:
-        super().__init__(**settings)
-        self._direct = direct
-        self._around = around
-        self._failed = failed
-
-        @self.exception_handler(TesseraError)
-        async def tessera_error(request: Request, error: TesseraError) -> Response:
-            return failed(request, error)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or self.middleware_stack is None:
-            await super().__call__(scope, receive, send)
-            return
-        # FastAPI would look for a configuration of its own telemetry first: 15 µs.
-        scope["app"] = self
-        await self.middleware_stack(scope, receive, send)
-
-    @property
-    def refuse_at_once(self) -> Callable[[Scope], Answer | None]:
-        """Return the method of ``RequestMiddleware``, where that is the outermost layer."""
-        if self.middleware_stack is None:
-            self.middleware_stack = self.build_middleware_stack()
-        stack = self.middleware_stack
-        return stack.refuse_at_once if isinstance(stack, RequestMiddleware) else lambda scope: None
-
-    def build_middleware_stack(self) -> ASGIApp:
-        inner = AsyncExitStackMiddleware(self.router)
-        others = ExceptionMiddleware(inner, handlers=self.exception_handlers)
-        return self._around(DirectRoutes(others, self._direct, self._failed))
+    def _find(self, scope: Scope) -> Route:
+        """Return a request's route, which its scope then names; raises ``HTTPException`` for 404 and 405."""
+        route = self._by_path.get((scope["method"], scope["path"]))
+        if route is not None:
+            scope["route"] = route
+            return route
+        other: Route | None = None
+        for route in self._routes:
+            match, child = route.matches(scope)
+            if match is Match.FULL:
+                scope.update(child)
+                return route
+            if match is Match.PARTIAL and other is None:
+                other = scope["route"] = route
+        if other is None:
+            raise HTTPException(404)
+        raise HTTPException(405, headers={"Allow": ", ".join(other.methods or ())})
