@@ -216,22 +216,14 @@ class Translated:
         if nbytes > limit:
             ends = np.arange(1, len(request.inputs) + 1) if bounds is None else bounds[1:]
             written = np.maximum(4 * output.width * ends, row * ends + frame * np.arange(1, len(ends) + 1))
-            raise self._too_large(nbytes, limit, f"{rows} rows of {width}", int((written > limit).argmax()))
+            raise _too_large_answer(
+                nbytes,
+                limit,
+                f"the answer's {rows} rows of {width} values",
+                "send fewer inputs, or ask for base64 or fewer dimensions",
+                request.inputs[int((written > limit).argmax())].param,
+            )
         return nbytes
-
-    def _too_large(self, nbytes: int, limit: int, rows: str, first: int) -> ResponseTooLarge:
-        return _too_large_answer(
-            nbytes,
-            limit,
-            f"the answer's {rows} values",
-            "send fewer inputs, or ask for base64 or fewer dimensions",
-            self.request.inputs[first].param,
-        )
-
-    def is_large(self, result: Result, output: Output) -> bool:
-        """Return whether other requests would notice how long the answer takes to write."""
-        most = _LARGE_BYTES if output.kind is OutputKind.TOKENS else _LARGE_VECTORS_BYTES
-        return result.rows.values.nbytes >= most
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,10 +269,6 @@ class TranslatedScores:
             )
         return nbytes
 
-    def is_large(self, result: Scores, output: Output) -> bool:
-        """Return False: scores are one number for a document."""
-        return False
-
 
 def _too_large_answer(
     nbytes: int, limit: int, subject: str, remedy: str, param: str | None
@@ -306,7 +294,11 @@ class Task(Protocol[R]):
 
     async def run(self, served: ServedModel, exchange: Exchange, call: Call, limits: Limits) -> R: ...
 
-    def is_large(self, result: R, output: Output) -> bool: ...
+
+def _is_large(result: Result | Scores, output: Output) -> bool:
+    """Return whether other requests would notice how long vectors take to write; scores are few numbers."""
+    most = _LARGE_BYTES if output.kind is OutputKind.TOKENS else _LARGE_VECTORS_BYTES
+    return isinstance(result, Result) and result.rows.values.nbytes >= most
 
 
 class Endpoint:
@@ -373,7 +365,7 @@ class Endpoint:
 
     async def _written(self, served: ServedModel, task: Task[R], result: R) -> ResponseBody:
         seconds = served.metrics.format_seconds
-        if task.is_large(result, served.served.output):
+        if _is_large(result, served.served.output):
             # The other requests of this process go on between the blocks of the rows.
             with seconds.time(), tracing.span("format"):
                 return await asyncio.to_thread(task.write, result)

@@ -18,7 +18,7 @@ from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import STRING, TEXT, WHOLE, list_of, object_of
-from tessera.frontend.api.scores import ERROR, SCORE, document_builder, ranked, write_error
+from tessera.frontend.api.scores import ERROR, SCORE, document_builder, ranking, write_error
 from tessera.frontend.api.values import Json, expected, non_empty_list, reject_unknown, string
 from tessera.frontend.request import Input, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
@@ -65,7 +65,7 @@ def parse_ranking(value: Json, served: Served) -> TranslatedScores:
 
 
 def write_ranking(scores: Scores, *, most: int | None) -> ResponseBody:
-    rankings = [{"index": index, "logit": logit} for index, logit in ranked(scores, logits=True, most=most)]
+    rankings = ranking(scores, "logit", logits=True, most=most)
     return ResponseBody.of_json({"rankings": rankings, "usage": usage_object(scores.usage)})
 
 

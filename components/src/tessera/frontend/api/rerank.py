@@ -42,7 +42,7 @@ from tessera.frontend.api.scores import (
     document_list,
     head,
     query_builder,
-    ranked,
+    ranking,
     read_documents,
     read_item,
     write_error,
@@ -104,14 +104,8 @@ def write_rerank(
     path: str, model: str, documents: Sequence[Json], scores: Scores, *, logits: bool, most: int | None
 ) -> ResponseBody:
     """``documents`` are those that come back, as the client sent them; a text as ``{"text"}``."""
-    results: list[dict[str, Any]] = [
-        {"index": index, "relevance_score": score}
-        for index, score in ranked(scores, logits=logits, most=most)
-    ]
-    if documents:
-        for result in results:
-            document = documents[result["index"]]
-            result["document"] = {"text": document} if isinstance(document, str) else document
+    returned = [{"text": entry} if isinstance(entry, str) else entry for entry in documents]
+    results = ranking(scores, "relevance_score", logits=logits, most=most, document=returned)
     usage = scores.usage
     body = {
         **head("rerank", "rerank", scores, model),

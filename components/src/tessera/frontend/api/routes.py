@@ -13,7 +13,8 @@ from starlette.routing import Match, Route
 from starlette.types import Scope
 
 from tessera import __version__
-from tessera.frontend.api.schema import Schema, answers
+from tessera.frontend.api.schema import OPENAI_ERROR, Schema
+from tessera.frontend.http.errors import MEANINGS
 
 Answering = Callable[[Request], Awaitable[Response]]
 _DESCRIPTION: Final = "Text and images in, vectors or scores out; every common client's requests."
@@ -70,7 +71,12 @@ class ApiRoute(Route):
 
 def get_route(path: str, answer: Answering, schema: Schema, *statuses: int, summary: str) -> ApiRoute:
     """Return the route of a GET that answers JSON of the schema, and with it or an error at ``statuses``."""
-    return ApiRoute(path, answer, methods=("GET",), summary=summary, described=answers(schema, *statuses))
+    content = {"application/json": {"schema": schema}}
+    responses: dict[str, Any] = {"200": {"description": "the answer", "content": content}}
+    for status in statuses:
+        body = content if status == 503 else {"application/json": {"schema": OPENAI_ERROR}}
+        responses[str(status)] = {"description": MEANINGS[status], "content": body}
+    return ApiRoute(path, answer, methods=("GET",), summary=summary, described={"responses": responses})
 
 
 def openapi(routes: Iterable[tuple[str, ApiRoute]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from tessera.errors import EmptyInput, InvalidInput, PayloadTooLarge, Unavailabl
 from tessera.frontend.api.body import Flag, Form, Instruction, Positive, String, Text, named, unread
 from tessera.frontend.api.content import InputBuilder, read_tokens
 from tessera.frontend.api.endpoint import ALL_KINDS, TOKEN_VECTORS, VECTORS, Translated, TranslatedScores
-from tessera.frontend.api.formats import ResponseBody, finish, json_matrix, matrices
+from tessera.frontend.api.formats import ResponseBody, json_matrix, matrices
 from tessera.frontend.api.openai import MATRIX, finished
 from tessera.frontend.api.routes import ApiRoute, get_route
 from tessera.frontend.api.schema import (
@@ -37,7 +37,7 @@ from tessera.frontend.api.schema import (
     object_of,
     operation,
 )
-from tessera.frontend.api.scores import SCORE, document_builder, query_builder, ranked
+from tessera.frontend.api.scores import SCORE, document_builder, query_builder, ranking
 from tessera.frontend.api.values import Json, JsonObject, expected, string
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits, ScoreRequest
@@ -185,16 +185,10 @@ def write_tokens(texts: Sequence[Sequence[Piece]], *, special: bool) -> list[lis
     ]
 
 
-def write_tei(request: EmbeddingsRequest, result: Result) -> ResponseBody:
-    vectors = result.rows.values
-    width = request.dimensions or vectors.shape[1]
-    rows = finish(vectors, width=width, normalize=request.normalize)
-    return ResponseBody.of_json(rows, {"x-compute-tokens": str(result.usage.text_tokens)})
-
-
-def write_all(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
+def write_tei(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
     values = finished(result.rows.values, request, served.output)
-    rows = [json_matrix(matrix) for matrix in matrices(values, result.rows.bounds)]
+    tokens = served.output.kind is OutputKind.TOKENS
+    rows = [json_matrix(matrix) for matrix in matrices(values, result.rows.bounds)] if tokens else values
     return ResponseBody.of_json(rows, {"x-compute-tokens": str(result.usage.text_tokens)})
 
 
@@ -206,14 +200,11 @@ def _read(value: Json, param: str, builder: InputBuilder) -> Input:
     raise expected(param, "text or token ids", value)
 
 
-def _translate(body: Json, served: Served) -> Translated:
-    request = parse_tei(EMBED.read(body), served.limits)
-    return Translated(request=request, write=partial(write_tei, request))
-
-
-def _translate_all(body: Json, served: Served) -> Translated:
-    request = parse_tei(EMBED_ALL.read(body), served.limits)
-    return Translated(request=request, write=partial(write_all, request, served))
+def _translate(
+    form: Form[TeiEmbedRequest] | Form[TeiEmbedAllRequest], body: Json, served: Served
+) -> Translated:
+    request = parse_tei(form.read(body), served.limits)
+    return Translated(request=request, write=partial(write_tei, request, served))
 
 
 def parse_rerank(value: Json, served: Served) -> TranslatedScores:
@@ -251,10 +242,7 @@ def _texts(given: Json, limits: RequestLimits) -> list[str]:
 
 def write_rerank(texts: Sequence[str], scores: Scores, *, logits: bool, most: int | None) -> ResponseBody:
     """``texts`` are those that come back."""
-    ranks = [
-        {"index": index, "score": score} | ({"text": texts[index]} if texts else {})
-        for index, score in ranked(scores, logits=logits, most=most)
-    ]
+    ranks = ranking(scores, "score", logits=logits, most=most, text=texts)
     return ResponseBody.of_json(ranks, {"x-compute-tokens": str(scores.usage.text_tokens)})
 
 
@@ -289,7 +277,7 @@ def _routes(service: Service) -> list[ApiRoute]:
     async def own(request: Request) -> Response:
         if await _asks_for_scores(service, request):
             return await endpoint.answer(request, parse_rerank, kinds=ALL_KINDS, first=OutputKind.SCORE)
-        return await endpoint.answer(request, _translate)
+        return await endpoint.answer(request, partial(_translate, EMBED))
 
     async def info(request: Request) -> Response:
         """Null for what is not known here."""
@@ -305,7 +293,7 @@ def _routes(service: Service) -> list[ApiRoute]:
     return [
         endpoint.route(
             "/embed",
-            _translate,
+            partial(_translate, EMBED),
             name="embed",
             summary="Embed text",
             body=EMBED.schema,
@@ -314,7 +302,7 @@ def _routes(service: Service) -> list[ApiRoute]:
         ),
         endpoint.route(
             "/embed_all",
-            _translate_all,
+            partial(_translate, EMBED_ALL),
             name="embed_all",
             summary="Vectors of each token of a text",
             body=EMBED_ALL.schema,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -12,7 +12,8 @@ from msgspec import Meta
 from tessera.frontend.api.body import Also, Flag, Form, Instruction, Positive, Text, named, unread
 from tessera.frontend.api.content import InputBuilder, read_message
 from tessera.frontend.api.endpoint import Translated, TranslatedScores
-from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish, numbers
+from tessera.frontend.api.formats import ResponseBody, base64_rows
+from tessera.frontend.api.openai import finished
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import (
     INSTRUCTION,
@@ -29,7 +30,7 @@ from tessera.frontend.api.scores import (
     SCORE,
     document_list,
     query_builder,
-    ranked,
+    ranking,
     read_documents,
     read_item,
 )
@@ -103,22 +104,16 @@ def _translate(value: Json, served: Served) -> Translated:
         dimensions_param="output_dimension",
         truncate=Truncate.END if body.truncation else Truncate.NONE,
     )
-    return Translated(request=request, write=partial(write_voyage, request, served.model))
+    return Translated(request=request, write=partial(write_voyage, request, served))
 
 
-def write_voyage(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBody:
-    vectors, usage = result.rows.values, result.usage
-    width = request.dimensions or vectors.shape[1]
-    values = convert(finish(vectors, width=width, normalize=True), request.dtype)
-    rows: list[Any] = (
-        base64_rows(values)
-        if request.encoding_format is EncodingFormat.BASE64
-        else list(numbers(values, request.dtype))
-    )
+def write_voyage(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
+    values, usage = finished(result.rows.values, request, served.output), result.usage
+    rows = base64_rows(values) if request.encoding_format is EncodingFormat.BASE64 else values
     body = {
         "object": "list",
         "data": [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)],
-        "model": model,
+        "model": served.model,
         "usage": {
             "text_tokens": usage.text_tokens,
             "image_pixels": result.image_pixels,
@@ -146,12 +141,7 @@ def parse_rerank(value: Json, served: Served) -> TranslatedScores:
 
 def write_rerank(model: str, documents: Sequence[Json], scores: Scores, *, most: int | None) -> ResponseBody:
     """``documents`` are those that come back, as the client sent them."""
-    data: list[dict[str, Any]] = [
-        {"index": index, "relevance_score": score} for index, score in ranked(scores, most=most)
-    ]
-    if documents:
-        for row in data:
-            row["document"] = documents[row["index"]]
+    data = ranking(scores, "relevance_score", most=most, document=documents)
     usage = {"total_tokens": scores.usage.total_tokens}
     return ResponseBody.of_json({"object": "list", "data": data, "model": model, "usage": usage})
 
