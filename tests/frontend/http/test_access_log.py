@@ -15,7 +15,7 @@ from tessera.frontend.http.access_log import RefusalLines
 from tessera.frontend.http.auth import Authenticator, read_keys
 from tessera.frontend.http.connection import Answer
 from tessera.frontend.http.errors import openai_error
-from tessera.frontend.http.middleware import RequestMiddleware, TraceMiddleware, Waiting
+from tessera.frontend.http.middleware import RequestMiddleware, TraceMiddleware
 from tessera.frontend.metrics import FrontendMetrics
 from tests.clock import Clock
 
@@ -102,7 +102,7 @@ async def test_a_flood_is_refused_at_once_and_alike(caplog: pytest.LogCaptureFix
         admission=admission,
         metrics=metrics,
         error_shapes={"/v1/embeddings": openai_error, "/v2/models/m/infer": openai_error},
-        waiting=[Waiting(("/v2/",), openai_error)],
+        waiting={"/v2/": openai_error},
     )
 
     def scope(key: bytes = b"a-known-key", path: str = "/v1/embeddings", method: str = "POST") -> Scope:

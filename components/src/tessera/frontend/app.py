@@ -33,7 +33,7 @@ from tessera.frontend.api.values import clip
 from tessera.frontend.exchange import exchange_of
 from tessera.frontend.http.access_log import METRICS_PATHS
 from tessera.frontend.http.errors import failure_response, openai_error, release, render, render_status
-from tessera.frontend.http.middleware import OPEN_PATHS, RequestMiddleware, Routes, TraceMiddleware, Waiting
+from tessera.frontend.http.middleware import OPEN_PATHS, RequestMiddleware, Routes, TraceMiddleware
 from tessera.frontend.page import Page
 from tessera.frontend.service import ClientApi, Service
 from tessera.models.base import OutputKind
@@ -103,7 +103,7 @@ def make_app(service: Service, added: Iterable[ClientApi] = ()) -> RequestMiddle
         metrics=service.metrics,
         open_paths=open_paths,
         error_shapes=error_shapes,
-        waiting=[Waiting(api.waits_below, api.error) for api in apis if api.waits_below],
+        waiting={prefix: api.error for api in apis for prefix in api.waits_below},
         timeout_seconds=service.settings.limits.timeout_seconds,
     )
     # Outside the other, so that what it refuses is seen.

@@ -108,18 +108,15 @@ def _inputs(body: CohereEmbedRequest, builder: InputBuilder) -> tuple[tuple[Inpu
         )
     (name,) = given
     values = non_empty_list(getattr(body, name), name, most=builder.limits.inputs)
-    paths = [f"{name}[{index}]" for index in range(len(values))]
+    entries = [(value, f"{name}[{index}]") for index, value in enumerate(values)]
     if name == "texts":
-        texts = tuple(string(value, path) for value, path in zip(values, paths, strict=True))
-        return tuple(builder.build((text,), path) for text, path in zip(texts, paths, strict=True)), texts
+        texts = tuple(string(*entry) for entry in entries)
+        return tuple(
+            builder.build((text,), path) for text, (_, path) in zip(texts, entries, strict=True)
+        ), texts
     if name == "images":
-        images = [image_at(value, path) for value, path in zip(values, paths, strict=True)]
-        return tuple(builder.build((image,), image.param) for image in images), ()
-    read = (
-        read_message(value, path, builder, owner=path, bare=True)
-        for value, path in zip(values, paths, strict=True)
-    )
-    return tuple(read), ()
+        return tuple(builder.build((image_at(value, path),), path) for value, path in entries), ()
+    return tuple(read_message(value, path, builder, owner=path, bare=True) for value, path in entries), ()
 
 
 def _translate(value: Json, served: Served) -> Translated:

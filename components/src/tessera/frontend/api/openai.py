@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Annotated, Any, Final, TypeVar
@@ -540,30 +540,42 @@ def write_embeddings(request: EmbeddingsRequest, served: Served, result: Result)
     if request.encoding_format in (EncodingFormat.BYTES, EncodingFormat.BYTES_ONLY):
         return _raw_body(values, bounds, request, head, result)
     key = "embeddings" if request.multivector else "embedding"
-    entries: Iterable[dict[str, Any]]
-    if bounds is not None:
-        entries = matrix_entries(values, bounds, request, key)
-    else:
-        encoded = request.encoding_format is EncodingFormat.BASE64
-        entries = [{key: row} for row in (base64_rows(values) if encoded else values)]
+    entries = row_entries(values, bounds, request, key)
     data = [{"object": "embedding", "index": index, **entry} for index, entry in enumerate(entries)]
-    for index, error in result.errors.items():
-        data[index].pop("shape", None)
-        data[index] |= {key: None, "error": error_object(error)}
+    put_errors(data, result, key)
     tail = {"usage": usage_object(result.usage)}
     content = json_object_with(head, "data", data, tail, width=values.shape[1])
     return ResponseBody(content=content, media_type="application/json", headers={})
 
 
-def matrix_entries(
-    values: Values, bounds: npt.NDArray[np.int64], request: EmbeddingsRequest, key: str
-) -> Iterator[dict[str, Any]]:
-    """The matrix of each input under ``key``: as JSON, or in base64 with its shape beside it."""
-    for matrix in matrices(values, bounds):
-        if request.encoding_format is EncodingFormat.BASE64:
-            yield {key: base64_text(matrix), "shape": list(matrix.shape)}
-        else:
-            yield {key: json_matrix(matrix)}
+def row_entries(
+    values: Values, bounds: npt.NDArray[np.int64] | None, request: EmbeddingsRequest, key: str
+) -> list[dict[str, Any]]:
+    """Write the row of each input under ``key``, or its matrix where there are ``bounds``.
+
+    As JSON or in base64, where the shape of a matrix stands beside it.
+    """
+    encoded = request.encoding_format is EncodingFormat.BASE64
+    if bounds is None:
+        return [{key: row} for row in (base64_rows(values) if encoded else values)]
+    if encoded:
+        return [{key: base64_text(part), "shape": list(part.shape)} for part in matrices(values, bounds)]
+    return [{key: json_matrix(part)} for part in matrices(values, bounds)]
+
+
+def put_errors(data: Sequence[dict[str, Any]], result: Result, key: str) -> None:
+    """Write the error of each failed input in place of its row."""
+    for index, error in result.errors.items():
+        data[index].pop("shape", None)
+        data[index] |= {key: None, "error": error_object(error)}
+
+
+def bytes_body(values: Values, metadata: dict[str, Any], result: Result) -> ResponseBody:
+    """Write values as they lie in memory; failed inputs stand in the metadata."""
+    if result.errors:
+        codes = {str(index): error_object(error)["code"] for index, error in result.errors.items()}
+        metadata = {**metadata, "errors": codes}
+    return ResponseBody.of_bytes(values, metadata)
 
 
 def _raw_body(
@@ -594,9 +606,7 @@ def _raw_body(
     }
     if bounds is not None:
         metadata["bounds"] = bounds.tolist()
-    if failures:
-        metadata["errors"] = {str(index): error_object(error)["code"] for index, error in failures.items()}
-    return ResponseBody.of_bytes(values, metadata)
+    return bytes_body(values, metadata, result)
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

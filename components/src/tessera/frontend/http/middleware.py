@@ -6,7 +6,6 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import orjson
 from opentelemetry.trace import Span
@@ -35,13 +34,6 @@ from tessera.frontend.http.errors import (
 from tessera.frontend.metrics import FrontendMetrics
 from tessera.logs import note, serving
 from tessera.tasks import own_cancellation
-
-
-class Waiting(NamedTuple):
-    """Names paths by what they begin with: their routes wait for room themselves, and errors have a shape."""
-
-    prefixes: tuple[str, ...]
-    shape: ErrorShape
 
 
 class TraceMiddleware:
@@ -157,7 +149,8 @@ class RequestMiddleware:
     """Opens the exchange of each request; refuses before the body is read.
 
     ``error_shapes`` are by path, for every route of the application: a request that is refused here is
-    counted under its route. Exceptions that no handler knows become the 500 here. ``keys`` is None
+    counted under its route. ``waiting`` has the shapes of paths by what they begin with, whose routes wait
+    for room themselves. Exceptions that no handler knows become the 500 here. ``keys`` is None
     where the service is open to all, ``limiter`` where no key has a rate.
     """
 
@@ -171,13 +164,13 @@ class RequestMiddleware:
         metrics: FrontendMetrics,
         open_paths: frozenset[str] = OPEN_PATHS,
         error_shapes: Mapping[str, ErrorShape] | None = None,
-        waiting: Sequence[Waiting] = (),
+        waiting: Mapping[str, ErrorShape] | None = None,
         timeout_seconds: float = math.inf,
     ) -> None:
         self._app = app
         self._seconds = timeout_seconds
-        self._waiting = waiting
-        self._waits_below = tuple(prefix for paths in waiting for prefix in paths.prefixes)
+        self._waiting = waiting or {}
+        self._waits_below = tuple(self._waiting)
         self._keys = keys
         self._limiter = limiter
         self._admission = admission
@@ -286,8 +279,9 @@ class RequestMiddleware:
         return path.startswith(self._waits_below)
 
     def _shape(self, path: str) -> ErrorShape:
-        if self._waits(path):
-            return next(paths.shape for paths in self._waiting if path.startswith(paths.prefixes))
+        for prefix, shape in self._waiting.items():
+            if path.startswith(prefix):
+                return shape
         return self._error_shapes.get(path, openai_error)
 
     def _refuses(self, exchange: Exchange) -> bool:
