@@ -6,7 +6,6 @@ import asyncio
 import logging
 
 import pytest
-from starlette.responses import Response
 from starlette.types import Message, Scope
 
 from tessera.frontend.admission.rate import RateLimiter
@@ -16,7 +15,7 @@ from tessera.frontend.http.access_log import RefusalLines
 from tessera.frontend.http.auth import Authenticator, read_keys
 from tessera.frontend.http.connection import Answer
 from tessera.frontend.http.errors import openai_error
-from tessera.frontend.http.middleware import Application, RequestMiddleware, Waiting
+from tessera.frontend.http.middleware import RequestMiddleware, TraceMiddleware
 from tessera.frontend.metrics import FrontendMetrics
 from tests.clock import Clock
 
@@ -103,7 +102,7 @@ async def test_a_flood_is_refused_at_once_and_alike(caplog: pytest.LogCaptureFix
         admission=admission,
         metrics=metrics,
         error_shapes={"/v1/embeddings": openai_error, "/v2/models/m/infer": openai_error},
-        waiting=[Waiting(("/v2/",), openai_error)],
+        waiting={"/v2/": openai_error},
     )
 
     def scope(key: bytes = b"a-known-key", path: str = "/v1/embeddings", method: str = "POST") -> Scope:
@@ -127,8 +126,7 @@ async def test_a_flood_is_refused_at_once_and_alike(caplog: pytest.LogCaptureFix
         start, body = messages
         return Answer(start["status"], start["headers"], body["body"])
 
-    application = Application({}, lambda routes: gate, lambda request, error: Response())
-    assert application.refuse_at_once == gate.refuse_at_once
+    assert TraceMiddleware(gate).refuse_at_once(scope()) is None, "it has a span"
     # A clock of its own: the second in which this happens must not end.
     gate._log.refusals = RefusalLines(clock := Clock())
     assert gate.refuse_at_once(scope()) is None, "the first ones get a line"

@@ -7,15 +7,13 @@ from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter
-from starlette.requests import Request
-from starlette.responses import Response
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api.body import Form, Instruction, Positive, Text, named, several, unread, whole
 from tessera.frontend.api.content import InputBuilder, image_at, read_message
-from tessera.frontend.api.endpoint import VECTORS, Translated
+from tessera.frontend.api.endpoint import Translated
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import (
     CONTENT,
     INSTRUCTION,
@@ -25,7 +23,6 @@ from tessera.frontend.api.schema import (
     WHOLE,
     list_of,
     object_of,
-    operation,
 )
 from tessera.frontend.api.values import Json, JsonObject, non_empty_list, string
 from tessera.frontend.http.errors import Failure
@@ -111,18 +108,15 @@ def _inputs(body: CohereEmbedRequest, builder: InputBuilder) -> tuple[tuple[Inpu
         )
     (name,) = given
     values = non_empty_list(getattr(body, name), name, most=builder.limits.inputs)
-    paths = [f"{name}[{index}]" for index in range(len(values))]
+    entries = [(value, f"{name}[{index}]") for index, value in enumerate(values)]
     if name == "texts":
-        texts = tuple(string(value, path) for value, path in zip(values, paths, strict=True))
-        return tuple(builder.build((text,), path) for text, path in zip(texts, paths, strict=True)), texts
+        texts = tuple(string(*entry) for entry in entries)
+        return tuple(
+            builder.build((text,), path) for text, (_, path) in zip(texts, entries, strict=True)
+        ), texts
     if name == "images":
-        images = [image_at(value, path) for value, path in zip(values, paths, strict=True)]
-        return tuple(builder.build((image,), image.param) for image in images), ()
-    read = (
-        read_message(value, path, builder, owner=path, bare=True)
-        for value, path in zip(values, paths, strict=True)
-    )
-    return tuple(read), ()
+        return tuple(builder.build((image_at(value, path),), path) for value, path in entries), ()
+    return tuple(read_message(value, path, builder, owner=path, bare=True) for value, path in entries), ()
 
 
 def _translate(value: Json, served: Served) -> Translated:
@@ -169,15 +163,18 @@ _ANSWER: Final = object_of(
 _ERROR: Final = object_of(message=TEXT)
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["Cohere"])
-    described = operation(body=FORM.schema, answer=_ANSWER, error=_ERROR, kinds=VECTORS)
+def _routes(service: Service) -> list[ApiRoute]:
+    return [
+        service.endpoint.route(
+            "/v2/embed",
+            _translate,
+            name="embed",
+            summary="Embed texts, images or mixed inputs",
+            body=FORM.schema,
+            answer=_ANSWER,
+            error=_ERROR,
+        )
+    ]
 
-    @router.post("/v2/embed", openapi_extra=described, summary="Embed texts, images or mixed inputs")
-    async def embed(request: Request) -> Response:
-        return await service.endpoint.answer(request, _translate)
 
-    return router
-
-
-API: Final = ClientApi(routes=_routes, error=write_error)
+API: Final = ClientApi("Cohere", _routes, error=write_error)

@@ -1,4 +1,4 @@
-"""``/docs``: the OpenAPI document as one page without a script, and nothing from another host."""
+"""``/openapi.json``, and ``/docs``: the same as one page without a script, and nothing from another host."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any, Final
 
-from fastapi import APIRouter
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import OUTPUTS
-from tessera.frontend.service import ClientApi, Service
 
 _STYLE: Final = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color:#1a1a1a}
@@ -36,15 +35,17 @@ _HEADERS: Final = {
 }
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(include_in_schema=False)
+def routes(document: dict[str, Any]) -> list[ApiRoute]:
+    """Return the routes that show an OpenAPI document."""
 
-    @router.api_route("/docs", methods=["GET", "HEAD"])
-    async def docs(request: Request) -> Response:
-        document = request.app.openapi()
+    async def machines(request: Request) -> Response:
+        return JSONResponse(document)
+
+    async def people(request: Request) -> Response:
         return Response(render(document), media_type="text/html; charset=utf-8", headers=_HEADERS)
 
-    return router
+    methods = ("GET", "HEAD")
+    return [ApiRoute("/openapi.json", machines, methods=methods), ApiRoute("/docs", people, methods=methods)]
 
 
 def render(document: dict[str, Any]) -> str:
@@ -107,6 +108,3 @@ def _table(head: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> str:
     cells = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     names = "".join(f"<th>{escape(name)}</th>" for name in head)
     return f"<table><tr>{names}</tr>{cells}</table>"
-
-
-API: Final = ClientApi(routes=_routes)

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import repeat
 from typing import Annotated, Any, Final, TypeVar
@@ -34,7 +34,6 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from fastapi import APIRouter
 from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -67,6 +66,7 @@ from tessera.frontend.api.formats import (
     matrices,
     numbers,
 )
+from tessera.frontend.api.routes import ApiRoute, get_route
 from tessera.frontend.api.schema import (
     BOOLEAN,
     CONVERSATION,
@@ -79,10 +79,8 @@ from tessera.frontend.api.schema import (
     WHOLE,
     Schema,
     answer_of,
-    answers,
     list_of,
     object_of,
-    operation,
 )
 from tessera.frontend.api.values import (
     INT32,
@@ -513,13 +511,6 @@ _MODEL: Final = object_of(
     **DESCRIBED,
 )
 _MODELS: Final = object_of(object={"const": "list"}, data=list_of(_MODEL))
-_OPERATION: Final = operation(
-    body=EMBEDDINGS.schema,
-    answer=_ANSWER,
-    error=OPENAI_ERROR,
-    kinds=VECTORS | TOKEN_VECTORS,
-    application__octet_stream={"type": "string", "format": "binary"},
-)
 
 
 def finished(rows: Vectors, request: EmbeddingsRequest, output: Output) -> Values:
@@ -549,30 +540,42 @@ def write_embeddings(request: EmbeddingsRequest, served: Served, result: Result)
     if request.encoding_format in (EncodingFormat.BYTES, EncodingFormat.BYTES_ONLY):
         return _raw_body(values, bounds, request, head, result)
     key = "embeddings" if request.multivector else "embedding"
-    entries: Iterable[dict[str, Any]]
-    if bounds is not None:
-        entries = matrix_entries(values, bounds, request, key)
-    else:
-        encoded = request.encoding_format is EncodingFormat.BASE64
-        entries = [{key: row} for row in (base64_rows(values) if encoded else values)]
+    entries = row_entries(values, bounds, request, key)
     data = [{"object": "embedding", "index": index, **entry} for index, entry in enumerate(entries)]
-    for index, error in result.errors.items():
-        data[index].pop("shape", None)
-        data[index] |= {key: None, "error": error_object(error)}
+    put_errors(data, result, key)
     tail = {"usage": usage_object(result.usage)}
     content = json_object_with(head, "data", data, tail, width=values.shape[1])
     return ResponseBody(content=content, media_type="application/json", headers={})
 
 
-def matrix_entries(
-    values: Values, bounds: npt.NDArray[np.int64], request: EmbeddingsRequest, key: str
-) -> Iterator[dict[str, Any]]:
-    """The matrix of each input under ``key``: as JSON, or in base64 with its shape beside it."""
-    for matrix in matrices(values, bounds):
-        if request.encoding_format is EncodingFormat.BASE64:
-            yield {key: base64_text(matrix), "shape": list(matrix.shape)}
-        else:
-            yield {key: json_matrix(matrix)}
+def row_entries(
+    values: Values, bounds: npt.NDArray[np.int64] | None, request: EmbeddingsRequest, key: str
+) -> list[dict[str, Any]]:
+    """Write the row of each input under ``key``, or its matrix where there are ``bounds``.
+
+    As JSON or in base64, where the shape of a matrix stands beside it.
+    """
+    encoded = request.encoding_format is EncodingFormat.BASE64
+    if bounds is None:
+        return [{key: row} for row in (base64_rows(values) if encoded else values)]
+    if encoded:
+        return [{key: base64_text(part), "shape": list(part.shape)} for part in matrices(values, bounds)]
+    return [{key: json_matrix(part)} for part in matrices(values, bounds)]
+
+
+def put_errors(data: Sequence[dict[str, Any]], result: Result, key: str) -> None:
+    """Write the error of each failed input in place of its row."""
+    for index, error in result.errors.items():
+        data[index].pop("shape", None)
+        data[index] |= {key: None, "error": error_object(error)}
+
+
+def bytes_body(values: Values, metadata: dict[str, Any], result: Result) -> ResponseBody:
+    """Write values as they lie in memory; failed inputs stand in the metadata."""
+    if result.errors:
+        codes = {str(index): error_object(error)["code"] for index, error in result.errors.items()}
+        metadata = {**metadata, "errors": codes}
+    return ResponseBody.of_bytes(values, metadata)
 
 
 def _raw_body(
@@ -603,9 +606,7 @@ def _raw_body(
     }
     if bounds is not None:
         metadata["bounds"] = bounds.tolist()
-    if failures:
-        metadata["errors"] = {str(index): error_object(error)["code"] for index, error in failures.items()}
-    return ResponseBody.of_bytes(values, metadata)
+    return bytes_body(values, metadata, result)
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -631,10 +632,8 @@ def _translate(body: Json, served: Served) -> Translated:
     )
 
 
-def _routes(service: Service) -> APIRouter:
-    endpoint, models = service.endpoint, service.models
-    router = APIRouter(tags=["OpenAI"])
-    started = int(time.time())
+def _routes(service: Service) -> list[ApiRoute]:
+    models, started = service.models, int(time.time())
 
     def card(name: str, served: ServedModel) -> JsonObject:
         return {
@@ -646,35 +645,35 @@ def _routes(service: Service) -> APIRouter:
             **described(service, served),
         }
 
-    async def create_embeddings(request: Request) -> Response:
-        return await endpoint.answer(request, _translate, kinds=VECTORS | TOKEN_VECTORS)
+    async def list_models(request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [card(*entry) for entry in models.by_name.items()]})
 
-    async def list_models() -> Response:
-        return JSONResponse({"object": "list", "data": [card(*each) for each in models.by_name.items()]})
-
-    # Infinity's clients, and some of Text-Embeddings-Inference's, put no /v1 before.
-    for prefix in ("/v1", ""):
-        router.add_api_route(
-            f"{prefix}/embeddings",
-            create_embeddings,
-            methods=["POST"],
-            openapi_extra=_OPERATION,
-            summary="Embed text and images",
-        )
-        router.add_api_route(
-            f"{prefix}/models",
-            list_models,
-            methods=["GET"],
-            openapi_extra=answers(_MODELS, 401),
-            summary="The served models, by each of their names",
-        )
-
-    @router.get("/v1/models/{name:path}", openapi_extra=answers(_MODEL, 401, 404), summary="One model")
-    async def get_model(name: str) -> Response:
+    async def get_model(request: Request) -> Response:
+        name = request.path_params["name"]
         served = models.find(name)
         return JSONResponse(card(served.served.check(name), served))
 
-    return router
+    routes: list[ApiRoute] = []
+    # Infinity's clients, and some of Text-Embeddings-Inference's, put no /v1 before.
+    for prefix in ("/v1", ""):
+        routes += (
+            service.endpoint.route(
+                f"{prefix}/embeddings",
+                _translate,
+                name="create_embeddings",
+                summary="Embed text and images",
+                body=EMBEDDINGS.schema,
+                answer=_ANSWER,
+                error=OPENAI_ERROR,
+                kinds=VECTORS | TOKEN_VECTORS,
+                application__octet_stream={"type": "string", "format": "binary"},
+            ),
+            get_route(
+                *(f"{prefix}/models", list_models, _MODELS, 401),
+                summary="The served models, by each of their names",
+            ),
+        )
+    return [*routes, get_route("/v1/models/{name:path}", get_model, _MODEL, 401, 404, summary="One model")]
 
 
-API: Final = ClientApi(routes=_routes)
+API: Final = ClientApi("OpenAI", _routes)

@@ -133,12 +133,21 @@ def _joined(value: JsonObject, param: str, builder: InputBuilder, fields: Sequen
     return "\n".join(builder.text(string(text, path), path) for text, path in given)
 
 
-def ranked(scores: Scores, *, logits: bool = False, most: int | None = None) -> list[tuple[int, Floating]]:
-    """The index and the score of the ``most`` best documents, the best first; equal ones keep their order."""
+def ranking(
+    scores: Scores, key: str, *, logits: bool = False, most: int | None = None, **returned: Sequence[Json]
+) -> list[JsonObject]:
+    """Write the ``most`` best documents, the best first; equal ones keep their order.
+
+    Each has its ``index``, its score under ``key``, and what of it is ``returned`` under that name.
+    """
     values = relevance(scores, logits=logits)
     # By what the model answered: a sigmoid makes far logits equal.
     order = np.argsort(-scores.values, kind="stable")[: most or None]
-    return [(int(index), values[index]) for index in order]
+    return [
+        {"index": index, key: values[index]}
+        | {name: given[index] for name, given in returned.items() if given}
+        for index in order.tolist()
+    ]
 
 
 def relevance(scores: Scores, *, logits: bool = False) -> npt.NDArray[Floating]:

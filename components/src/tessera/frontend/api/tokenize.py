@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -14,6 +13,7 @@ from tessera.frontend.api import tei
 from tessera.frontend.api.body import Flag, Form, Kind, unread
 from tessera.frontend.api.endpoint import Endpoint
 from tessera.frontend.api.openai import INERT, EmbeddingsBody, read_body, translate
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import OPENAI_ERROR, STRING, TEXT, WHOLE, list_of, object_of, operation
 from tessera.frontend.api.values import Json, json_object, string
 from tessera.frontend.exchange import exchange_of
@@ -107,16 +107,13 @@ _ANSWER: Final = {"anyOf": [_PLAIN, list_of({"type": "array", "items": _PIECE})]
 _ERROR: Final = {"anyOf": [OPENAI_ERROR, tei.ERROR]}
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["Tessera"])
-    described = operation(body=SCHEMA, answer=_ANSWER, error=_ERROR)
-
-    @router.post("/tokenize", openapi_extra=described, summary="Count tokens without embedding")
+def _routes(service: Service) -> list[ApiRoute]:
     async def tokenize(request: Request) -> Response:
         """One input's ``tokens``, or ``data`` with those of each of several."""
         return await _tokenize(service.endpoint, request)
 
-    return router
+    described = operation(body=SCHEMA, answer=_ANSWER, error=_ERROR)
+    return [ApiRoute("/tokenize", tokenize, summary="Count tokens without embedding", described=described)]
 
 
-API: Final = ClientApi(routes=_routes)
+API: Final = ClientApi("Tessera", _routes)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
-from fastapi import APIRouter
 from msgspec import Meta
-from starlette.requests import Request
-from starlette.responses import Response
 
 from tessera.frontend.api.body import Also, Flag, Form, Instruction, Positive, Text, named, unread
 from tessera.frontend.api.content import InputBuilder, read_message
-from tessera.frontend.api.endpoint import VECTORS, Translated, TranslatedScores
-from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish, numbers
+from tessera.frontend.api.endpoint import Translated, TranslatedScores
+from tessera.frontend.api.formats import ResponseBody, base64_rows
+from tessera.frontend.api.openai import finished
+from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import (
     INSTRUCTION,
     NUMBERS,
@@ -24,7 +23,6 @@ from tessera.frontend.api.schema import (
     WHOLE,
     list_of,
     object_of,
-    operation,
 )
 from tessera.frontend.api.scores import (
     DOCUMENTS_SCHEMA,
@@ -32,7 +30,7 @@ from tessera.frontend.api.scores import (
     SCORE,
     document_list,
     query_builder,
-    ranked,
+    ranking,
     read_documents,
     read_item,
 )
@@ -106,22 +104,16 @@ def _translate(value: Json, served: Served) -> Translated:
         dimensions_param="output_dimension",
         truncate=Truncate.END if body.truncation else Truncate.NONE,
     )
-    return Translated(request=request, write=partial(write_voyage, request, served.model))
+    return Translated(request=request, write=partial(write_voyage, request, served))
 
 
-def write_voyage(request: EmbeddingsRequest, model: str, result: Result) -> ResponseBody:
-    vectors, usage = result.rows.values, result.usage
-    width = request.dimensions or vectors.shape[1]
-    values = convert(finish(vectors, width=width, normalize=True), request.dtype)
-    rows: list[Any] = (
-        base64_rows(values)
-        if request.encoding_format is EncodingFormat.BASE64
-        else list(numbers(values, request.dtype))
-    )
+def write_voyage(request: EmbeddingsRequest, served: Served, result: Result) -> ResponseBody:
+    values, usage = finished(result.rows.values, request, served.output), result.usage
+    rows = base64_rows(values) if request.encoding_format is EncodingFormat.BASE64 else values
     body = {
         "object": "list",
         "data": [{"object": "embedding", "embedding": row, "index": index} for index, row in enumerate(rows)],
-        "model": model,
+        "model": served.model,
         "usage": {
             "text_tokens": usage.text_tokens,
             "image_pixels": result.image_pixels,
@@ -149,12 +141,7 @@ def parse_rerank(value: Json, served: Served) -> TranslatedScores:
 
 def write_rerank(model: str, documents: Sequence[Json], scores: Scores, *, most: int | None) -> ResponseBody:
     """``documents`` are those that come back, as the client sent them."""
-    data: list[dict[str, Any]] = [
-        {"index": index, "relevance_score": score} for index, score in ranked(scores, most=most)
-    ]
-    if documents:
-        for row in data:
-            row["document"] = documents[row["index"]]
+    data = ranking(scores, "relevance_score", most=most, document=documents)
     usage = {"total_tokens": scores.usage.total_tokens}
     return ResponseBody.of_json({"object": "list", "data": data, "model": model, "usage": usage})
 
@@ -197,15 +184,18 @@ RERANK_ANSWER: Final = object_of(
 )
 
 
-def _routes(service: Service) -> APIRouter:
-    router = APIRouter(tags=["Voyage"])
-    described = operation(body=EMBED.schema, answer=_ANSWER, error=ERROR, kinds=VECTORS)
+def _routes(service: Service) -> list[ApiRoute]:
+    return [
+        service.endpoint.route(
+            "/v1/multimodalembeddings",
+            _translate,
+            name="embed",
+            summary="Embed content parts",
+            body=EMBED.schema,
+            answer=_ANSWER,
+            error=ERROR,
+        )
+    ]
 
-    @router.post("/v1/multimodalembeddings", openapi_extra=described, summary="Embed content parts")
-    async def embed(request: Request) -> Response:
-        return await service.endpoint.answer(request, _translate)
 
-    return router
-
-
-API: Final = ClientApi(routes=_routes, error=write_error)
+API: Final = ClientApi("Voyage", _routes, error=write_error)
