@@ -37,10 +37,18 @@ def embed(*words: str | Path, status: int = 0, **options: Any) -> subprocess.Com
     return ran
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """For every engine: two cores have those of four tests at a time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    # More than two parts of pictures: each takes as long as 40 texts, and seven runs embed all of it.
-    return make_corpus(tmp_path_factory.mktemp("corpus"), texts=240, pictures=12, pages=12)
+    # More than two parts of pictures, each of one tile: seven runs embed all of it.
+    return make_corpus(tmp_path_factory.mktemp("corpus"), texts=240, pictures=12, pages=12, square=True)
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +207,7 @@ def test_a_dry_run_leaves_out_what_is_done(tmp_path: Path, format: str) -> None:
     folder.mkdir()
     for name in ("a", "b"):
         (folder / f"{name}.txt").write_text(f"a text of {name}")
-    (folder / "d.pdf").write_bytes(pdf(["one", "two", "three"]))
+    (folder / "d.pdf").write_bytes(pdf(["one", "two", "three"], square=True))
     words = [folder, "--out", out, "--format", format]
     embed(*words)
     (folder / "b.txt").write_text("another text")
