@@ -323,12 +323,12 @@ class Service:
         """The lowest on which nothing listens; the first ones were looked at when the service was checked."""
         ports = range(self.settings.dyn_system_port_base, _HIGHEST_SYSTEM_PORT + 1)
         free = (port for port in ports if port not in taken and not (taken and listens("127.0.0.1", port)))
-        found = list(islice(free, count))
-        if len(found) < count:
+        lowest = list(islice(free, count))
+        if len(lowest) < count:
             raise SettingError(
                 f"{self.settings.named('dyn_system_port_base')}: {count} ports are not free above it"
             )
-        return found
+        return lowest
 
     def _open_port(self) -> None:
         settings = self.settings

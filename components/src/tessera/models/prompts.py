@@ -60,10 +60,10 @@ def refuse_instruction(content: Content, *, param: str) -> None:
 
 def prompt_of_ids(
     content: Content,
-    *,
     vocab_size: int,
     placeholder: int | None,
     max_tokens: int,
+    *,
     truncate: Truncate,
     param: str,
 ) -> Prompt:

@@ -19,8 +19,9 @@ def part_name(name: str, prefixes: Sequence[tuple[str, str]]) -> str | None:
     tables that are computed.
     """
     bare = name.removeprefix(_OUTER)
-    found = next((part + bare.removeprefix(stem) for stem, part in prefixes if bare.startswith(stem)), name)
-    return None if _UNUSED.match(found) else found
+    names = (part + bare.removeprefix(stem) for stem, part in prefixes if bare.startswith(stem))
+    canonical = next(names, name)
+    return None if _UNUSED.match(canonical) else canonical
 
 
 def text_name(name: str) -> str | None:

@@ -111,12 +111,7 @@ class TowerModel:
             refuse_instruction(content, param=param)
         if any(isinstance(part, tuple) for part in content.parts):
             return prompt_of_ids(
-                content,
-                vocab_size=self.vocab_size,
-                placeholder=self.placeholder,
-                max_tokens=max_tokens,
-                truncate=truncate,
-                param=param,
+                content, self.vocab_size, self.placeholder, max_tokens, truncate=truncate, param=param
             )
         if not any(content.parts):
             raise InvalidInput(f"{param} is empty: it has {self.lacking}", param=param)
