@@ -39,8 +39,8 @@ from tessera.tasks import own_cancellation
 class TraceMiddleware:
     """A span for each POST request, in the trace that the client names if it names one.
 
-    Probes and scrapes are no work and leave no span. FastAPI's own instrumentation puts the query into the
-    span, where a client may have put a key, and knows no request ids.
+    Probes and scrapes are no work and leave no span. OpenTelemetry's own layer puts the query into the span,
+    where a client may have put a key, and knows no request ids.
     """
 
     def __init__(self, app: ASGIApp) -> None:
