@@ -76,7 +76,8 @@ class Service:
         self._caller = f"frontends-{seat.name}" if seat else name
         self.group = group = FrontendGroup(seat)
         self.media = MediaLoader(settings.media, limits.images)
-        self._known = KnownMedia(shared=_shared_names(seat))
+        names = None if seat is None else _shared(seat, 0, seat.size * _NAMES_BYTES, _NAME_BYTES)
+        self._known = KnownMedia(shared=names)
         self.metrics = FrontendMetrics(seat)
         self._lender = lender = RowLender(name, capacity=_LENT_BYTES)
         self.metrics.watch_lent_rows(lambda: lender.lent + group.elsewhere(LENT_BYTES))
@@ -153,7 +154,11 @@ class Service:
             raise ConfigError(f"with {keys} API keys there is no room for another model")
         model = await asyncio.to_thread(open_model, given.directory, given.model_options)
         widths = Widths.offered(model.dimensions, model.output.width, given.dimensions_allowed)
-        workers = await _workers(given, self.runtime, model, self._caller)
+        embed, encode = [
+            Peers(await Client.connect(self.runtime, address), _same_model(model), caller=self._caller)
+            for address in (given.embed_endpoint, given.encode_endpoint)
+        ]
+        workers = Workers(embed=embed, encode=encode)
         metrics = self.metrics.of(given.name)
         try:
             return self._served(given, model, workers, metrics, widths)
@@ -263,15 +268,6 @@ class ClientApi:
     """Paths that are answered without an API key."""
 
 
-async def _workers(given: ModelSettings, runtime: Runtime, model: Model, name: str) -> Workers:
-    embed = await Client.connect(runtime, given.embed_endpoint)
-    encode = await Client.connect(runtime, given.encode_endpoint)
-    return Workers(
-        embed=Peers(embed, _same_model(model), caller=name),
-        encode=Peers(encode, _same_model(model), caller=name),
-    )
-
-
 def _same_model(model: Model) -> Check:
     def check(info: wire.WorkerInfo) -> str | None:
         if info.fingerprint == model.fingerprint:
@@ -279,11 +275,6 @@ def _same_model(model: Model) -> Check:
         return f"it serves {info.model!r} ({info.fingerprint}), this frontend {model.fingerprint}"
 
     return check
-
-
-def _shared_names(seat: Seat | None) -> SharedCache | None:
-    """Clients' names for images, of all frontends of the group."""
-    return None if seat is None else _shared(seat, 0, seat.size * _NAMES_BYTES, _NAME_BYTES)
 
 
 def _shared(seat: Seat, offset: int, capacity: int, entry_bytes: int) -> SharedCache:

@@ -9,26 +9,25 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera.frontend.api.routes import ApiRoute, get_route
-from tessera.frontend.api.schema import TEXT, WHOLE, Schema, object_of
+from tessera.frontend.api.schema import BOOLEAN, TEXT, WHOLE, object_of
 from tessera.frontend.api.values import JsonObject
 from tessera.frontend.service import ClientApi, Service
 from tessera.frontend.serving.served import ServedModel
 from tessera.tasks import KEEPER
 
-_FLAG: Final[Schema] = {"type": "boolean"}
 _BY_COMPONENT: Final = object_of(embed=WHOLE, encode=WHOLE)
 _MODEL: Final = object_of(
     status=TEXT,
     workers=_BY_COMPONENT,
     missing=_BY_COMPONENT,
-    images=_FLAG,
+    images=BOOLEAN,
 )
 _HEALTH: Final = object_of(
     status=TEXT,
     frontends=WHOLE,
     workers=_BY_COMPONENT,
     missing=_BY_COMPONENT,
-    images=_FLAG,
+    images=BOOLEAN,
     models={"type": "object", "additionalProperties": _MODEL},
 )
 _COMPONENTS: Final = ("embed", "encode")
@@ -38,7 +37,7 @@ _LEAVING: Final = "answers what is in flight"
 _LIVE: Final = object_of(status=TEXT)
 _NIM_HEAD: Final = {"object": "health.response"}
 _NIM: Final = object_of(
-    optional=("ready", "live"), object={"const": "health.response"}, message=TEXT, ready=_FLAG, live=_FLAG
+    optional=("ready", "live"), object={"const": "health.response"}, message=TEXT, ready=BOOLEAN, live=BOOLEAN
 )
 
 

@@ -41,7 +41,6 @@ from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import (
     ERROR_OBJECT,
     NUMBERS,
-    OPENAI_ERROR,
     TEXT,
     WHOLE,
     Schema,
@@ -176,7 +175,6 @@ def _routes(service: Service) -> list[ApiRoute]:
             summary="What comes out of the model",
             body=SCHEMA,
             answer=_ANSWER,
-            error=OPENAI_ERROR,
             kinds=ALL_KINDS,
             application__octet_stream={"type": "string", "format": "binary"},
         )

@@ -179,7 +179,7 @@ def operation(
     *,
     body: Schema,
     answer: Schema,
-    error: Schema,
+    error: Schema = OPENAI_ERROR,
     kinds: frozenset[OutputKind] | None = None,
     **others: Schema,
 ) -> dict[str, Any]:

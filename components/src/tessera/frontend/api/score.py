@@ -15,7 +15,7 @@ from tessera.frontend.api.endpoint import ALL_KINDS, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.routes import ApiRoute
-from tessera.frontend.api.schema import OPENAI_ERROR, WHOLE, answer_of, list_of, object_of
+from tessera.frontend.api.schema import WHOLE, answer_of, list_of, object_of
 from tessera.frontend.api.scores import (
     DOCUMENTS_SCHEMA,
     SCORE,
@@ -125,7 +125,6 @@ def _routes(service: Service) -> list[ApiRoute]:
             summary="Score pairs of texts or images",
             body=FORM.schema,
             answer=_ANSWER,
-            error=OPENAI_ERROR,
             kinds=ALL_KINDS,
             first=OutputKind.SCORE,
         )

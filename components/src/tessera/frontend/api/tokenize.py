@@ -72,16 +72,11 @@ async def _tokenize(endpoint: Endpoint, http: Request) -> Response:
     if spelled:
         for row in rows:
             row["token_strs"] = [model.model.token_text(token) for token in row["tokens"]]
-    head = {"max_model_len": pipeline.max_tokens}
-    if len(rows) == 1:
-        return JSONResponse(head | rows[0])
-    return JSONResponse(
-        head
-        | {
-            "count": sum(len(row["tokens"]) for row in rows),
-            "data": [{"index": index, **row} for index, row in enumerate(rows)],
-        }
-    )
+    answer = rows[0]
+    if len(rows) > 1:
+        data = [{"index": index, **row} for index, row in enumerate(rows)]
+        answer = {"count": sum(map(len, tokens)), "data": data}
+    return JSONResponse({"max_model_len": pipeline.max_tokens, **answer})
 
 
 _TOKENS: Final = list_of(WHOLE)

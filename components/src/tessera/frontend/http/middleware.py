@@ -39,8 +39,8 @@ from tessera.tasks import own_cancellation
 class TraceMiddleware:
     """A span for each POST request, in the trace that the client names if it names one.
 
-    Probes and scrapes are no work and leave no span. FastAPI's own instrumentation puts the query into the
-    span, where a client may have put a key, and knows no request ids.
+    Probes and scrapes are no work and leave no span. OpenTelemetry's own layer puts the query into the span,
+    where a client may have put a key, and knows no request ids.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -196,7 +196,7 @@ class RequestMiddleware:
             return None
         started = time.perf_counter()
         exchange = Exchange.open(scope)
-        if not self._has_key(exchange):
+        if self._keys is not None and not self._has_key(exchange, self._keys):
             return None
         overloaded = self._admission.refusal(exchange.client, exchange.body_bytes)
         if overloaded is None:
@@ -288,33 +288,38 @@ class RequestMiddleware:
         """Return whether the request is refused for its key, its rate or for want of room."""
         if exchange.path in self._open_paths and exchange.method != "POST":
             return False
-        if not self._has_key(exchange):
-            self._refused["unknown key"]()
-            failure = render_status(
-                401, "the API key is missing or not known; send Authorization: Bearer KEY"
-            )
-            failure.headers["www-authenticate"] = 'Bearer realm="tessera"'
-            exchange.failure = failure
-        elif exchange.method == "POST":
+        if self._keys is not None and not self._has_key(exchange, self._keys):
+            exchange.failure = self._unknown_key()
+            return True
+        if exchange.method == "POST":
             try:
                 exchange.ticket = self._admission.enter(exchange.client, exchange.body_bytes)
                 exchange.count()
             except TesseraError as error:
-                rate = isinstance(error, RateLimited)
-                # Some routes wait for room.
-                if rate or not self._waits(exchange.path):
-                    self._refused["rate" if rate else "full"]()
-                    exchange.failure = render(error)
-        return exchange.failure is not None
+                return self._turns_away(exchange, error)
+        return False
 
-    def _has_key(self, exchange: Exchange) -> bool:
-        """Return whether a request has a known key, whose client it then counts for, where it needs one."""
-        if self._keys is None:
-            return True
-        key = self._keys.name_of(exchange.headers)
+    def _has_key(self, exchange: Exchange, keys: Authenticator) -> bool:
+        """Return whether a request comes with a known key, whose client it then counts for."""
+        key = keys.name_of(exchange.headers)
         if key is None:
             return False
         exchange.key = exchange.client = key
+        return True
+
+    def _unknown_key(self) -> Failure:
+        self._refused["unknown key"]()
+        failure = render_status(401, "the API key is missing or not known; send Authorization: Bearer KEY")
+        failure.headers["www-authenticate"] = 'Bearer realm="tessera"'
+        return failure
+
+    def _turns_away(self, exchange: Exchange, error: TesseraError) -> bool:
+        """Return whether a request without room or rate is refused: some routes wait for room."""
+        rate = isinstance(error, RateLimited)
+        if not rate and self._waits(exchange.path):
+            return False
+        self._refused["rate" if rate else "full"]()
+        exchange.failure = render(error)
         return True
 
 

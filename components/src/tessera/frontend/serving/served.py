@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tessera.errors import ModelNotFound
 from tessera.frontend.admission.room import Room
@@ -52,10 +52,10 @@ class Served:
     names: tuple[str, ...]
     output: Output
     limits: RequestLimits
+    model: str = field(init=False)
 
-    @property
-    def model(self) -> str:
-        return self.names[0]
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "model", self.names[0])
 
     def check(self, name: str) -> str:
         """The one of the names that a client means; raises ``ModelNotFound`` if it is none of them."""
