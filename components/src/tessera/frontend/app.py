@@ -28,7 +28,6 @@ from tessera.frontend.api import (
     voyage,
 )
 from tessera.frontend.api.routes import openapi
-from tessera.frontend.api.schema import OUTPUTS
 from tessera.frontend.api.values import clip
 from tessera.frontend.exchange import exchange_of
 from tessera.frontend.http.access_log import METRICS_PATHS
@@ -70,9 +69,7 @@ def make_app(service: Service, added: Iterable[ClientApi] = ()) -> RequestMiddle
     of_apis = [(api, route) for api in apis for route in api.routes(service)]
     error_shapes = {route.path: api.error for api, route in of_apis}
     for kind in OutputKind:
-        service.routes[kind] = [
-            route.path_format for _, route in of_apis if kind.value in route.described.get(OUTPUTS, ())
-        ]
+        service.routes[kind] = [route.path_format for _, route in of_apis if kind.value in route.outputs]
 
     def failed(request: Request, error: TesseraError | HTTPException) -> Response:
         exchange = exchange_of(request.scope)

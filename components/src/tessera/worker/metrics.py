@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from tessera import __version__, tracing, wire
 from tessera.batching import Batcher, Events
-from tessera.cache import CacheStats
+from tessera.cache import EmbeddingCache
 from tessera.errors import DeadlineExceeded, EngineDead, EngineFailed, Overloaded, Unavailable
 from tessera.loop_metrics import count_loop_failures
 from tessera.transport.slab.slab import SlabStats
@@ -76,7 +76,7 @@ class WorkerMetrics:
             "stage",
         )
         self._batchers: list[Batcher[Any, Any]] = []
-        self._cache: Callable[[], CacheStats] | None = None
+        self._cache: EmbeddingCache | None = None
         self._slab: Callable[[], SlabStats] | None = None
         self.encode_retries = self._counter(
             "tessera_encode_retries", "Images asked for again, elsewhere or once more"
@@ -139,9 +139,9 @@ class WorkerMetrics:
         for name, text in _IN_FLIGHT[batcher.name]:
             self._watch(name, text, in_flight)
 
-    def watch_cache(self, read: Callable[[], CacheStats]) -> None:
-        self._cache = read
-        self.registry.register(_StatsCollector(read, _CACHE))
+    def watch_cache(self, cache: EmbeddingCache) -> None:
+        self._cache = cache
+        self.registry.register(_StatsCollector(lambda: cache, _CACHE))
 
     def watch_registrations(self, read: Callable[[], int]) -> None:
         self._watch("tessera_nixl_registrations", "Regions of memory registered with NIXL", read)
@@ -155,7 +155,7 @@ class WorkerMetrics:
 
     def state(self) -> wire.WorkerState:
         """What the frontend's ``/status`` says of this worker."""
-        cache, slab = self._cache and self._cache(), self._slab and self._slab()
+        cache, slab = self._cache, self._slab and self._slab()
         return wire.WorkerState(
             queued={batcher.name: batcher.queued for batcher in self._batchers},
             cache=None
@@ -163,8 +163,8 @@ class WorkerMetrics:
             else wire.CacheState(
                 hits=cache.hits,
                 misses=cache.misses,
-                entries=cache.entries,
-                nbytes=cache.nbytes,
+                entries=len(cache),
+                nbytes=cache.used,
                 capacity_bytes=cache.capacity,
             ),
             slab=None
@@ -196,7 +196,7 @@ _CACHE = {
     "evictions": (CounterMetricFamily, "tessera_embedding_cache_evictions", "Images evicted to make room"),
     "refused": (CounterMetricFamily, "tessera_embedding_cache_refused", "Images larger than the whole cache"),
     "entries": (GaugeMetricFamily, "tessera_embedding_cache_entries", "Images held"),
-    "nbytes": (GaugeMetricFamily, "tessera_embedding_cache_bytes", "Bytes held"),
+    "used": (GaugeMetricFamily, "tessera_embedding_cache_bytes", "Bytes held"),
     "capacity": (GaugeMetricFamily, "tessera_embedding_cache_capacity_bytes", "Bytes that may be held"),
 }
 _SLAB = {
@@ -215,7 +215,7 @@ class _StatsCollector(Collector):
 
     def __init__(
         self,
-        read: Callable[[], CacheStats | SlabStats],
+        read: Callable[[], EmbeddingCache | SlabStats],
         fields: Mapping[str, tuple[type[CounterMetricFamily | GaugeMetricFamily], str, str]],
     ) -> None:
         self._read = read

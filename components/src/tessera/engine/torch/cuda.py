@@ -69,24 +69,34 @@ def _advise(missing: tuple[str, ...]) -> None:
         log.warning("a Hopper GPU is 7 to 12 %% faster with %s: %s", " and ".join(missing), install("cuda"))
 
 
-class CudaText:
-    """Owns the streams and graphs of a text module; ``graph_tokens`` 0 records no graphs."""
+class _CudaStage:
+    """The streams and graphs of a module; a ``graph_cost`` of 0 records no graphs."""
+
+    def __init__(self, placement: Placement, graph_cost: int) -> None:
+        self._placement = placement
+        advise(placement.device)
+        self._streams = CudaStreams(placement.device)
+        self._graph_cost = graph_cost
+        self._graphs: Graphs | None = None
+
+    def record(self) -> None:
+        if self._graph_cost:
+            with torch.inference_mode(), self._streams.computing():
+                self._graphs = self._recorded()
+
+    def _recorded(self) -> Graphs:
+        raise NotImplementedError
+
+
+class CudaText(_CudaStage):
+    """Launches a text module; ``graph_tokens`` is its graphs' cost."""
 
     def __init__(self, module: TextModule, model: Model, placement: Placement, *, graph_tokens: int) -> None:
+        super().__init__(placement, graph_tokens)
         self._module = module
         self._output: Output = model.output
         self._row_width = model.vision.row_width if model.vision else 0
         self._position_rows = len(model.positions(np.zeros(1, np.int32), ()))
-        self._placement = placement
-        advise(placement.device)
-        self._streams = CudaStreams(placement.device)
-        self._graph_tokens = graph_tokens
-        self._graphs: Graphs | None = None
-
-    def record(self) -> None:
-        if self._graph_tokens:
-            with torch.inference_mode(), self._streams.computing():
-                self._graphs = self._recorded()
 
     def launch(self, batch: TextBatch) -> Launched[Rows]:
         return self._launch(batch, self._module, self._graphs, self._output)
@@ -127,7 +137,7 @@ class CudaText:
         """Graphs of what follows the embedding, since vision rows have other places in each batch."""
         module, device = self._module, self._placement.device
         assert isinstance(module, SplitTextModule)
-        sizes = graph_sizes(self._graph_tokens)
+        sizes = graph_sizes(self._graph_cost)
         none = torch.zeros(0, dtype=torch.int32, device=device)
         token = torch.zeros(1, dtype=torch.int32, device=device)
         rows = self._placement.rows(0, self._row_width)
@@ -174,25 +184,19 @@ def sequence_room(tokens: int) -> int:
     return max(16, tokens // 32)
 
 
-class CudaVision:
-    """Owns the streams and graphs of a vision module; ``graph_units`` 0 records no graphs."""
+class CudaVision(_CudaStage):
+    """Launches a vision module; ``graph_units`` is its graphs' cost."""
 
     def __init__(
         self, module: VisionModule, model: Model, spec: VisionSpec, placement: Placement, *, graph_units: int
     ) -> None:
+        super().__init__(placement, graph_units)
         self._module = module
         self._spec = spec
         self._position_rows = len(model.unit_positions(spec.largest))
-        self._placement = placement
-        advise(placement.device)
-        self._streams = CudaStreams(placement.device)
-        self._graph_units = graph_units
-        self._graphs: Graphs | None = None
 
-    def record(self) -> None:
-        if not self._graph_units:
-            return
-        sizes, room = vision_sizes(self._spec, self._graph_units)
+    def _recorded(self) -> Graphs:
+        sizes, room = vision_sizes(self._spec, self._graph_cost)
         device = self._placement.device
 
         def compute(
@@ -202,15 +206,14 @@ class CudaVision:
             longest = min(positions.shape[1], self._spec.max_units)
             return self._module(pixels, positions, cu_units, (longest,))
 
-        with torch.inference_mode(), self._streams.computing():
-            self._graphs = Graphs(
-                compute,
-                (torch.zeros(sizes[-1], *self._spec.unit_shape, dtype=torch.uint8, device=device),),
-                torch.zeros(self._position_rows, sizes[-1], dtype=torch.int32, device=device),
-                sizes=sizes,
-                room=room,
-                streams=self._streams,
-            )
+        return Graphs(
+            compute,
+            (torch.zeros(sizes[-1], *self._spec.unit_shape, dtype=torch.uint8, device=device),),
+            torch.zeros(self._position_rows, sizes[-1], dtype=torch.int32, device=device),
+            sizes=sizes,
+            room=room,
+            streams=self._streams,
+        )
 
     def launch(self, batch: VisionBatch, out: Sequence[torch.Tensor]) -> Launched[None]:
         """Images whose pixels are of one type."""

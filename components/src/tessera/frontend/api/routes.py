@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable
-from inspect import cleandoc
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
+from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Match, Route
-from starlette.types import Scope
 
 from tessera import __version__
-from tessera.frontend.api.schema import OPENAI_ERROR, Schema
+from tessera.frontend.api.schema import OPENAI_ERROR, OUTPUTS, Schema
 from tessera.frontend.http.errors import MEANINGS
 
 Answering = Callable[[Request], Awaitable[Response]]
 _DESCRIPTION: Final = "Text and images in, vectors or scores out; every common client's requests."
-_UNDESCRIBED: Final = {
-    "200": {"description": "Successful Response", "content": {"application/json": {"schema": {}}}}
-}
 
 
-class ApiRoute(Route):
+class ApiRoute(APIRoute):
     """Answers the requests for a path by a function, whose name and docstring describe it unless given.
 
     ``described`` are further keys of its OpenAPI operation. A route without a ``summary`` is not described.
@@ -37,36 +34,28 @@ class ApiRoute(Route):
         methods: Collection[str] = ("POST",),
         name: str | None = None,
         summary: str = "",
-        described: dict[str, Any] | None = None,
+        described: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        super().__init__(path, answer, methods=methods, name=name)
-        # Starlette takes HEAD wherever it takes GET.
-        self.methods = set(methods)
-        self.summary = summary
-        self.described = described or {"responses": _UNDESCRIBED}
+        # FastAPI describes a name in a path where the function takes it as a parameter.
+        named = [
+            {"name": word, "in": "path", "required": True, "schema": {"type": "string", "title": word.title()}}
+            for word in re.findall(r"{(\w+)", path)
+        ]
+        super().__init__(
+            path,
+            answer,
+            methods=set(methods),
+            name=name,
+            summary=summary,
+            include_in_schema=bool(summary),
+            openapi_extra={**described, **({"parameters": named} if named else {})},
+        )
 
-    def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        match, child = super().matches(scope)
-        return match, {**child, "route": self}
-
-    def operation(self, method: str, tag: str) -> dict[str, Any]:
-        """Return the OpenAPI operation."""
-        operation: dict[str, Any] = {"tags": [tag], "summary": self.summary}
-        if self.endpoint.__doc__:
-            operation["description"] = cleandoc(self.endpoint.__doc__)
-        unique = re.sub(r"\W", "_", f"{self.name}{self.path_format}")
-        operation["operationId"] = f"{unique}_{method.lower()}"
-        if self.param_convertors:
-            operation["parameters"] = [
-                {
-                    "name": name,
-                    "in": "path",
-                    "required": True,
-                    "schema": {"type": "string", "title": name.title()},
-                }
-                for name in self.param_convertors
-            ]
-        return operation | self.described
+    @property
+    def outputs(self) -> Collection[str]:
+        """The kinds of output that a model has whose requests come here; none for other routes."""
+        outputs: Collection[str] = (self.openapi_extra or {}).get(OUTPUTS, ())
+        return outputs
 
 
 def get_route(path: str, answer: Answering, schema: Schema, *statuses: int, summary: str) -> ApiRoute:
@@ -81,10 +70,8 @@ def get_route(path: str, answer: Answering, schema: Schema, *statuses: int, summ
 
 def openapi(routes: Iterable[tuple[str, ApiRoute]]) -> dict[str, Any]:
     """Describe routes, each with the tag that it stands below."""
-    paths: dict[str, dict[str, Any]] = {}
+    described = []
     for tag, route in routes:
-        for method in sorted(route.methods or ()):
-            if route.summary:
-                paths.setdefault(route.path_format, {})[method.lower()] = route.operation(method, tag)
-    info = {"title": "Tessera", "description": _DESCRIPTION, "version": __version__}
-    return {"openapi": "3.1.0", "info": info, "paths": paths}
+        route.tags = [tag]
+        described.append(route)
+    return get_openapi(title="Tessera", version=__version__, description=_DESCRIPTION, routes=described)

@@ -96,11 +96,6 @@ class NixlTransport(Transport):
                 raise
 
     @property
-    def quarantined(self) -> int:
-        """Reads given up but not over; the staging memory of each is out of use until it is."""
-        return self._agent.quarantined
-
-    @property
     def registrations(self) -> int:
         return self._agent.registrations
 
