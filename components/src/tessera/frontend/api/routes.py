@@ -38,7 +38,12 @@ class ApiRoute(APIRoute):
     ) -> None:
         # FastAPI describes a name in a path where the function takes it as a parameter.
         named = [
-            {"name": word, "in": "path", "required": True, "schema": {"type": "string", "title": word.title()}}
+            {
+                "name": word,
+                "in": "path",
+                "required": True,
+                "schema": {"type": "string", "title": word.title()},
+            }
             for word in re.findall(r"{(\w+)", path)
         ]
         super().__init__(
