@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.embeds, pytest.mark.xdist_group("corpus-ray"), pytest.
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
-    made = make_corpus(tmp_path_factory.mktemp("corpus"), texts=160, pictures=16, pages=16, square=True)
+    made = make_corpus(tmp_path_factory.mktemp("corpus"), texts=160, pictures=16, pages=16)
     (Path(made.sources[1]) / "bad.png").write_bytes(b"no picture")
     return made
 
