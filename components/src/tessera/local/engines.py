@@ -55,12 +55,13 @@ class Engines:
         """How many engines work side by side."""
         return len(self._engines)
 
-    async def embed(self, contents: Sequence[Content]) -> Vectors:
+    async def embed(self, contents: Sequence[Content], query: Content | None = None) -> Vectors:
         """Embed inputs together, on the engine with the least to do; may be called several times at once.
 
-        Raises ``TesseraError`` where nothing can be embedded.
+        With a ``query``, each one's row is its score for it. Raises ``TesseraError`` where nothing can be
+        embedded.
         """
-        return await min(self._engines, key=_Engine.load).embed(contents)
+        return await min(self._engines, key=_Engine.load).embed(contents, query)
 
     async def usage(self) -> Usage:
         return sum(await asyncio.gather(*(engine.usage() for engine in self._engines)), Usage())
@@ -100,15 +101,15 @@ class _Engine:
         self._model = self._process.model
         self._open.set()
 
-    async def embed(self, contents: Sequence[Content]) -> Vectors:
+    async def embed(self, contents: Sequence[Content], query: Content | None) -> Vectors:
         size = sum(content.nbytes for content in contents)
         self._in_flight += size
         try:
             await self._open.wait()
             try:
-                return await self._ask(contents)
+                return await self._ask(contents, query)
             except ChildLost:
-                return await self._suspected(contents)
+                return await self._suspected(contents, query)
         finally:
             self._in_flight -= size
 
@@ -122,36 +123,36 @@ class _Engine:
         if self._process is not None:
             await self._process.close()
 
-    async def _ask(self, contents: Sequence[Content]) -> Vectors:
+    async def _ask(self, contents: Sequence[Content], query: Content | None) -> Vectors:
         if self._process is None:
             raise ChildLost("its process has ended")
-        vectors = await self._process.embed(contents)
+        vectors = await self._process.embed(contents, query)
         self._deaths = 0
         return vectors
 
-    async def _suspected(self, contents: Sequence[Content]) -> Vectors:
+    async def _suspected(self, contents: Sequence[Content], query: Content | None) -> Vectors:
         self._open.clear()
         self._suspects += 1
         try:
             async with self._alone:
-                return await self._in_parts(contents)
+                return await self._in_parts(contents, query)
         finally:
             self._suspects -= 1
             if not self._suspects:
                 self._open.set()
 
-    async def _in_parts(self, contents: Sequence[Content]) -> Vectors:
+    async def _in_parts(self, contents: Sequence[Content], query: Content | None) -> Vectors:
         await self._start_again()
         try:
-            return await self._ask(contents)
+            return await self._ask(contents, query)
         except ChildLost as lost:
             if len(contents) > 1:
                 half = len(contents) // 2
-                parts = [await self._in_parts(part) for part in (contents[:half], contents[half:])]
+                parts = [await self._in_parts(part, query) for part in (contents[:half], contents[half:])]
                 return Vectors.joined(parts)
             self._died(lost)
             error = EngineDead(f"the engine's process ended over it: {lost}")
-            return Vectors.failed(error, self.model.width)
+            return Vectors.failed(error, self.model.width if query is None else 1)
 
     async def _start_again(self) -> None:
         """Where the process has ended. Raises what an engine is refused for."""
@@ -182,7 +183,7 @@ class _Process:
     async def start(cls, plan: EnginePlan, card: str) -> Self:
         """Raises what the engine was refused for."""
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": card} if card else None
-        first = Start(list(plan.loads), plan.options)
+        first = Start(list(plan.loads), plan.options, plan.allow_private_media)
         module = "tessera.local.engine_process"
         child = await Child.start(module, first, environment=environment, words=plan.log)
         assert isinstance(child.begun, Ready)
@@ -192,10 +193,10 @@ class _Process:
     def ended(self) -> bool:
         return self._child.ended
 
-    async def embed(self, contents: Sequence[Content]) -> Vectors:
-        answer = await self._child.ask(lambda number: Embed(number, list(contents)))
+    async def embed(self, contents: Sequence[Content], query: Content | None) -> Vectors:
+        answer = await self._child.ask(lambda number: Embed(number, list(contents), query))
         assert isinstance(answer, EmbeddedRows)
-        rows = np.frombuffer(answer.rows, "<f4").reshape(-1, self.model.width)
+        rows = np.frombuffer(answer.rows, "<f4").reshape(-1, self.model.width if query is None else 1)
         if len(answer.counts) != len(contents) or sum(answer.counts) != len(rows):
             raise ProtocolError(f"an engine answered with {len(answer.counts)} of {len(contents)} inputs")
         return Vectors(

@@ -19,15 +19,19 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Start(msgspec.Struct, frozen=True, tag=True):
-    """The first message to an engine process; ``loads`` as ``Engine.start`` takes them."""
+    """The first message to an engine process; its fields as ``Engine.start`` takes them."""
 
     loads: list[Load]
     options: VectorOptions
+    allow_private_media: bool
 
 
 class Embed(msgspec.Struct, frozen=True, tag=True):
+    """Asks for the rows of contents; with a ``query`` for each one's score, its one row of one value."""
+
     number: int
     contents: list[Content]
+    query: Content | None
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
