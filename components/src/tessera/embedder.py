@@ -196,6 +196,7 @@ class Embedder:
         """Yield the vectors of contents, or their scores for a query, group by group in their order."""
         waiting: deque[tuple[Sequence[Content], Future[Vectors]]] = deque()
         done = 0
+        self._engines.check()
         own = size_of(query.parts) if query is not None else (0, 0)
 
         def size(content: Content) -> Size:

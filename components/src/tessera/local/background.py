@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import uvloop
 
@@ -19,6 +19,8 @@ from tessera.local.plan import EnginePlan
 from tessera.local.vectors import Vectors
 
 T = TypeVar("T")
+
+_CLOSED: Final = "this Embedder is closed"
 
 
 class BackgroundEngines:
@@ -45,13 +47,19 @@ class BackgroundEngines:
         self.model = self._engines.model
         self._most = IN_FLIGHT[0] * self._engines.count, IN_FLIGHT[1]
 
+    def check(self) -> None:
+        """Raise ``Unavailable`` after ``close``, and in a process that was forked from this one."""
+        if os.getpid() != self._pid:
+            raise Unavailable("a forked process cannot use its parent's Embedder: make one in each process")
+        if self._closed:
+            raise Unavailable(_CLOSED)
+
     def submit(self, contents: Sequence[Content], query: Content | None, size: Size) -> Future[Vectors]:
         """Begin to embed or to score contents of that size, once there is room; larger ones go alone.
 
-        Raises ``Unavailable`` after ``close`` and in a process that was forked from this one.
+        Raises as ``check``.
         """
-        if os.getpid() != self._pid:
-            raise Unavailable("a forked process cannot use its parent's Embedder: make one in each process")
+        self.check()
         weight, nbytes = size
         with self._room:
             self._room.wait_for(
@@ -72,7 +80,7 @@ class BackgroundEngines:
         try:
             return future.result()
         except CancelledError:
-            raise Unavailable("this Embedder is closed") from None
+            raise Unavailable(_CLOSED) from None
         finally:
             future.cancel()
 
@@ -102,7 +110,7 @@ class BackgroundEngines:
         with self._room:
             if self._closed:
                 work.close()
-                raise Unavailable("this Embedder is closed")
+                raise Unavailable(_CLOSED)
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
             self._futures.add(future)
         future.add_done_callback(self._futures.discard)

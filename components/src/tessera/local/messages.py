@@ -45,6 +45,12 @@ class AskUsage(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Nobody waits for the answer of that number any more, and there will be none."""
+
+    number: int
+
+
 class Loaded(msgspec.Struct, frozen=True, tag=True):
     """A worker can be asked."""
 
@@ -86,4 +92,4 @@ First = Load | Start
 Begun = Loaded | Ready
 Question = Embed | Ask | AskUsage
 Answer = EmbeddedRows | Replied | Used
-Message = First | Begun | Question | Answer | Refused
+Message = First | Begun | Question | Cancel | Answer | Refused
