@@ -120,7 +120,7 @@ class Embedder:
         is a text, an image (a path, bytes, a PIL image), an object with ``text`` and ``image``, or a list of
         such parts; ``image`` may be a URL as well. Inputs are taken as they are needed. ``role`` is what they
         are for, ``instruction`` what a query's prompt says where the model takes one, and ``dimensions`` a
-        width that the model offers. Raises ``TesseraError`` for the first input that cannot be embedded.
+        width that the model offers. Raises ``TesseraError`` where an input cannot be embedded.
         """
         info = self.model
         if info.kind is OutputKind.SCORE:
