@@ -42,14 +42,14 @@ def ranking(models: Several, name: str, photo: bytes, **options: object) -> dict
         "/v1/rerank",
         model=name,
         query={"text": "a flower", "image": url_of(photo)},
-        documents=["a text", {"image": url_of(photo)}, "word " * 3000, *["a text"] * 70],
+        documents=["a text", {"image": url_of(photo)}, "word " * 3000, *["a text"] * 9],
         **options,
     )
     return {result["index"]: result["relevance_score"] for result in answer.json()["results"]}
 
 
 def reranked(embedder: Embedder, photo: bytes, **options: bool) -> list[Ranked]:
-    documents = ["a text", photo, "word " * 3000, *["a text"] * 70]
+    documents = ["a text", photo, "word " * 3000, *["a text"] * 9]
     return embedder.rerank({"text": "a flower", "image": photo}, documents, **options)  # type: ignore[arg-type]
 
 
@@ -57,13 +57,13 @@ def test_token_vectors_and_max_sim(
     models: Several, checkpoints: dict[str, Path], photos: dict[str, bytes]
 ) -> None:
     with Embedder(checkpoints["late"]) as embedder:
-        inputs = ["a text", photos["flower"], {"text": "a caption", "image": photos["china"]}, *["b"] * 70]
+        inputs = ["a text", photos["flower"], {"text": "a caption", "image": photos["china"]}, *["b"] * 9]
         vectors = embedder.embed(inputs, role="query")
         sent = [
             "a text",
             {"image": url_of(photos["flower"])},
             {"text": "a caption", "image": url_of(photos["china"])},
-            *["b"] * 70,
+            *["b"] * 9,
         ]
         answer = models.post("/v1/embeddings", model="late", input=sent, input_type="query").json()
         assert isinstance(vectors, list) and len(vectors) == len(inputs)
