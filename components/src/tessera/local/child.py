@@ -15,7 +15,7 @@ from typing import Final, Self, TypeVar
 
 from tessera.errors import Unavailable, from_code
 from tessera.local.channel import Channel
-from tessera.local.messages import Answer, Begun, First, Question, Refused
+from tessera.local.messages import Answer, Begun, Cancel, First, Question, Refused
 
 _END_SECONDS: Final = 10.0
 _TOLD_SECONDS: Final = 5.0
@@ -92,6 +92,10 @@ class Child:
             with suppress(ConnectionError):
                 await self._channel.send(question(number))
             answer = await asked
+        except asyncio.CancelledError:
+            # Hundreds of pictures may be under way, which the next question would wait for.
+            self._channel.post(Cancel(number))
+            raise
         finally:
             self._waiting.pop(number, None)
         assert isinstance(answer, kind)

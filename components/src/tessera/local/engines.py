@@ -55,12 +55,13 @@ class Engines:
         """How many engines work side by side."""
         return len(self._engines)
 
-    async def embed(self, contents: Sequence[Content]) -> Vectors:
+    async def embed(self, contents: Sequence[Content], query: Content | None = None) -> Vectors:
         """Embed inputs together, on the engine with the least to do; may be called several times at once.
 
-        Raises ``TesseraError`` where nothing can be embedded.
+        With a ``query``, each one's row is its score for it. Raises ``TesseraError`` where nothing can be
+        embedded.
         """
-        return await min(self._engines, key=_Engine.load).embed(contents)
+        return await min(self._engines, key=_Engine.load).embed(contents, query)
 
     async def usage(self) -> Usage:
         return sum(await asyncio.gather(*(engine.usage() for engine in self._engines)), Usage())
@@ -101,15 +102,15 @@ class _Engine:
         self._model = self._process.begun.model
         self._open.set()
 
-    async def embed(self, contents: Sequence[Content]) -> Vectors:
+    async def embed(self, contents: Sequence[Content], query: Content | None) -> Vectors:
         size = sum(content.nbytes for content in contents)
         self._in_flight += size
         try:
             await self._open.wait()
             try:
-                return await self._ask(contents)
+                return await self._ask(contents, query)
             except ChildLost:
-                return await self._suspected(contents)
+                return await self._suspected(contents, query)
         finally:
             self._in_flight -= size
 
@@ -126,15 +127,15 @@ class _Engine:
     async def _begin(self) -> Child:
         """Start ``engine_process``. Raises what the engine was refused for."""
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": self._card} if self._card else None
-        first = Start(list(self._plan.loads), self._plan.options)
+        first = Start(list(self._plan.loads), self._plan.options, self._plan.allow_private_media)
         module = "tessera.local.engine_process"
         return await Child.start(module, first, environment=environment, words=self._plan.log)
 
-    async def _ask(self, contents: Sequence[Content]) -> Vectors:
+    async def _ask(self, contents: Sequence[Content], query: Content | None) -> Vectors:
         if self._process is None:
             raise ChildLost("its process has ended")
-        answer = await self._process.ask(lambda number: Embed(number, list(contents)), EmbeddedRows)
-        rows = np.frombuffer(answer.rows, "<f4").reshape(-1, self.model.width)
+        answer = await self._process.ask(lambda number: Embed(number, list(contents), query), EmbeddedRows)
+        rows = np.frombuffer(answer.rows, "<f4").reshape(-1, self.model.width if query is None else 1)
         if len(answer.counts) != len(contents) or sum(answer.counts) != len(rows):
             raise ProtocolError(f"an engine answered with {len(answer.counts)} of {len(contents)} inputs")
         self._deaths = 0
@@ -145,29 +146,29 @@ class _Engine:
             errors={place: failure.error() for place, failure in answer.errors.items()},
         )
 
-    async def _suspected(self, contents: Sequence[Content]) -> Vectors:
+    async def _suspected(self, contents: Sequence[Content], query: Content | None) -> Vectors:
         self._open.clear()
         self._suspects += 1
         try:
             async with self._alone:
-                return await self._in_parts(contents)
+                return await self._in_parts(contents, query)
         finally:
             self._suspects -= 1
             if not self._suspects:
                 self._open.set()
 
-    async def _in_parts(self, contents: Sequence[Content]) -> Vectors:
+    async def _in_parts(self, contents: Sequence[Content], query: Content | None) -> Vectors:
         await self._start_again()
         try:
-            return await self._ask(contents)
+            return await self._ask(contents, query)
         except ChildLost as lost:
             if len(contents) > 1:
                 half = len(contents) // 2
-                parts = [await self._in_parts(part) for part in (contents[:half], contents[half:])]
+                parts = [await self._in_parts(part, query) for part in (contents[:half], contents[half:])]
                 return Vectors.joined(parts)
             self._died(lost)
             error = EngineDead(f"the engine's process ended over it: {lost}")
-            return Vectors.failed(error, self.model.width)
+            return Vectors.failed(error, self.model.width if query is None else 1)
 
     async def _start_again(self) -> None:
         """Where the process has ended. Raises what an engine is refused for."""

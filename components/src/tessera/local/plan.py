@@ -21,11 +21,12 @@ class EnginePlan:
     """How engine processes are started: what their workers load, and the cards.
 
     ``cards`` are entries for CUDA_VISIBLE_DEVICES, an empty one where the environment is to stay as it is.
-    ``log`` are flags of ``LogSettings``.
+    ``allow_private_media`` lets image URLs reach private addresses. ``log`` are flags of ``LogSettings``.
     """
 
     loads: Sequence[Load]
     options: VectorOptions
+    allow_private_media: bool = False
     cards: Sequence[str] = ("",)
     log: Sequence[str] = ()
 
@@ -54,20 +55,24 @@ def plan_engines(
     bar: bool = False,
     most: int | None = None,
     split: bool = False,
+    scores: bool = False,
+    allow_private_media: bool = False,
 ) -> EnginePlan:
     """Plan an engine for each card, ``most`` of them, of the model of that name; download it if need be.
 
-    ``flags`` are those of workers, and ``log`` those of ``LogSettings``; ``split`` as in ``loads_of``.
-    Raises ``ConfigError`` and ``CheckpointError`` for what is no model that makes vectors.
+    ``flags`` are those of workers, and ``log`` those of ``LogSettings``; ``split`` as in ``loads_of``, and
+    ``allow_private_media`` as in ``EnginePlan``. Raises ``CheckpointError`` for what is no model, and
+    ``ConfigError`` for one that gives scores and no vectors, unless ``scores`` are wanted.
     """
     source = find(name, revision, bar=bar)
     model = open_model(source.directory, {})
-    if model.output.kind is OutputKind.SCORE:
+    if model.output.kind is OutputKind.SCORE and not scores:
         raise ConfigError(f"{name} ({model.family}) gives scores of pairs, and no vectors")
     cards = ([card.entry for card in machine.this_machine(os.environ).cards] or [""])[:most]
     return EnginePlan(
         loads=loads_of(source, flags, engines_on_host=len(cards), split=split),
         options=options,
+        allow_private_media=allow_private_media,
         cards=cards,
         log=log,
     )
