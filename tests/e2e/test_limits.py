@@ -39,7 +39,7 @@ def service(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     folder = tmp_path_factory.mktemp("limits")
     config = folder / "engine.yaml"
     config.write_text(ENGINE)
-    environment = {"FRONTEND_ARGS": LIMITS, "AGG_ENGINE_ARGS": str(config)}
+    environment = {"TESSERA_FRONTEND_ARGS": LIMITS, "TESSERA_AGG_ENGINE_ARGS": str(config)}
     with launch("agg.sh", checkpoint, folder / "log", workers=1, environment=environment) as running:
         yield running
 
@@ -264,7 +264,7 @@ def test_without_a_worker_it_says_so(service: Service) -> None:
 
 
 def test_text_needs_no_encode_worker(checkpoint: Path, tmp_path: Path) -> None:
-    none, brief = {"ENCODE_WORKERS": "0"}, ["--encode-wait-seconds", "2"]
+    none, brief = {"TESSERA_ENCODE_WORKERS": "0"}, ["--encode-wait-seconds", "2"]
     log = tmp_path / "log"
     with launch("e_p.sh", checkpoint, log, workers=1, arguments=brief, environment=none) as service:
         assert post(service, ["text", "more text"]).status_code == 200

@@ -104,7 +104,7 @@ class DynamoModel:
     def _read(self, body: Mapping[str, Any]) -> EmbeddingsRequest:
         fields = {name: value for name, value in body.items() if name != _ANNOTATIONS}
         request = parse_embeddings(fields, limits=self._limits.request, models=self._served)
-        if request.model not in (None, *self._served):
+        if request.model is not None and request.model not in self._served:
             raise not_found(request.model, self._served)
         if request.dtype is not EmbedDtype.FLOAT32:
             raise InvalidInput("embed_dtype: only float32 can be sent by this way", param="embed_dtype")

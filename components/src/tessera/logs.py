@@ -30,7 +30,8 @@ from typing import Annotated, Final, TextIO
 import msgspec
 import orjson
 
-from tessera.flags import add_flags, read_flags
+from tessera.errors import ConfigError
+from tessera.flags import add_flags, read_flags, take_variables
 from tessera.settings import LogLevel, Setting
 
 Value = str | int | float | None
@@ -157,8 +158,9 @@ def log_settings(argv: Sequence[str] | None = None) -> LogSettings:
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False, allow_abbrev=False)
     add_log_arguments(parser)
     try:
+        take_variables(parser, LogSettings)
         parsed, _ = parser.parse_known_args(argv)
-    except argparse.ArgumentError:
+    except (argparse.ArgumentError, ConfigError):
         return LogSettings()
     return read_flags(LogSettings, parsed)
 

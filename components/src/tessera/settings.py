@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
@@ -34,6 +35,9 @@ from typing import (
 
 if TYPE_CHECKING:
     import msgspec
+
+PREFIX: Final = "TESSERA_"
+"""What the variable of every setting begins with."""
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -83,6 +87,17 @@ PORT: Final = Number(text="{flag} must be 0 to 65535, not {value}", below=1 << 1
 
 CHOSEN: Final = "0: chosen from the model and the machine"
 """What the help says of numbers that ``tessera.defaults`` has something for."""
+
+# As Kubernetes calls what it tells of services, among them one whose name is ``tessera``.
+_OF_KUBERNETES: Final = re.compile(r"_SERVICE_(HOST|PORT(_\w+)?)$|_PORT_\d+_(TCP|UDP|SCTP)(_\w+)?$")
+
+
+def is_link(name: str, value: str) -> bool:
+    """Whether a variable is how Kubernetes tells a pod of a service, such as ``TESSERA_PORT=tcp://...``."""
+    return _OF_KUBERNETES.search(name) is not None or (
+        name.endswith("_PORT") and value.startswith(("tcp://", "udp://", "sctp://"))
+    )
+
 
 # What more than one process has.
 ModelPath = Annotated[
@@ -160,6 +175,11 @@ class Field:
     setting: Setting
     default: Any
     notes: tuple[Any, ...] = ()
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it, by its flag or, where it has none, by its name."""
+        return PREFIX + (self.setting.flag.removeprefix("--").replace("-", "_") or self.name).upper()
 
     @property
     def part(self) -> type[msgspec.Struct] | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import http.client
 import json
 import os
@@ -11,7 +10,8 @@ import urllib.request
 from collections.abc import Sequence
 from typing import Any, Final
 
-from tessera.terminal import complain, say
+from tessera.command import OneLineParser
+from tessera.terminal import complain, no_answer, say
 
 _SECONDS: Final = 10.0
 
@@ -22,7 +22,7 @@ class NoAnswer(Exception):
 
 def main(arguments: Sequence[str] | None = None, prog: str = "tessera models") -> int:
     """Print a line for each model; 1 and one line on standard error when a service gives no answer."""
-    parser = argparse.ArgumentParser(
+    parser = OneLineParser(
         prog=prog,
         description="Says which families of models can be served here: those whose config.json has such a "
         "model_type. With --url, what a running service serves.",
@@ -73,7 +73,7 @@ def _served(url: str) -> list[dict[str, Any]]:
             raise NoAnswer(f"{url} asks for an API key: set TESSERA_API_KEY to one that it knows") from error
         raise NoAnswer(f"{url} answered {error.code}") from error
     except (OSError, http.client.HTTPException) as error:
-        raise NoAnswer(f"no answer from {url}: {getattr(error, 'reason', None) or error}") from error
+        raise NoAnswer(no_answer(url, error)) from error
     except (ValueError, LookupError, TypeError) as error:
         raise NoAnswer(f"{url} does not answer as Tessera does") from error
     left_out = ("object", "created", "owned_by")

@@ -5,7 +5,7 @@ The parts stand beside the code that they are for. The order of the fields is th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,13 +13,13 @@ import msgspec
 
 from tessera.checkpoint.source import Source
 from tessera.errors import ConfigError
-from tessera.flags import parse_flags
+from tessera.flags import check_flags, parse_flags
 from tessera.frontend.admission.room import RESPONSES_IN_FLIGHT
 from tessera.frontend.door import check_doors, doors
 from tessera.frontend.group import Seat
 from tessera.frontend.http.auth import API_KEYS_VARIABLE, ApiKey, read_keys
 from tessera.frontend.http.connection import ConnectionLimits
-from tessera.frontend.http.tls import TlsSettings
+from tessera.frontend.http.tls import PASSWORD_VARIABLE, Certificate, TlsSettings
 from tessera.frontend.media.policy import ImageLimits, MediaPolicy
 from tessera.frontend.model_settings import MODELS_FLAG, ModelSettings, read_models
 from tessera.frontend.request import RequestLimits
@@ -187,6 +187,14 @@ def parse(
     )
     check_doors(settings)
     return msgspec.structs.replace(settings, models=_models(settings, source))
+
+
+def check(words: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Raise ``ConfigError`` for what a frontend would refuse before it looks for models."""
+    given = check_flags(FrontendSettings, words)
+    read_keys(given.access.keys_file, environment.get(API_KEYS_VARIABLE))
+    Certificate.of(given.tls, environment.get(PASSWORD_VARIABLE))
+    check_doors(given)
 
 
 def _models(given: FrontendSettings, source: str | None) -> tuple[ModelSettings, ...]:

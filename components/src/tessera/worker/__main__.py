@@ -147,6 +147,10 @@ def main() -> int:
     # Before the rest, whose errors are logged, too; the name of the role follows once it is known.
     log_as("worker", early := log_settings())
     set_environment_defaults(json_log=early.format is LogFormat.JSON)
+    from tessera.launch.variables import unknown
+
+    for sentence in unknown(os.environ):
+        log.warning("%s", sentence)
     try:
         settings = parse(source=os.environ.pop(SOURCE_VARIABLE, None))
         log_as(settings.mode.value, settings.log)

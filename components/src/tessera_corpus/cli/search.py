@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -15,12 +14,12 @@ from typing import Annotated, Final
 import msgspec
 import uvloop
 
-from tessera.defaults import MODEL
+from tessera.command import OneLineParser
 from tessera.errors import ConfigError, InvalidInput, TesseraError
-from tessera.flags import HelpFormatter, add_flags, read_flags
+from tessera.flags import HelpFormatter, add_flags, read_flags, take_variables
 from tessera.local.content import ImageFile, Part
 from tessera.local.model_info import ModelInfo
-from tessera.local.plan import plan_engines
+from tessera.local.plan import model_of_environment, plan_engines
 from tessera.models.base import Role
 from tessera.process_exit import leave
 from tessera.settings import POSITIVE, Revision, Setting
@@ -95,9 +94,7 @@ class _Found:
 
 def main(arguments: Sequence[str], prog: str = "tessera search") -> int:
     """Prints the hits, the best first; the status is 1 after an error."""
-    parser = argparse.ArgumentParser(
-        prog=prog, description=_TEXT, formatter_class=HelpFormatter, allow_abbrev=False
-    )
+    parser = OneLineParser(prog=prog, description=_TEXT, formatter_class=HelpFormatter, allow_abbrev=False)
     parser.add_argument("directory", type=Path, metavar="DIR", help="that tessera embed --out was given")
     parser.add_argument("text", nargs="?", default="", help="what to look for")
     parser.add_argument(
@@ -108,8 +105,9 @@ def main(arguments: Sequence[str], prog: str = "tessera search") -> int:
         help="have the results put in order by a reranker of the service: the only one there, or MODEL",
     )
     add_flags(parser, SearchSettings)
-    parsed = parser.parse_args(arguments)
     try:
+        take_variables(parser, SearchSettings)
+        parsed = parser.parse_args(arguments)
         asked = _Asked(
             directory=parsed.directory,
             text=parsed.text,
@@ -223,7 +221,7 @@ async def _embedder(table: Table, settings: SearchSettings) -> Embedder:
     if settings.service.url:
         key = os.environ.get(KEY_VARIABLE)
         return await ServiceEmbedder.start(settings.service, vectors, settings.model, key)
-    model = settings.model or os.environ.get("MODEL_PATH") or str(MODEL)
+    model = settings.model or model_of_environment()
     plan = plan_engines(model, settings.revision, vectors.options, log=["--log-level", "warning"], most=1)
     return await EngineEmbedder.start(plan, vectors)
 
