@@ -127,6 +127,15 @@ ModelOptions = Annotated[
     ),
 ]
 Namespace = Annotated[str, Setting(flag="--namespace", help="processes of one namespace find each other")]
+AccessLogShare = Annotated[
+    float,
+    Setting(
+        flag="--access-log-share",
+        check=Number(text="{flag} must be 0 to 1, not {value:g}", below=math.nextafter(1.0, 2.0)),
+        help="the share of requests whose lines are written, 0 for none; answers of 500 and above always are",
+        more="Frontends and workers write the lines of the same requests",
+    ),
+]
 # Dynamo's own values.
 DiscoveryBackend = Annotated[
     Literal["file", "etcd", "kubernetes", "mem"],

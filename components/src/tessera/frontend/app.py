@@ -121,9 +121,11 @@ def make_app(service: Service, added: Iterable[ClientApi] = ()) -> Application:
             error_shapes=error_shapes,
             waiting=[Waiting(api.waits_below, api.error) for api in apis if api.waits_below],
             timeout_seconds=service.settings.limits.timeout_seconds,
+            access_log_share=service.settings.access_log_share,
         )
-        # Outside the other, so that what it refuses is seen.
-        return TraceMiddleware(guarded) if tracing.recording() else guarded
+        # Outside the other, so that what it refuses is seen, and by browsers, too.
+        traced = TraceMiddleware(guarded) if tracing.recording() else guarded
+        return service.settings.cors.around(traced)
 
     def answer(request: Request, failure: Failure) -> Response:
         exchange = exchange_of(request.scope)

@@ -77,7 +77,7 @@ async def serve(settings: WorkerSettings) -> None:
         runtime.shutdown()
         return
 
-    access_log = AccessLog(address, service.handle)
+    access_log = AccessLog(address, service.handle, share=settings.access_log_share)
     server = Server(runtime, address, access_log.answer)
     server.expose_metrics(metrics.render)
     # Discovery may keep a worker waiting; a signal must not wait with it.

@@ -29,6 +29,7 @@ from tessera.settings import (
     GIB,
     NOT_NEGATIVE,
     POSITIVE,
+    AccessLogShare,
     Modality,
     ModelOptions,
     ModelPath,
@@ -201,6 +202,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     want_traces: Traces = None
     rpc: Annotated[RpcSettings, Setting(group="Dynamo")] = RpcSettings()
     log: Annotated[LogSettings, Setting(group="log")] = LogSettings()
+    access_log_share: AccessLogShare = 1.0
     stages: StageSettings = StageSettings()
     """What the YAML file and the changes to it say."""
     traces: tuple[str, ...] = ()

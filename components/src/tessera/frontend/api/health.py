@@ -25,6 +25,7 @@ _MODEL: Final = object_of(
 _HEALTH: Final = object_of(
     status=TEXT,
     frontends=WHOLE,
+    ready={"type": "array", "items": TEXT, "description": "The models that can be asked."},
     workers=_BY_COMPONENT,
     missing=_BY_COMPONENT,
     images=_FLAG,
@@ -62,25 +63,19 @@ def _sum(found: Sequence[dict[str, Any]], key: str) -> JsonObject:
 def _routes(service: Service) -> APIRouter:
     router = APIRouter(tags=["Health"])
 
-    def refusal() -> str:
-        """The reason why balancers should look elsewhere; empty for a frontend that is ready."""
-        if KEEPER.trouble is not None:
-            return f"not ready: {KEEPER.trouble}"
-        serves = any(model.workers.embed.ready for model in service.models)
-        return "" if serves and not service.draining.is_set() else "not ready"
-
     @router.get(
         "/health", openapi_extra=answers(_HEALTH, 503), summary="Whether a worker that can serve is there"
     )
     async def health() -> Response:
-        """With several models: whether one of them can be served, and of each the same."""
+        """With several models: whether one of them, or all, can be served, and of each the same."""
         models = {model.settings.name: _model(service, model) for model in service.models}
         found = list(models.values())
         others = service.models.waiting | dict.fromkeys(service.models.leaving, _LEAVING)
-        why_not = refusal()
+        why_not = service.not_ready()
         body = {
             "status": why_not or "ready",
             "frontends": service.group.answering,
+            "ready": [name for name, model in models.items() if model["workers"]["embed"]],
             "workers": _sum(found, "workers"),
             "missing": _sum(found, "missing"),
             "images": any(model["images"] for model in found),
@@ -107,7 +102,7 @@ def _routes(service: Service) -> APIRouter:
 
     @router.get("/v1/health/ready", openapi_extra=answers(_NIM, 503), summary="NIM's readiness")
     async def nim_ready() -> Response:
-        why_not = refusal()
+        why_not = service.not_ready()
         body = {"object": "health.response", "message": why_not or "ready", "ready": not why_not}
         return JSONResponse(body, status_code=503 if why_not else 200)
 

@@ -12,6 +12,11 @@ __all__ = ["FAMILY"]
 FAMILY: Family = OptionsFamily(
     name=FAMILY_NAME,
     model_types=(TOMORO, OPS),
+    hub_models=(
+        "TomoroAI/tomoro-colqwen3-embed-4b",
+        "TomoroAI/tomoro-colqwen3-embed-8b",
+        "OpenSearch-AI/Ops-Colqwen3-4B",
+    ),
     options=Options,
     opened=ColQwen3.open,
 )

@@ -11,6 +11,7 @@ __all__ = ["FAMILY"]
 FAMILY: Family = OptionsFamily(
     name=FAMILY_NAME,
     model_types=("llama_nemotron_vl",),
+    hub_models=("nvidia/llama-nemotron-colembed-vl-3b-v2",),
     options=NoOptions,
     opened=lambda path, _: LlamaNemotronColEmbedVL.open(path),
     architectures=("LlamaNemotronColEmbedVLModel",),

@@ -12,6 +12,7 @@ __all__ = ["FAMILY"]
 FAMILY: Family = OptionsFamily(
     name=FAMILY_NAME,
     model_types=("llama_bidirec",),
+    hub_models=("nvidia/llama-nemotron-rerank-1b-v2",),
     options=Options,
     opened=LlamaNemotronRerank,
     architectures=(SCORING,),

@@ -11,6 +11,7 @@ __all__ = ["FAMILY"]
 FAMILY: Family = OptionsFamily(
     name=FAMILY_NAME,
     model_types=("llama_nemotron_vl_rerank",),
+    hub_models=("nvidia/llama-nemotron-rerank-vl-1b-v2",),
     options=NoOptions,
     opened=lambda path, _: LlamaNemotronRerankVL.open(path),
 )

@@ -29,6 +29,7 @@ def _open(path: Path) -> LlamaNemotronVL:
 FAMILY: Family = OptionsFamily(
     name=FAMILY_NAME,
     model_types=("llama_nemotron_vl",),
+    hub_models=("nvidia/llama-nemotron-embed-vl-1b-v2",),
     options=NoOptions,
     opened=lambda path, _: _open(path),
     architectures=("LlamaNemotronVLModel",),

@@ -11,6 +11,7 @@ __all__ = ["FAMILY"]
 FAMILY: Family = OptionsFamily(
     name=FAMILY_NAME,
     model_types=("qwen3",),
+    hub_models=("Qwen/Qwen3-Embedding-0.6B", "Qwen/Qwen3-Embedding-4B", "Qwen/Qwen3-Embedding-8B"),
     options=Options,
     opened=Qwen3Embedding.open,
 )

@@ -15,6 +15,7 @@ __all__ = ["FAMILY"]
 FAMILY: Family = OptionsFamily(
     name=FAMILY_NAME,
     model_types=("qwen3_vl",),
+    hub_models=("Qwen/Qwen3-VL-Embedding-2B", "Qwen/Qwen3-VL-Embedding-8B"),
     options=Options,
     opened=Qwen3VLEmbedding.open,
 )
