@@ -84,7 +84,7 @@ class CohereEmbedRequest(msgspec.Struct, kw_only=True):
     images: Annotated[
         Json,
         unread(list_of(STRING)),
-        about("Images to embed, as data URLs or addresses.", ["https://example.com/heart.png"]),
+        about("Images to embed, as data URLs or addresses.", ["data:image/png;base64,iVBORw0KGgo="]),
     ] = None
     inputs: Annotated[
         Json,

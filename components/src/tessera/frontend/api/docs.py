@@ -88,8 +88,8 @@ def _operation(method: str, path: str, operation: dict[str, Any]) -> Iterator[st
             for name, found in schema.get("properties", {}).items()
         )
         yield _table(("field", "type", "default", "example", ""), rows)
-    rows = ((status, answer["description"], "") for status, answer in operation["responses"].items())
-    yield _table(("status", "meaning", ""), rows)
+    meanings = ((status, answer["description"], "") for status, answer in operation["responses"].items())
+    yield _table(("status", "meaning", ""), meanings)
 
 
 def _forms(schema: dict[str, Any]) -> list[dict[str, Any]]:

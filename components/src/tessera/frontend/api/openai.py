@@ -283,7 +283,7 @@ class EmbeddingsBody(Options, kw_only=True):
             "a yellow heart",
             [
                 "a yellow heart",
-                [{"type": "image_url", "image_url": {"url": "https://example.com/heart.png"}}],
+                [{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}],
             ],
         ),
     ] = None
