@@ -152,8 +152,8 @@ def test_launch_starts_it_and_leaves_it_as_it_is(
         "VENV": str(bare_frontend.parents[1]),
         "PYTHON": "/nowhere/python",
         "PIP_NO_INDEX": "1",
-        "ENCODE_WORKERS": "0",
-        "EMBED_WORKERS": "0",
+        "TESSERA_ENCODE_WORKERS": "0",
+        "TESSERA_EMBED_WORKERS": "0",
     }
     log = tmp_path / "log"
     with launch("e_p.sh", checkpoint, log, workers=0, environment=environment) as service:

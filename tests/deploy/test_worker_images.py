@@ -44,10 +44,10 @@ def test_a_worker_image_serves(
     ports = free_ports(3)
     with etcd(tmp_path, *ports[:2]) as endpoint:
         environment = image.process_environment() | {
-            "MODEL_PATH": str(checkpoint),
-            "SERVED_MODEL_NAME": MODEL,
+            "TESSERA_MODEL_PATH": str(checkpoint),
+            "TESSERA_SERVED_MODEL_NAME": MODEL,
             "ETCD_ENDPOINTS": endpoint,
-            "HOST_ADDRESS": "127.0.0.1",
+            "TESSERA_HOST_ADDRESS": "127.0.0.1",
             "DYN_SYSTEM_PORT": str(ports[2]),
             "DYN_SYSTEM_HOST": "127.0.0.1",
             "OMP_NUM_THREADS": "1",

@@ -275,7 +275,13 @@ def test_what_was_embedded_is_found_by_picture_and_by_text(
     first, second = search(unbroken, "--image", picture, "--top", "2").stdout.splitlines()
     assert first.split() == ["1.", "1.000", f"{corpus.sources[1]}/7/7.jpg"] and second.startswith("   2.")
     line = json.loads(Path(corpus.sources[0]).read_text().splitlines()[5])
-    (found,) = search(unbroken, line["text"], "--top", "1").stdout.splitlines()
+    found, text = search(unbroken, line["text"], "--top", "1").stdout.splitlines()
     assert found.split()[0] == "1."
+    assert corpus.sources[0] in text and f"“{line['text'][:90]}" in text
+    (result,) = json.loads(search(unbroken, line["text"], "--top", "1", "--json").stdout)["results"]
+    assert (result["rank"], result["source"], result["page"]) == (1, str(corpus.sources[0]), None)
+    assert result["id"] == found.split()[2] and result["text"] == line["text"][:600]
     assert "give a text" in search(unbroken, status=1).stderr
+    (wrong,) = search(unbroken, "a", "--tops", "1", status=2).stderr.splitlines()
+    assert wrong.startswith("tessera search: unrecognized arguments: --tops") and "--help" in wrong
     assert "is not what tessera embed writes" in search(tmp_path, "text", status=1).stderr

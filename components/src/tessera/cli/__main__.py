@@ -5,6 +5,7 @@ The core's words are ``CORE``; packages beside it add others by entry points of 
 
 from __future__ import annotations
 
+import errno
 import select
 import signal
 import sys
@@ -18,7 +19,7 @@ from tessera.command import Command
 from tessera.extras import lack
 from tessera.garbage import quick_imports
 from tessera.siblings import COMMANDS, DISTRIBUTION, distribution_of, siblings
-from tessera.terminal import complain, say
+from tessera.terminal import complain, reason_of, say
 
 CORE: Final = {
     "serve": Command("start a service on this machine: tessera serve [MODEL]", "tessera.cli.serve"),
@@ -148,7 +149,14 @@ def _run(name: str, words: Sequence[str]) -> int:
         return 2
     with quick_imports():
         module = import_module(command.module)
-    return module.main(words, f"tessera {name}") or 0
+    try:
+        return module.main(words, f"tessera {name}") or 0
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # Wherever it was to be written: TMPDIR, a home, an output.
+        complain(f"tessera {name}: {reason_of(error)}")
+        return 1
 
 
 if __name__ == "__main__":

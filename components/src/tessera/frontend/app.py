@@ -31,6 +31,7 @@ from tessera.frontend.api.routes import openapi
 from tessera.frontend.api.values import clip
 from tessera.frontend.exchange import exchange_of
 from tessera.frontend.http.access_log import METRICS_PATHS
+from tessera.frontend.http.cors import Cors
 from tessera.frontend.http.errors import failure_response, openai_error, release, render, render_status
 from tessera.frontend.http.middleware import OPEN_PATHS, RequestMiddleware, Routes, TraceMiddleware
 from tessera.frontend.page import Page
@@ -54,7 +55,7 @@ APIS: Final[tuple[ClientApi, ...]] = (
 """In the order in which ``/docs`` lists them."""
 
 
-def make_app(service: Service, added: Iterable[ClientApi] = ()) -> RequestMiddleware | TraceMiddleware:
+def make_app(service: Service, added: Iterable[ClientApi] = ()) -> RequestMiddleware | TraceMiddleware | Cors:
     """Without a page in the settings ``/`` is not found; with ``open_metrics`` a scrape needs no key.
 
     ``added`` are the APIs of doors, behind its own.
@@ -102,9 +103,10 @@ def make_app(service: Service, added: Iterable[ClientApi] = ()) -> RequestMiddle
         error_shapes=error_shapes,
         waiting={prefix: api.error for api in apis for prefix in api.waits_below},
         timeout_seconds=service.settings.limits.timeout_seconds,
+        access_log_share=service.settings.access_log_share,
     )
-    # Outside the other, so that what it refuses is seen.
-    return TraceMiddleware(guarded) if tracing.recording() else guarded
+    # Outside the other, so that what it refuses is seen, and by browsers, too.
+    return service.settings.cors.around(TraceMiddleware(guarded) if tracing.recording() else guarded)
 
 
 def _explanation(request: Request, error: HTTPException) -> str:

@@ -140,6 +140,23 @@ class Service:
             return True
         return await self.models.follow(wanted)
 
+    def not_ready(self) -> str:
+        """Return why balancers should look elsewhere; nothing for a frontend that is ready.
+
+        With ``health_needs`` all, every model that is to be served must have a worker.
+        """
+        if KEEPER.trouble is not None:
+            return f"not ready: {KEEPER.trouble}"
+        ready = [model for model in self.models if model.workers.embed.ready]
+        if self.draining.is_set() or not ready:
+            return "not ready"
+        names = {model.settings.name for model in ready}
+        wanted = [*(model.settings.name for model in self.models), *self.models.waiting]
+        missing = [name for name in wanted if name not in names]
+        if missing and self.settings.health_needs == "all":
+            return f"not ready: {', '.join(missing)}"
+        return ""
+
     async def close(self) -> None:
         for task in self.tasks:
             task.cancel()

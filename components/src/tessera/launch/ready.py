@@ -175,8 +175,8 @@ class Asking:
             os.kill(os.getpid(), signal.SIGCHLD)
 
 
-def say_ended(pid: int) -> None:
-    log.error("process %d ended before the service was ready", pid)
+def say_ended(ended: str) -> None:
+    log.error("%s before the service was ready", ended)
 
 
 def _has_ended(pid: int) -> bool:

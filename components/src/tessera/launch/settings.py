@@ -10,10 +10,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from tessera.defaults import MODEL
 from tessera.settings import (
+    PORT,
+    POSITIVE,
+    PREFIX,
     DiscoveryBackend,
     Field,
     LogLevel,
@@ -23,12 +26,15 @@ from tessera.settings import (
     Row,
     Setting,
     fields_of,
+    is_link,
     joined,
 )
 
+N = TypeVar("N", int, float)
+
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]*")
 
-_NOT_READ: Final = frozenset({"passed", "written"})
+_NOT_READ: Final = frozenset({"passed", "written", "defaults"})
 
 OPEN: Final = -1
 """A number of processes that is not given: it is chosen from the machine. Nobody can write it."""
@@ -40,7 +46,10 @@ class SettingError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variable(Setting):
-    """A setting of the launcher. The variable is the field's name in capitals.
+    """A setting of the launcher.
+
+    The field's name in capitals is the variable of before, or with ``others`` one of somebody else's, such
+    as Dynamo's, that is read as well.
 
     The flag is that of ``tessera serve``, and without its dashes the key of a YAML file; the launch scripts
     alone read what is in no ``group``, which is a heading of ``--help``. Unless it is given, it is the
@@ -53,6 +62,7 @@ class Variable(Setting):
     default: str | None = None
     shape: str = ""
     of_model: bool = False
+    others: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +78,8 @@ _PROCESSES: Final = partial(Variable, group="processes")
 _ADDRESSES: Final = partial(Variable, group="addresses")
 _IMAGES: Final = partial(Variable, group="images")
 _LOG: Final = partial(Variable, group="log")
-_DYNAMO: Final = partial(Variable, group="Dynamo")
+_DYNAMO: Final = partial(Variable, group="Dynamo", others=True)
+_OTHERS: Final = partial(Variable, others=True)
 _ENGINES: Final = partial(Variable, group="engines and cards", of_model=True)
 _HOSTS: Final = partial(Variable, group="several hosts", of_model=True)
 
@@ -139,7 +150,7 @@ class Shared:
         "multimodal"
     )
     dyn_http_host: Annotated[str, _ADDRESSES(help="where the frontends listen")] = "127.0.0.1"
-    dyn_http_port: Annotated[int, _ADDRESSES(help="where the frontends listen")] = 8000
+    dyn_http_port: Annotated[int, _ADDRESSES(check=PORT, help="where the frontends listen")] = 8000
     tls_cert: Annotated[
         str,
         _ADDRESSES(
@@ -190,6 +201,8 @@ class Shared:
     """Flags of the frontends that were given themselves."""
     written: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """How each setting is named to whoever gave it, by its field."""
+    defaults: frozenset[str] = field(default=frozenset(), repr=False, compare=False)
+    """The fields that nobody gave."""
 
     @classmethod
     def read(cls, environment: Mapping[str, str], given: Mapping[str, Given] | None = None) -> Self:
@@ -200,22 +213,29 @@ class Shared:
         """
         values: dict[str, Any] = {}
         written: dict[str, str] = {}
-        for setting in _read_fields(cls):
-            name, variable = setting.name, setting.name.upper()
+        for setting in read_fields(cls):
+            name = setting.name
             if given is not None and name in given:
                 value = given[name]
-            elif text := environment.get(variable, ""):
-                value = Given(text, f"{variable}={text}")
+            elif found := _in_environment(environment, setting):
+                value = found
             else:
                 flag = setting.setting.flag if given is not None else ""
-                written[name] = f"{flag} {setting.default}" if flag else f"{variable}={setting.default}"
+                default = setting.default
+                written[name] = f"{flag} {default}" if flag else f"{setting.variable}={default}"
                 continue
             values[name], written[name] = _parse(value, setting), value.said
-        return cls(**values, written=written)
+        return cls(**values, written=written, defaults=frozenset(written.keys() - values.keys()))
 
     def named(self, name: str) -> str:
-        """A setting and its value as they were written: ``--port 8000``, or ``DYN_HTTP_PORT=8000``."""
-        return self.written.get(name) or f"{name.upper()}={getattr(self, name)}"
+        """A setting and its value as they were written: ``--port 8000``, or ``TESSERA_PORT=8000``."""
+        return self.written.get(name) or f"{PREFIX}{name.upper()}={getattr(self, name)}"
+
+    def other(self, name: str) -> str:
+        """What to end an error with about a setting that has its default: how to choose another."""
+        if name not in self.defaults:
+            return ""
+        return f"; name another with {self.written[name].replace('=', ' ').partition(' ')[0]}"
 
     def of_dynamo(self) -> dict[str, str]:
         """The variables that Dynamo's runtime reads, too, with the values that are used."""
@@ -318,23 +338,27 @@ class LaunchSettings(Shared):
     frontend_port_base: Annotated[
         int,
         _ADDRESSES(
+            check=PORT,
             default="none",
             help="first frontend's port of its own, the next ones above it, for a balancer that wants to see "
             "each",
         ),
     ] = 0
-    dyn_system_host: Annotated[str, _ADDRESSES(help="of the workers' `/health` and `/metrics`")] = "127.0.0.1"
+    dyn_system_host: Annotated[
+        str, _ADDRESSES(others=True, help="of the workers' `/health` and `/metrics`")
+    ] = "127.0.0.1"
     dyn_system_port_base: Annotated[
         int,
         _ADDRESSES(
-            help="first worker's port, the next ones above it; below 32768. A second service on one host "
-            "needs its own"
+            default="8081, or the next that are free",
+            help="first worker's port, the next ones above it; below 32768",
         ),
     ] = 8081
     expect_embed_workers: Annotated[str, _EXPECTED] = ""
     expect_encode_workers: Annotated[str, replace(_EXPECTED, shape="e_p")] = ""
     ready_timeout_seconds: Annotated[
-        float, _PROCESSES(metavar="SECONDS", help="that the service has until it is ready")
+        float,
+        _PROCESSES(check=POSITIVE, metavar="SECONDS", help="that the service has until it is ready"),
     ] = 600.0
     stop_timeout_seconds: Annotated[
         int,
@@ -362,20 +386,21 @@ class RoleSettings(Shared):
     model_path: str = ""
     # Several: the file that frontends read. A worker serves the one of them that SERVED_MODEL_NAME names.
     models_file: str = ""
-    dyn_http_host: str = "0.0.0.0"
-    dyn_discovery_backend: DiscoveryBackend = "etcd"
-    dyn_system_port: str = "9090"
-    dyn_system_host: str = "0.0.0.0"
-    dyn_tcp_rpc_host: str = ""
-    dyn_tcp_response_stream_host: str = ""
+    dyn_http_host: Annotated[str, Setting(flag="--host")] = "0.0.0.0"
+    dyn_discovery_backend: Annotated[DiscoveryBackend, _DYNAMO()] = "etcd"
+    dyn_system_port: Annotated[str, _OTHERS(flag="--system-port")] = "9090"
+    dyn_system_host: Annotated[str, _OTHERS(flag="--system-host")] = "0.0.0.0"
+    dyn_tcp_rpc_host: Annotated[str, _OTHERS(flag="--tcp-rpc-host")] = ""
+    dyn_tcp_response_stream_host: Annotated[str, _OTHERS(flag="--tcp-response-stream-host")] = ""
     drain_seconds: str = "30"
     host_address: str = ""
-    pod_ip: str = ""
+    pod_ip: Annotated[str, _OTHERS()] = ""
     host_interface: str = ""
+    nixl_interfaces: str = ""
     # Of a task of a Slurm job: workers of one node share its address.
-    dyn_system_port_base: int = 9090
-    slurm_localid: int = 0
-    slurmd_nodename: str = ""
+    dyn_system_port_base: Annotated[int, Setting(flag="--system-port-base")] = 9090
+    slurm_localid: Annotated[int, _OTHERS()] = 0
+    slurmd_nodename: Annotated[str, _OTHERS()] = ""
     # Of workers that share what they see: those of this mode on the host, those of any mode on the card.
     workers_on_host: int = 1
     workers_on_card: int = 1
@@ -384,7 +409,8 @@ class RoleSettings(Shared):
     python: str = "python3"
 
 
-def _read_fields(settings: type[Shared]) -> list[Field]:
+def read_fields(settings: type[Shared]) -> list[Field]:
+    """The settings that are read from variables, with their flags."""
     return [_flagged(field) for field in fields_of(settings) if field.name not in _NOT_READ]
 
 
@@ -395,19 +421,42 @@ def _flagged(field: Field) -> Field:
     return replace(field, setting=replace(field.setting, flag=f"--{words}"))
 
 
+def log_format_of(environment: Mapping[str, str]) -> str:
+    """How lines are written, before anything else is known."""
+    (setting,) = (field for field in read_fields(LaunchSettings) if field.name == "log_format")
+    found = _in_environment(environment, setting)
+    return found.text if found else ""
+
+
+def _in_environment(environment: Mapping[str, str], field: Field) -> Given | None:
+    """What a variable says, or the one of before, or somebody else's."""
+    # Kubernetes has such a variable for each service of a name that it is alike.
+    for name in (field.variable, field.name.upper()):
+        if (text := environment.get(name, "")) and not is_link(name, text):
+            return Given(text, f"{name}={text}")
+    return None
+
+
 def _parse(given: Given, field: Field) -> str | int | float:
     if field.choices and given.text not in field.choices:
         raise SettingError(f"{given.said}: is none of {', '.join(field.choices)}")
     if field.kind is int:
         if not _WHOLE_NUMBER.fullmatch(given.text):
             raise SettingError(f"{given.said}: is not a whole number")
-        return int(given.text)
+        return _checked(int(given.text), given, field)
     if field.kind is float:
         try:
-            return float(given.text)
+            return _checked(float(given.text), given, field)
         except ValueError:
             raise SettingError(f"{given.said}: is not a number") from None
     return given.text
+
+
+def _checked(value: N, given: Given, field: Field) -> N:
+    check = field.setting.check
+    if check is not None and (refusal := check("", value)) is not None:
+        raise SettingError(f"{given.said}: {refusal.strip()}")
+    return value
 
 
 _GROUPS: Final = (
@@ -423,7 +472,7 @@ def variable_of(field: Field) -> Variable:
 
 def settings(*, shape: str | None = None) -> list[Field]:
     """Those of ``LaunchSettings``, group by group; with a ``shape`` those that its services have."""
-    fields = _read_fields(LaunchSettings)
+    fields = read_fields(LaunchSettings)
     if shape:
         fields = [field for field in fields if variable_of(field).shape in ("", shape)]
     return sorted(fields, key=lambda field: _GROUPS.index(variable_of(field).group))
@@ -437,6 +486,10 @@ _ELSEWHERE: Final = {
 """Variables that are read elsewhere, with what they mean; none has a default."""
 
 
+def _elsewhere(name: str) -> str:
+    return name.upper() if name.startswith("otel_") else f"{PREFIX}{name.upper()}"
+
+
 def default_of(field: Field) -> str:
     """What tables and ``--help`` show as the default."""
     own = variable_of(field).default
@@ -444,9 +497,9 @@ def default_of(field: Field) -> str:
 
 
 def rows(*, shape: str | None = None) -> list[Row]:
-    """Rows of variables for a table; ``names`` are their fields'."""
-    own = [(field.name, default_of(field), field.text) for field in settings(shape=shape)]
-    elsewhere = [(name, "none", text) for name, text in _ELSEWHERE.items()]
+    """Rows of variables for a table."""
+    own = [(field.variable, default_of(field), field.text) for field in settings(shape=shape)]
+    elsewhere = [(_elsewhere(name), "none", text) for name, text in _ELSEWHERE.items()]
     return joined(
         Row(names=(name,), defaults=(default,), text=text) for name, default, text in own + elsewhere
     )
@@ -457,7 +510,7 @@ def variables_help(shape: str) -> str:
     lines = []
     for row in rows(shape=shape):
         defaults = ", ".join(dict.fromkeys(row.defaults))
-        lines.append(f"  {', '.join(row.names).upper()} ({plain(defaults)})")
+        lines.append(f"  {', '.join(row.names)} ({plain(defaults)})")
         lines.append(f"      {plain(row.text)}")
     return "\n".join(lines) + "\n"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from os import kill
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGTERM
@@ -29,6 +30,18 @@ class Hopeless(Exception):
     def __init__(self, status: int) -> None:
         super().__init__(status)
         self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a process of a child."""
+
+    child: Child
+    pid: int
+    status: int
+
+    def __str__(self) -> str:
+        return f"{self.child.name} (pid {self.pid}) ended with status {self.status}"
 
 
 class Supervisor:
@@ -108,17 +121,17 @@ class Supervisor:
             if child.role == role and child.pid is not None:
                 _signal(child.pid, number)
 
-    def wait_until(self, done: Callable[[], bool]) -> int | None:
-        """Wait until something is done, or a child ends before: its id. Raises ``Told``.
+    def wait_until(self, done: Callable[[], bool]) -> Ended | None:
+        """Wait until something is done, or a child ends before. Raises ``Told``.
 
         What makes it done must send SIGCHLD to this process.
         """
         while not done():
             self._signals.wait(None)
-            for child, pid in self._ended():
+            for ended in self._ended():
                 if not done():
-                    return pid
-                self._replace(child, pid)
+                    return ended
+                self._replace(ended)
         return None
 
     def supervise(self, beside: Callable[[], float | None] = lambda: None) -> NoReturn:
@@ -138,7 +151,7 @@ class Supervisor:
                         self._start_again(child)
             # One signal may stand for several children.
             for ended in self._ended():
-                self._replace(*ended)
+                self._replace(ended)
             seconds = beside()
             due = [child.due - time.monotonic() for child in self.children if child.due is not None]
             waits = due if seconds is None else [*due, seconds]
@@ -185,30 +198,29 @@ class Supervisor:
             if status is None:
                 self._others[pid] = collect(pid)
 
-    def _ended(self) -> list[tuple[Child, int]]:
-        """Children that have ended since the last call, with the ids that from now on may be others'."""
+    def _ended(self) -> list[Ended]:
+        """Children that have ended since the last call; from now on their ids may be others'."""
         found = []
         for child in self.children:
             if child.pid is not None and (status := collect(child.pid)) is not None:
-                found.append((child, child.pid))
+                found.append(Ended(child, child.pid, status))
                 child.pid, child.status = None, status
         self._collect_others()
         return found
 
-    def _replace(self, child: Child, pid: int) -> None:
+    def _replace(self, ended: Ended) -> None:
         """Say that a child has ended, and when it will be started again."""
-        status, now = child.status or 0, time.monotonic()
-        if status in self._hopeless:
-            raise Hopeless(status)
+        child, now = ended.child, time.monotonic()
+        if ended.status in self._hopeless:
+            raise Hopeless(ended.status)
         if child.leaving:
             self._forget()
             return
         if now - child.started > _SETTLED_SECONDS:
             child.delay = _FIRST_DELAY
         # One that was told to end, for a rolling restart, ends with 0.
-        tell = self._report.complain if status else self._report.say
-        what = f"{child.name} (pid {pid}) ended with status {status}"
-        tell(f"{what}; starting it again in {child.delay} s")
+        tell = self._report.complain if ended.status else self._report.say
+        tell(f"{ended}; starting it again in {child.delay} s")
         child.due = now + child.delay
 
     def _pids(self) -> set[int]:

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from tessera import machine
 from tessera.checkpoint.source import Source
-from tessera.defaults import ENGINE_CONFIGS
+from tessera.defaults import ENGINE_CONFIGS, MODEL
 from tessera.errors import ConfigError
 from tessera.local.messages import Load
 from tessera.local.options import VectorOptions
 from tessera.models import find, open_model
 from tessera.models.base import OutputKind
+from tessera.terminal import complain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +38,23 @@ def loads_of(source: Source, flags: Sequence[str], *, engines_on_host: int, spli
     ``split`` makes a worker for each stage, where the model has two. Raises ``CheckpointError``.
     """
     own = ["--model-path", str(source.directory), "--workers-on-host", str(engines_on_host)]
-    if not any(word.partition("=")[0] == "--extra-engine-args" for word in flags):
+    given = any(word.partition("=")[0] == "--extra-engine-args" for word in flags)
+    if not given and not os.environ.get("TESSERA_EXTRA_ENGINE_ARGS"):
         own += ["--extra-engine-args", str(ENGINE_CONFIGS)]
     modes = [["--disaggregation-mode", "agg"]]
     if split and open_model(source.directory, {}).vision is not None:
         modes = [["--disaggregation-mode", mode, "--workers-on-card", "2"] for mode in ("encode", "embed")]
     return [Load([*own, *mode, *flags], source.as_json()) for mode in modes]
+
+
+def model_of_environment() -> str:
+    """Return the model that engines have where none is named: by a variable, or the demonstration model."""
+    if named := os.environ.get("TESSERA_MODEL_PATH"):
+        return named
+    if named := os.environ.get("MODEL_PATH"):
+        complain("MODEL_PATH is called TESSERA_MODEL_PATH now: the old name works in this release only")
+        return named
+    return str(MODEL)
 
 
 def plan_engines(

@@ -11,7 +11,7 @@ from typing import cast
 from tessera.checkpoint import source
 from tessera.checkpoint.source import Source
 from tessera.errors import CheckpointError
-from tessera.models.base import ByArchitecture, Family, Model, Prompt, Role, Truncate
+from tessera.models.base import ByArchitecture, Family, Model, OnHub, Prompt, Role, Truncate
 from tessera.siblings import MODELS, siblings
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "families",
     "family_of",
     "find",
+    "hub_models_of",
     "open_model",
 ]
 
@@ -97,3 +98,8 @@ def family_of(path: str | Path) -> Family:
 def architectures_of(family: Family) -> Sequence[str]:
     """The values of ``architectures`` that a family serves, none for one that takes all."""
     return family.architectures if isinstance(family, ByArchitecture) else ()
+
+
+def hub_models_of(family: Family) -> Sequence[str]:
+    """The published models of a family that are known to be served, by their names on the hub."""
+    return family.hub_models if isinstance(family, OnHub) else ()

@@ -12,7 +12,7 @@ from functools import partial
 
 from tessera import tracing, wire
 from tessera.errors import Overloaded, RequestCancelled, RequestError, TesseraError
-from tessera.logs import Line, RequestLine, Value, note, serving
+from tessera.logs import Line, RequestLine, Value, is_sampled, note, serving
 from tessera.rpc import internal_error
 
 log = logging.getLogger("tessera.worker.access")
@@ -51,7 +51,10 @@ class AccessLog:
     them was answered. Owned by one event loop.
     """
 
-    def __init__(self, address: str, handler: Handler, *, linger: float = _LINGER_SECONDS) -> None:
+    def __init__(
+        self, address: str, handler: Handler, *, linger: float = _LINGER_SECONDS, share: float = 1.0
+    ) -> None:
+        self._share = share
         self._address = address
         self._handler = handler
         self._linger = linger
@@ -146,7 +149,8 @@ class AccessLog:
         if self._newest.get(part.line.request_id) is part:
             del self._newest[part.line.request_id]
         level = logging.ERROR if part.fault else logging.INFO
-        if not log.isEnabledFor(level):
+        sampled = part.fault or is_sampled(part.line.request_id, self._share)
+        if not log.isEnabledFor(level) or not sampled:
             return
         outcome = "ok" if part.failure is None else part.failure.code
         fields: dict[str, Value] = {

@@ -9,7 +9,17 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.body import Form, Instruction, Positive, Text, named, several, unread, whole
+from tessera.frontend.api.body import (
+    Form,
+    Instruction,
+    ModelName,
+    Positive,
+    about,
+    named,
+    several,
+    unread,
+    whole,
+)
 from tessera.frontend.api.content import InputBuilder, image_at, read_message
 from tessera.frontend.api.endpoint import Translated
 from tessera.frontend.api.formats import ResponseBody, base64_rows, convert, finish
@@ -56,19 +66,48 @@ _INPUT: Final = object_of(optional=("instruction",), content=CONTENT, instructio
 class CohereEmbedRequest(msgspec.Struct, kw_only=True):
     """Declares the body of ``/v2/embed``."""
 
-    model: Text = None
-    input_type: Annotated[Role | None, named(INPUT_TYPES)] = None
+    model: ModelName = None
+    input_type: Annotated[
+        Role | None,
+        named(INPUT_TYPES),
+        about("What the vectors are for: a search has a prompt for its queries and one for its documents."),
+    ] = None
     instruction: Instruction = None
-    texts: Annotated[Json, unread(list_of(STRING))] = None
-    images: Annotated[Json, unread(list_of(STRING))] = None
-    inputs: Annotated[Json, unread(list_of(_INPUT))] = None
-    max_tokens: Positive = None
-    output_dimension: Positive = None
-    embedding_types: Annotated[tuple[str, ...], several(named({name: name for name in TYPES}), most=16)] = (
-        "float",
-    )
-    truncate: Annotated[Truncate, named(Truncate)] = Truncate.END
-    priority: Annotated[int, whole("0 to 999", 0, 999)] = 0
+    texts: Annotated[
+        Json,
+        unread(list_of(STRING)),
+        about("Texts to embed, a vector for each.", ["a yellow heart", "an orange triangle"]),
+    ] = None
+    images: Annotated[
+        Json,
+        unread(list_of(STRING)),
+        about("Images to embed, as data URLs or addresses.", ["data:image/png;base64,iVBORw0KGgo="]),
+    ] = None
+    inputs: Annotated[
+        Json,
+        unread(list_of(_INPUT)),
+        about(
+            "Inputs of texts and images together, a vector for each.",
+            [{"content": [{"type": "text", "text": "a yellow heart"}]}],
+        ),
+    ] = None
+    max_tokens: Annotated[
+        Positive, about("The most tokens of an input, beyond which it is cut as `truncate` says.", 512)
+    ] = None
+    output_dimension: Annotated[
+        Positive, about("The number of values of a vector, one of those that the model offers.", 256)
+    ] = None
+    embedding_types: Annotated[
+        tuple[str, ...],
+        several(named({name: name for name in TYPES}), most=16),
+        about("The types of vectors that are answered, each under its name.", ["float", "int8"]),
+    ] = ("float",)
+    truncate: Annotated[
+        Truncate, named(Truncate), about("The side that a text which is too long is cut at; NONE: an error.")
+    ] = Truncate.END
+    priority: Annotated[
+        int, whole("0 to 999", 0, 999), about("Requests with lower numbers are answered first.", 10)
+    ] = 0
 
 
 FORM: Final = Form(CohereEmbedRequest)

@@ -25,6 +25,7 @@ _MODEL: Final = object_of(
 _HEALTH: Final = object_of(
     status=TEXT,
     frontends=WHOLE,
+    ready={"type": "array", "items": TEXT, "description": "The models that can be asked."},
     workers=_BY_COMPONENT,
     missing=_BY_COMPONENT,
     images=BOOLEAN,
@@ -62,22 +63,16 @@ def _sum(found: Sequence[dict[str, Any]], key: str) -> JsonObject:
 
 
 def _routes(service: Service) -> list[ApiRoute]:
-    def refusal() -> str:
-        """The reason why balancers should look elsewhere; empty for a frontend that is ready."""
-        if KEEPER.trouble is not None:
-            return f"not ready: {KEEPER.trouble}"
-        serves = any(model.workers.embed.ready for model in service.models)
-        return "" if serves and not service.draining.is_set() else "not ready"
-
     async def health(request: Request) -> Response:
-        """With several models: whether one of them can be served, and of each the same."""
+        """With several models: whether one of them, or all, can be served, and of each the same."""
         models = {model.settings.name: _model(service, model) for model in service.models}
         found = list(models.values())
         others = service.models.waiting | dict.fromkeys(service.models.leaving, _LEAVING)
-        why_not = refusal()
+        why_not = service.not_ready()
         body = {
             "status": why_not or "ready",
             "frontends": service.group.answering,
+            "ready": [name for name, model in models.items() if model["workers"]["embed"]],
             "workers": _sum(found, "workers"),
             "missing": _sum(found, "missing"),
             "images": any(model["images"] for model in found),
@@ -89,7 +84,7 @@ def _routes(service: Service) -> list[ApiRoute]:
         return _answer({"status": KEEPER.trouble or "live"}, KEEPER.trouble)
 
     async def nim_ready(request: Request) -> Response:
-        why_not = refusal()
+        why_not = service.not_ready()
         return _answer({**_NIM_HEAD, "message": why_not or "ready", "ready": not why_not}, why_not)
 
     async def nim_live(request: Request) -> Response:

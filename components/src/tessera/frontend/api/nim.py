@@ -11,14 +11,22 @@ from typing import Annotated, Final
 
 import msgspec
 
-from tessera.frontend.api.body import Form, Positive, Text, named, unread
+from tessera.frontend.api.body import Form, ModelName, Positive, about, named, unread
 from tessera.frontend.api.content import InputBuilder, read_object
 from tessera.frontend.api.endpoint import TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import STRING, TEXT, WHOLE, list_of, object_of
-from tessera.frontend.api.scores import ERROR, SCORE, document_builder, ranking, write_error
+from tessera.frontend.api.scores import (
+    DOCUMENTS_EXAMPLE,
+    ERROR,
+    QUERY_EXAMPLE,
+    SCORE,
+    document_builder,
+    ranking,
+    write_error,
+)
 from tessera.frontend.api.values import Json, expected, non_empty_list, reject_unknown, string
 from tessera.frontend.request import Input, ScoreRequest
 from tessera.frontend.service import ClientApi, Service
@@ -35,11 +43,21 @@ _IMAGE: Final = object_of(optional=("text",), text=TEXT, image=STRING)
 class RankingRequest(msgspec.Struct, kw_only=True):
     """Declares the body of both routes."""
 
-    model: Text = None
-    query: Annotated[Json, unread(object_of(text=STRING))]
-    passages: Annotated[Json, unread(list_of({"anyOf": [_TEXT, _IMAGE]}))]
-    truncate: Annotated[Truncate, named(_TRUNCATE)] = Truncate.NONE
-    top_k: Positive = None
+    model: ModelName = None
+    query: Annotated[
+        Json, unread(object_of(text=STRING)), about("What is looked for.", {"text": QUERY_EXAMPLE})
+    ]
+    passages: Annotated[
+        Json,
+        unread(list_of({"anyOf": [_TEXT, _IMAGE]})),
+        about("What is put in order.", [{"text": text} for text in DOCUMENTS_EXAMPLE]),
+    ]
+    truncate: Annotated[
+        Truncate,
+        named(_TRUNCATE),
+        about("Whether a passage that is too long is cut at its end, or an error."),
+    ] = Truncate.NONE
+    top_k: Annotated[Positive, about("The most results.", 3)] = None
 
 
 FORM: Final = Form(RankingRequest)

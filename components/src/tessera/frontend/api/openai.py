@@ -39,7 +39,19 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.body import Also, Flag, Form, Instruction, Kind, Text, named, unread, whole
+from tessera.frontend.api.body import (
+    Also,
+    Flag,
+    Form,
+    Instruction,
+    Kind,
+    ModelName,
+    Text,
+    about,
+    named,
+    unread,
+    whole,
+)
 from tessera.frontend.api.content import (
     InputBuilder,
     check_modality,
@@ -179,7 +191,11 @@ def _most_tokens(value: Json, path: str) -> int:
 
 def _and_name(kind: Kind) -> Kind:
     """Read a value with the name that the client has for it, which errors that come later say."""
-    return Kind(lambda value, path: (kind.read(value, path), path), kind.schema)
+    return Kind(
+        lambda value, path: (kind.read(value, path), path),
+        kind.schema,
+        lambda default: None if default[0] is None else kind.write(default[0]),
+    )
 
 
 _TRUNCATE: Final = named(Truncate)
@@ -192,21 +208,45 @@ _ID: Final[Schema] = {"type": "string", "pattern": "^[!-~]{1,128}$"}
 # Infinity's clients send 0 for the whole.
 _WIDTH: Final = whole("a width, or 0 for the whole", 0)
 
-TruncateOption = Annotated[Truncate | None, Kind(_truncate, {"anyOf": [_TRUNCATE.schema, BOOLEAN]})]
-MostTokens = Annotated[int | None, Kind(_most_tokens, _LIMIT)]
-_RequestId = Annotated[str | None, Kind(_request_id, _ID)]
+TruncateOption = Annotated[
+    Truncate | None,
+    Kind(_truncate, {"anyOf": [_TRUNCATE.schema, BOOLEAN]}),
+    about(
+        "What becomes of a text that is too long: NONE is an error, START and END drop that side. true is "
+        "END, false is NONE.",
+        "END",
+    ),
+]
+MostTokens = Annotated[
+    int | None,
+    Kind(_most_tokens, _LIMIT),
+    about("The most tokens of an input, beyond which it is cut; -1 for the model's own limit.", 512),
+]
+_RequestId = Annotated[
+    str | None,
+    Kind(_request_id, _ID),
+    about("An id of the client's for the request, which the answer and the logs have.", "search-2041"),
+]
 
 
 class Options(msgspec.Struct, kw_only=True):
     """Declares what requests for vectors and requests for scores have in common."""
 
-    model: Text = None
+    model: ModelName = None
     instruction: Instruction = None
     truncate: TruncateOption = None
     truncate_prompt_tokens: MostTokens = None
-    truncation_side: Annotated[Truncate | None, named(_SIDES)] = None
-    user: Text = None
-    priority: Annotated[int, whole("a 64-bit integer", -(2**63), 2**63 - 1)] = 0
+    truncation_side: Annotated[
+        Truncate | None, named(_SIDES), about("The side that is dropped of a text that is too long.")
+    ] = None
+    user: Annotated[Text, about("The client's name for its user. It is accepted and not kept.", "u-17")] = (
+        None
+    )
+    priority: Annotated[
+        int,
+        whole("a 64-bit integer", -(2**63), 2**63 - 1),
+        about("Requests with lower numbers are answered first.", 10),
+    ] = 0
     request_id: _RequestId = None
 
     def truncation(self, unasked: Truncate = Truncate.NONE) -> tuple[Truncate, int | None]:
@@ -235,35 +275,65 @@ class EmbeddingsBody(Options, kw_only=True):
     input: Annotated[
         Json,
         unread({"anyOf": [ITEM, list_of(ITEM)]}),
-        Meta(description="What to embed; one vector per input."),
+        about(
+            "What to embed: a text, a list of texts, tokens, or parts with images; one vector per input.",
+            "a yellow heart",
+            [
+                "a yellow heart",
+                [{"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}],
+            ],
+        ),
     ] = None
     messages: Annotated[
         Json,
         unread({"anyOf": [CONVERSATION, list_of(CONVERSATION)]}),
-        Meta(description="One conversation, or a list of such; instead of input."),
+        about(
+            "One conversation, or a list of them, in place of `input`.",
+            [{"role": "user", "content": "a yellow heart"}],
+        ),
     ] = None
-    input_type: Annotated[Role | None, named(INPUT_TYPES)] = None
-    task: Annotated[Role | None, named(TASKS)] = None
-    modality: Annotated[Json, unread({"anyOf": [_MODALITY.schema, list_of(_MODALITY.schema)]})] = None
-    encoding_format: Annotated[EncodingFormat, named(EncodingFormat)] = EncodingFormat.FLOAT
-    endianness: Annotated[bool, named(_ENDIANNESS)] = False
+    input_type: Annotated[
+        Role | None,
+        named(INPUT_TYPES),
+        about("Whether the inputs are queries or passages to be found: models have a prompt for each."),
+    ] = None
+    task: Annotated[Role | None, named(TASKS), about("The same by Jina's names.")] = None
+    modality: Annotated[
+        Json,
+        unread({"anyOf": [_MODALITY.schema, list_of(_MODALITY.schema)]}),
+        about("What the inputs are to hold, for all or for each; others are refused.", "text"),
+    ] = None
+    encoding_format: Annotated[
+        EncodingFormat,
+        named(EncodingFormat),
+        about("How vectors are written: as JSON numbers, in base64, or as bytes behind or without JSON."),
+    ] = EncodingFormat.FLOAT
+    endianness: Annotated[
+        bool, named(_ENDIANNESS), about("The order of bytes in base64 and bytes; native is little.")
+    ] = False
     return_multivector: Annotated[
-        Flag, Meta(description="The vectors of each input's tokens, under `embeddings` as Jina has it.")
+        Flag, about("Whether each input has the vectors of its tokens, under `embeddings` as Jina has it.")
     ] = False
     embed_dtype: Annotated[
         tuple[EmbedDtype, str],
         _and_name(named(EmbedDtype, float=EmbedDtype.FLOAT32)),
         Also("embedding_type", "output_dtype"),
+        about("The type of a vector's values. int8 and uint8 are scaled; binary types hold a bit for each."),
     ] = (EmbedDtype.FLOAT32, "embed_dtype")
     dimensions: Annotated[
-        tuple[int | None, str], _and_name(_WIDTH), Also("output_dimension"), Meta(description="0 is null.")
+        tuple[int | None, str],
+        _and_name(_WIDTH),
+        Also("output_dimension"),
+        about("The number of values of a vector, one of those that the model offers; 0 for all.", 256),
     ] = (None, "dimensions")
-    normalize: Annotated[Flag, Also("use_activation", "normalized")] = True
+    normalize: Annotated[
+        Flag, Also("use_activation", "normalized"), about("Whether vectors have length 1.")
+    ] = True
     truncate: Annotated[TruncateOption, Also("truncation")] = None
     truncate_prompt_tokens: Annotated[
-        MostTokens, Meta(description="Most tokens of an input; -1 for the model's own limit.")
+        MostTokens, Meta(description="The most tokens of an input; -1 for the model's own limit.")
     ] = None
-    partial: Annotated[Flag, Meta(description="Answer the good inputs when others fail.")] = False
+    partial: Annotated[Flag, about("Whether good inputs are answered where others fail.")] = False
     request_id: Annotated[_RequestId, Also("rid")] = None
 
     def role(self) -> Role | None:

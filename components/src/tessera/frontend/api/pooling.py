@@ -68,7 +68,11 @@ SCHEMA: Final[Schema] = {
     "title": "PoolingRequest",
     "properties": {
         **{name: schema for name, schema in EMBEDDINGS.schema["properties"].items() if name not in _LEFT_OUT},
-        "task": nullable({"type": "string", "enum": list(TASKS.values())}),
+        "task": nullable({"type": "string", "enum": list(TASKS.values())})
+        | {
+            "description": "What the model does, as `GET /v1/models` says it; others are refused.",
+            "examples": ["embed"],
+        },
     },
 }
 

@@ -26,15 +26,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tessera.frontend.api import tei, voyage
-from tessera.frontend.api.body import Flag, Form, Kind, several, unread, whole
+from tessera.frontend.api.body import Flag, Form, Kind, about, several, unread, whole
 from tessera.frontend.api.endpoint import ALL_KINDS, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import STRING, TEXT, WHOLE, Schema, answer_of, list_of, object_of, operation
 from tessera.frontend.api.scores import (
+    DOCUMENTS_EXAMPLE,
     DOCUMENTS_SCHEMA,
     ERROR,
+    QUERY_EXAMPLE,
     QUERY_SCHEMA,
     SCORE,
     SCORE_INERT,
@@ -70,17 +72,25 @@ _DOCUMENTS_A_UNIT: Final = 100
 class RerankRequest(ScoreOptions, kw_only=True):
     """Declares the body that Cohere, Jina, vLLM and Infinity share."""
 
-    query: Annotated[Json, unread(QUERY_SCHEMA)]
-    documents: Annotated[Json, unread(DOCUMENTS_SCHEMA)]
+    query: Annotated[
+        Json, unread(QUERY_SCHEMA), about("What is looked for: text, image or both.", QUERY_EXAMPLE)
+    ]
+    documents: Annotated[
+        Json,
+        unread(DOCUMENTS_SCHEMA),
+        about("What is put in order: texts, or objects with text, image or content.", DOCUMENTS_EXAMPLE),
+    ]
     # vLLM's 0 is all.
-    top_n: Annotated[int | None, whole("a number of documents", 0), Meta(description="0 is null.")] = None
+    top_n: Annotated[
+        int | None, whole("a number of documents", 0), about("The most results; 0 for all.", 3)
+    ] = None
     return_documents: Annotated[
         Flag, Meta(description="Whether each result has its document; false unless given.")
     ] = False
     rank_fields: Annotated[
         tuple[str, ...],
         several(Kind(string, STRING), most=64),
-        Meta(description="The keys of documents that are objects to rank by."),
+        about("The keys of documents that are objects to rank by.", ["title", "text"]),
     ] = ()
 
 

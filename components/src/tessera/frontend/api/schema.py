@@ -119,7 +119,11 @@ ITEM: Final[Schema] = {
 def inert_schemas(inert: Mapping[str, tuple[object, ...]]) -> dict[str, Schema]:
     """Fields of other servers, with the values besides null that change nothing."""
     return {
-        name: {"enum": [*values, None], "description": "Accepted for compatibility; has no effect."}
+        name: {
+            "enum": [*values, None],
+            "description": "Accepted for compatibility; has no effect.",
+            "examples": [values[0] if values else None],
+        }
         for name, values in inert.items()
     }
 

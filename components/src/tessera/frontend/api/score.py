@@ -10,14 +10,16 @@ from functools import partial
 from typing import Annotated, Final
 
 from tessera.errors import InvalidInput
-from tessera.frontend.api.body import Form, unread
+from tessera.frontend.api.body import Form, about, unread
 from tessera.frontend.api.endpoint import ALL_KINDS, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody
 from tessera.frontend.api.openai import USAGE, usage_object
 from tessera.frontend.api.routes import ApiRoute
 from tessera.frontend.api.schema import WHOLE, answer_of, list_of, object_of
 from tessera.frontend.api.scores import (
+    DOCUMENTS_EXAMPLE,
     DOCUMENTS_SCHEMA,
+    QUERY_EXAMPLE,
     SCORE,
     SCORE_INERT,
     ScoreOptions,
@@ -41,19 +43,24 @@ PAIRS: Final = (
     ("data_1", "data_2"),
 )
 _SIDES: Final = tuple(dict.fromkeys(name for pair in PAIRS for name in pair))
-_Side = Annotated[Json, unread(DOCUMENTS_SCHEMA)]
+_Asked = Annotated[
+    Json,
+    unread(DOCUMENTS_SCHEMA),
+    about("One side of the pairs: one for all of the other, or one for each.", QUERY_EXAMPLE),
+]
+_Other = Annotated[Json, unread(DOCUMENTS_SCHEMA), about("The other side of the pairs.", DOCUMENTS_EXAMPLE)]
 
 
 class ScoresRequest(ScoreOptions, kw_only=True):
     """Declares the body of both routes, which has one pair of sides."""
 
-    queries: _Side = None
-    documents: _Side = None
-    items: _Side = None
-    text_1: _Side = None
-    text_2: _Side = None
-    data_1: _Side = None
-    data_2: _Side = None
+    queries: _Asked = None
+    documents: _Other = None
+    items: _Other = None
+    text_1: _Asked = None
+    text_2: _Other = None
+    data_1: _Asked = None
+    data_2: _Other = None
 
 
 FORM: Final = Form(

@@ -18,7 +18,17 @@ from starlette.responses import JSONResponse, Response
 
 from tessera import __version__
 from tessera.errors import EmptyInput, InvalidInput, PayloadTooLarge, Unavailable
-from tessera.frontend.api.body import Flag, Form, Instruction, Positive, String, Text, named, unread
+from tessera.frontend.api.body import (
+    Flag,
+    Form,
+    Instruction,
+    ModelName,
+    Positive,
+    String,
+    about,
+    named,
+    unread,
+)
 from tessera.frontend.api.content import InputBuilder, read_tokens
 from tessera.frontend.api.endpoint import ALL_KINDS, TOKEN_VECTORS, VECTORS, Translated, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody, json_matrix, matrices
@@ -37,7 +47,14 @@ from tessera.frontend.api.schema import (
     object_of,
     operation,
 )
-from tessera.frontend.api.scores import SCORE, document_builder, query_builder, ranking
+from tessera.frontend.api.scores import (
+    DOCUMENTS_EXAMPLE,
+    QUERY_EXAMPLE,
+    SCORE,
+    document_builder,
+    query_builder,
+    ranking,
+)
 from tessera.frontend.api.values import Json, JsonObject, expected, string
 from tessera.frontend.http.errors import Failure
 from tessera.frontend.request import EmbeddingsRequest, Input, RequestLimits, ScoreRequest
@@ -58,10 +75,15 @@ DIRECTIONS: Final = {
 _TEXT_OR_TOKENS: Final[Schema] = {"anyOf": [STRING, TOKENS]}
 
 
+_PROMPT: Final = "Whether the inputs are queries or passages to be found, by the names of prompts."
+
+
 class _Truncation(msgspec.Struct, kw_only=True):
-    truncate: Flag = False
-    truncation_direction: Annotated[Truncate, named(DIRECTIONS, "Left or Right")] = Truncate.END
-    model: Text = None
+    truncate: Annotated[Flag, about("Whether inputs that are too long are cut, or an error.")] = False
+    truncation_direction: Annotated[
+        Truncate, named(DIRECTIONS, "Left or Right"), about("The side that is cut.")
+    ] = Truncate.END
+    model: ModelName = None
     instruction: Instruction = None
 
     def truncation(self) -> Truncate:
@@ -71,15 +93,21 @@ class _Truncation(msgspec.Struct, kw_only=True):
 class TeiEmbedAllRequest(_Truncation, kw_only=True):
     """Declares the body of ``/embed_all``: a row for each token has the model's own width."""
 
-    inputs: Annotated[Json, unread({"anyOf": [*_TEXT_OR_TOKENS["anyOf"], list_of(_TEXT_OR_TOKENS)]})]
-    prompt_name: Annotated[Role | None, named(PROMPTS)] = None
-    normalize: Flag = True
+    inputs: Annotated[
+        Json,
+        unread({"anyOf": [*_TEXT_OR_TOKENS["anyOf"], list_of(_TEXT_OR_TOKENS)]}),
+        about("A text or its tokens, or a list of such.", "a yellow heart", ["a yellow heart", "a triangle"]),
+    ]
+    prompt_name: Annotated[Role | None, named(PROMPTS), about(_PROMPT)] = None
+    normalize: Annotated[Flag, about("Whether vectors have length 1.")] = True
 
 
 class TeiEmbedRequest(TeiEmbedAllRequest, kw_only=True):
     """Declares the body of ``/embed``."""
 
-    dimensions: Positive = None
+    dimensions: Annotated[
+        Positive, about("The number of values of a vector, one of those that the model offers.", 256)
+    ] = None
 
 
 class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
@@ -88,22 +116,26 @@ class TeiTokenizeRequest(msgspec.Struct, kw_only=True):
     inputs: Annotated[
         Json,
         unread({"anyOf": [STRING, list_of(STRING)]}),
-        Meta(description="TEI's form, alone or with prompt_name."),
+        about("Texts in TEI's form, alone or with prompt_name.", "a yellow heart"),
     ]
-    model: Annotated[Json, unread(STRING)] = None
-    add_special_tokens: Flag = True
-    prompt_name: Annotated[Role | None, named(PROMPTS)] = None
+    model: Annotated[
+        Json, unread(STRING), about("The name of a model.", "nvidia/llama-nemotron-embed-vl-1b-v2")
+    ] = None
+    add_special_tokens: Annotated[
+        Flag, about("Whether the tokens of the model's own prompt are among them.")
+    ] = True
+    prompt_name: Annotated[Role | None, named(PROMPTS), about(_PROMPT)] = None
     instruction: Instruction = None
 
 
 class TeiRerankRequest(_Truncation, kw_only=True):
     """Declares TEI's body of ``/rerank``, texts alone; ``top_n`` is litellm's."""
 
-    query: String
-    texts: Annotated[Json, unread(list_of(STRING)), Meta(description="The documents, in TEI's form.")]
-    raw_scores: Flag = False
+    query: Annotated[String, about("What is looked for.", QUERY_EXAMPLE)]
+    texts: Annotated[Json, unread(list_of(STRING)), about("The documents, in TEI's form.", DOCUMENTS_EXAMPLE)]
+    raw_scores: Annotated[Flag, about("Whether scores are the model's logits.")] = False
     return_text: Annotated[Flag, Meta(description="Whether texts come back, in TEI's form.")] = False
-    top_n: Positive = None
+    top_n: Annotated[Positive, about("The most results.", 3)] = None
 
 
 EMBED: Final = Form(TeiEmbedRequest)

@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 
 from tessera.errors import InvalidInput
 from tessera.frontend.api import tei
-from tessera.frontend.api.body import Flag, Form, Kind, unread
+from tessera.frontend.api.body import Flag, Form, Kind, about, unread
 from tessera.frontend.api.endpoint import Endpoint
 from tessera.frontend.api.openai import INERT, EmbeddingsBody, read_body, translate
 from tessera.frontend.api.routes import ApiRoute
@@ -24,8 +24,12 @@ from tessera.frontend.service import ClientApi, Service
 class TokenizeRequest(EmbeddingsBody, kw_only=True):
     """Declares a body of ``/tokenize`` that is not in TEI's form; ``inputs`` is for the error alone."""
 
-    prompt: Annotated[str | None, Kind(string, STRING)] = None
-    return_token_strs: Flag = False
+    prompt: Annotated[
+        str | None,
+        Kind(string, STRING),
+        about("A text, in place of `input` and `messages`.", "a yellow heart"),
+    ] = None
+    return_token_strs: Annotated[Flag, about("Whether tokens come as texts, too.")] = False
     inputs: Annotated[Json, unread({})] = None
 
 

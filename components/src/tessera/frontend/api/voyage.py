@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from tessera.frontend.api.body import Also, Flag, Form, Instruction, Positive, Text, named, unread
+from tessera.frontend.api.body import Also, Flag, Form, Instruction, ModelName, Positive, about, named, unread
 from tessera.frontend.api.content import InputBuilder, read_message
 from tessera.frontend.api.endpoint import Translated, TranslatedScores
 from tessera.frontend.api.formats import ResponseBody, base64_rows
@@ -25,7 +25,9 @@ from tessera.frontend.api.schema import (
     object_of,
 )
 from tessera.frontend.api.scores import (
+    DOCUMENTS_EXAMPLE,
     DOCUMENTS_SCHEMA,
+    QUERY_EXAMPLE,
     QUERY_SCHEMA,
     SCORE,
     document_list,
@@ -62,26 +64,41 @@ class VoyageMultimodalRequest(msgspec.Struct, kw_only=True):
     The documentation says ``output_encoding``, Voyage's own package sends ``encoding_format``.
     """
 
-    inputs: Annotated[Json, unread(list_of(_INPUT))]
+    inputs: Annotated[
+        Json,
+        unread(list_of(_INPUT)),
+        about(
+            "Inputs of texts and images together, a vector for each.",
+            [{"content": [{"type": "text", "text": "a yellow heart"}]}],
+        ),
+    ]
     instruction: Instruction = None
-    model: Text = None
-    input_type: Annotated[Role | None, named(INPUT_TYPES)] = None
-    truncation: Flag = True
-    output_encoding: Annotated[EncodingFormat, _BASE64, Also("encoding_format")] = EncodingFormat.FLOAT
-    output_dimension: Positive = None
-    output_dtype: Annotated[EmbedDtype, named(DTYPES)] = EmbedDtype.FLOAT32
+    model: ModelName = None
+    input_type: Annotated[
+        Role | None, named(INPUT_TYPES), about("Whether the inputs are queries or documents to be found.")
+    ] = None
+    truncation: Annotated[Flag, about("Whether inputs that are too long are cut, or an error.")] = True
+    output_encoding: Annotated[
+        EncodingFormat, _BASE64, Also("encoding_format"), about("How vectors are written; null: as numbers.")
+    ] = EncodingFormat.FLOAT
+    output_dimension: Annotated[
+        Positive, about("The number of values of a vector, one of those that the model offers.", 256)
+    ] = None
+    output_dtype: Annotated[EmbedDtype, named(DTYPES), about("The type of a vector's values.")] = (
+        EmbedDtype.FLOAT32
+    )
 
 
 class VoyageRerankRequest(msgspec.Struct, kw_only=True):
     """Declares Voyage's body of ``/v1/rerank``."""
 
-    query: Annotated[Json, unread(QUERY_SCHEMA)]
-    documents: Annotated[Json, unread(DOCUMENTS_SCHEMA)]
+    query: Annotated[Json, unread(QUERY_SCHEMA), about("What is looked for.", QUERY_EXAMPLE)]
+    documents: Annotated[Json, unread(DOCUMENTS_SCHEMA), about("What is put in order.", DOCUMENTS_EXAMPLE)]
     instruction: Instruction = None
-    model: Text = None
-    top_k: Annotated[Positive, Meta(description="The most results, in Voyage's form.")] = None
+    model: ModelName = None
+    top_k: Annotated[Positive, about("The most results, in Voyage's form.", 3)] = None
     truncation: Annotated[Flag, Meta(description="Whether long documents are cut, in Voyage's form.")] = True
-    return_documents: Flag = False
+    return_documents: Annotated[Flag, about("Whether each result has its document.")] = False
 
 
 EMBED: Final = Form(VoyageMultimodalRequest)

@@ -166,6 +166,7 @@ class RequestMiddleware:
         error_shapes: Mapping[str, ErrorShape] | None = None,
         waiting: Mapping[str, ErrorShape] | None = None,
         timeout_seconds: float = math.inf,
+        access_log_share: float = 1.0,
     ) -> None:
         self._app = app
         self._seconds = timeout_seconds
@@ -177,7 +178,7 @@ class RequestMiddleware:
         self._metrics = metrics
         self._open_paths = open_paths
         self._error_shapes = error_shapes or {}
-        self._log = AccessLog(open_paths)
+        self._log = AccessLog(open_paths, access_log_share)
         self._count = AnswerCounts(metrics).count
         # Bound once: finding a series takes longer than counting in it.
         self._refused = {why: metrics.refused.labels(why).inc for why in ("unknown key", "rate", "full")}

@@ -17,7 +17,14 @@ import numpy.typing as npt
 
 from tessera import wire
 from tessera.budgets import RetryBudget
-from tessera.errors import EngineDead, HandOffError, ProtocolError, TesseraError, Unavailable
+from tessera.errors import (
+    DeadlineExceeded,
+    EngineDead,
+    HandOffError,
+    ProtocolError,
+    TesseraError,
+    Unavailable,
+)
 from tessera.frontend.metrics import ModelMetrics
 from tessera.frontend.serving.row_lender import RowLender
 from tessera.image_plan import ImagePlan
@@ -315,6 +322,9 @@ class Dispatcher:
                 reply = await self._peers.call(share.instance, message, timeout=left)
                 answer.put(share.indices, _checked(reply, share, request))
             except TesseraError as error:
+                if isinstance(error, DeadlineExceeded) and error.param is None:
+                    # Nobody there knows how long the whole request has.
+                    error = call.deadline.exceeded()
                 answer.errors.update(dict.fromkeys(share.indices, error))
                 if isinstance(error, Unavailable):
                     request.gone.add(share.instance)

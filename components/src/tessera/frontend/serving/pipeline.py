@@ -362,9 +362,7 @@ class Pipeline:
     def _check_width(self, request: EmbeddingsRequest) -> None:
         param = request.dimensions_param
         if request.dimensions is not None and request.dimensions not in self.widths:
-            raise InvalidInput(
-                f"{param} {request.dimensions} is none of {self.widths} that this model offers", param=param
-            )
+            raise InvalidInput(f"{param} {request.dimensions}: this model offers {self.widths}", param=param)
         check_width(self._model.output.width, request.dimensions, request.dtype, param)
 
     def _account(

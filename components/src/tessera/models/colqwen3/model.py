@@ -97,5 +97,13 @@ def stored_name(name: str) -> str | None:
 
 
 FAMILY: Family = OptionsFamily(
-    name=ColQwen3.family, model_types=(TOMORO, OPS), options=Options, opened=ColQwen3
+    name=ColQwen3.family,
+    model_types=(TOMORO, OPS),
+    hub_models=(
+        "TomoroAI/tomoro-colqwen3-embed-4b",
+        "TomoroAI/tomoro-colqwen3-embed-8b",
+        "OpenSearch-AI/Ops-Colqwen3-4B",
+    ),
+    options=Options,
+    opened=ColQwen3,
 )

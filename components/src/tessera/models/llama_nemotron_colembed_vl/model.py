@@ -33,6 +33,7 @@ class LlamaNemotronColEmbedVL(LlamaNemotronVL):
 FAMILY: Family = OptionsFamily(
     name=LlamaNemotronColEmbedVL.family,
     model_types=("llama_nemotron_vl",),
+    hub_models=("nvidia/llama-nemotron-colembed-vl-3b-v2",),
     options=NoOptions,
     opened=lambda path, _: LlamaNemotronColEmbedVL.open(path),
     architectures=("LlamaNemotronColEmbedVLModel",),

@@ -81,6 +81,7 @@ def _dimensions(config: Section, text: TextSpec, kind: OutputKind) -> frozenset[
 FAMILY: Family = OptionsFamily(
     name=LlamaNemotronEmbed.family,
     model_types=("llama_bidirec",),
+    hub_models=("nvidia/llama-nemotron-embed-1b-v2",),
     options=Options,
     opened=LlamaNemotronEmbed,
     architectures=(EMBEDDING,),

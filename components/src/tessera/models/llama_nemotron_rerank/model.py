@@ -30,6 +30,7 @@ class LlamaNemotronRerank(PairTower, LlamaNemotronEmbed):
 FAMILY: Family = OptionsFamily(
     name=LlamaNemotronRerank.family,
     model_types=("llama_bidirec",),
+    hub_models=("nvidia/llama-nemotron-rerank-1b-v2",),
     options=Options,
     opened=LlamaNemotronRerank,
     architectures=(SCORING,),

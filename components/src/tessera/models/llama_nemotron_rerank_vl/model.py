@@ -34,6 +34,7 @@ class LlamaNemotronRerankVL(PairTower, LlamaNemotronVL):
 FAMILY: Family = OptionsFamily(
     name=LlamaNemotronRerankVL.family,
     model_types=("llama_nemotron_vl_rerank",),
+    hub_models=("nvidia/llama-nemotron-rerank-vl-1b-v2",),
     options=NoOptions,
     opened=lambda path, _: LlamaNemotronRerankVL.open(path),
 )

@@ -163,6 +163,7 @@ def _open(path: Path, _: NoOptions) -> LlamaNemotronVL:
 FAMILY: Family = OptionsFamily(
     name=LlamaNemotronVL.family,
     model_types=("llama_nemotron_vl",),
+    hub_models=("nvidia/llama-nemotron-embed-vl-1b-v2",),
     options=NoOptions,
     opened=_open,
     architectures=("LlamaNemotronVLModel",),

@@ -56,5 +56,9 @@ def punctuated(instruction: str) -> str:
 
 
 FAMILY: Family = OptionsFamily(
-    name=Qwen3VLEmbedding.family, model_types=("qwen3_vl",), options=Options, opened=Qwen3VLEmbedding
+    name=Qwen3VLEmbedding.family,
+    model_types=("qwen3_vl",),
+    hub_models=("Qwen/Qwen3-VL-Embedding-2B", "Qwen/Qwen3-VL-Embedding-8B"),
+    options=Options,
+    opened=Qwen3VLEmbedding,
 )
