@@ -118,8 +118,8 @@ class _Channel:
     ``_joints`` are those that are not answered to the end.
     """
 
-    def __init__(self, address: str, instance: int, client: Any) -> None:
-        self._name = f"instance {instance:x} of {address}"
+    def __init__(self, instance: int, client: Any) -> None:
+        self._name = f"worker {instance:x}"
         self._instance = instance
         self._client = client
         self._caller = secrets.randbits(63)
@@ -370,7 +370,7 @@ class Client:
             failure = reply.error()
             if isinstance(failure, RequestCancelled):
                 # This call was not cancelled, so the instance ended it for a reason of its own.
-                raise Unavailable(f"instance {instance:x} of {self.address} dropped the call")
+                raise Unavailable(f"worker {instance:x} dropped the call")
             raise failure
         if isinstance(reply, Exception):
             raise reply
@@ -383,7 +383,7 @@ class Client:
         # Restarted instances come back under new names: nobody calls the old ones any more.
         for gone in [other for other, channel in self._channels.items() if channel.idle]:
             del self._channels[gone]
-        channel = self._channels[instance] = _Channel(self.address, instance, self._client)
+        channel = self._channels[instance] = _Channel(instance, self._client)
         return channel
 
 

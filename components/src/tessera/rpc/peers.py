@@ -158,7 +158,7 @@ class Peers:
             answers = slow and self.client.last_answer(instance) >= began
             if instance in self._ready and not answers:
                 self.suspect(instance)
-                silent = f"instance {instance:x} of {self.client.address} stopped answering"
+                silent = f"worker {instance:x} stopped answering"
                 self.client.give_up(instance, lambda: Unavailable(silent))
 
     def _asked(self, instance: int, _: asyncio.Task[None]) -> None:
