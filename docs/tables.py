@@ -109,7 +109,7 @@ def _written(field: Field) -> str:
 
 
 def _lines(head: str, rows: list[Row]) -> str:
-    lines = [f"| {head} | default | |", "|---|---|---|"]
+    lines = [f"| {head} | default | meaning |", "|---|---|---|"]
     for row in rows:
         defaults = ", ".join(row.defaults if len(set(row.defaults)) > 1 else row.defaults[:1])
         lines.append(f"| {', '.join(f'`{name}`' for name in row.names)} | {defaults} | {row.text} |")
@@ -119,7 +119,7 @@ def _lines(head: str, rows: list[Row]) -> str:
 def variables() -> str:
     """The launcher's variables, with the flags of ``tessera serve``."""
     flags = {field.name: field.setting.flag for field in settings()}
-    lines = ["| flag of `tessera serve` | variable | default | |", "|---|---|---|---|"]
+    lines = ["| flag of `tessera serve` | variable | default | meaning |", "|---|---|---|---|"]
     for row in rows():
         own = ", ".join(f"`{flags[name]}`" for name in row.names if flags.get(name))
         names = ", ".join(f"`{name.upper()}`" for name in row.names)
@@ -137,7 +137,7 @@ def variables() -> str:
 def _engines() -> str:
     """The keys of both stages in one table, with a column of defaults for each."""
     rows = {name: row for row in rows_of(StageSettings) for name in row.names}
-    lines = ["| key | `vision` | `text` | |", "|---|---|---|---|"]
+    lines = ["| key | default of `vision` | default of `text` | meaning |", "|---|---|---|---|"]
     for name, row in rows.items():
         if name.startswith("vision."):
             key = name.removeprefix("vision.")

@@ -33,6 +33,9 @@ def test_the_limits_are_the_defaults() -> None:
     limits = Limits()
     assert f"| `--max-body-mb` | {limits.max_body_bytes >> 20} |" in PAGE
     for name in ("inputs", "images"):
-        assert f"| `--max-{name}` | {getattr(limits.request, name)} | in one request |" in PAGE
-    assert f"| `--max-in-flight` | {limits.max_in_flight} | requests, then 429 |" in PAGE
-    assert f"| `--request-timeout-seconds` | {limits.timeout_seconds:.0f} | to answer it, then 504 |" in PAGE
+        assert f"| `--max-{name}` | {getattr(limits.request, name)} | {name} in one request |" in PAGE
+    assert f"| `--max-in-flight` | {limits.max_in_flight} | requests in progress; more are" in PAGE
+    timeout = (
+        f"| `--request-timeout-seconds` | {limits.timeout_seconds:.0f} | time to answer a request, then 504 |"
+    )
+    assert timeout in PAGE

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_help_leaves_out_what_only_the_other_script_reads() -> None:
     e_p, agg = variables_help("e_p"), variables_help("agg")
-    assert "ENCODE_WORKERS, EMBED_WORKERS (one a card)" in e_p and "CUDA_MPS (auto)" in e_p
+    assert "ENCODE_WORKERS, EMBED_WORKERS (one per GPU)" in e_p and "CUDA_MPS (auto)" in e_p
     assert "ENCODE_WORKERS," not in agg and "AGG_WORKERS" in agg
     assert "AGG_WORKERS" not in e_p
     assert "`" not in e_p and "](" not in e_p

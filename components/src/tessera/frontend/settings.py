@@ -32,7 +32,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """What one request, and the connection that it comes by, may ask for; ``max_tokens`` 0: the model's."""
 
     max_body_bytes: Annotated[
-        int, Setting(flag="--max-body-mb", unit=MIB, check=POSITIVE, help="of its body")
+        int, Setting(flag="--max-body-mb", unit=MIB, check=POSITIVE, help="largest body of a request")
     ] = 64 << 20
     max_response_bytes: Annotated[
         int,
@@ -40,23 +40,29 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             flag="--max-response-mb",
             unit=MIB,
             check=POSITIVE,
-            help="of its answer, as counted before any work, then 413",
-            more=f"The answers under way may take {RESPONSES_IN_FLIGHT} times as much together, then 429. "
-            "A number in JSON counts 16 bytes, base64 and `bytes` count what they take, and a row counts at "
-            "least the float32 that it comes as",
+            help="largest answer to one request, estimated before any work; a larger one is refused with 413",
+            more=f"All answers in progress together may take {RESPONSES_IN_FLIGHT} times that, then 429. "
+            "The estimate is 16 bytes for each number in JSON and the real size of base64 and `bytes`, but "
+            "never less than the row in float32",
         ),
     ] = 288 << 20  # as many inputs as a request may have, of 2048 values in JSON, and what is around them
     request: RequestLimits = RequestLimits()
     max_tokens: Annotated[
         int,
-        Setting(flag="--max-tokens", check=NOT_NEGATIVE, help="of one input; 0: the model's own limit"),
+        Setting(
+            flag="--max-tokens", check=NOT_NEGATIVE, help="tokens of one input; 0: the model's own limit"
+        ),
     ] = 0
     images: ImageLimits = ImageLimits()
     max_in_flight: Annotated[
-        int, Setting(flag="--max-in-flight", check=POSITIVE, help="requests, then 429")
+        int,
+        Setting(
+            flag="--max-in-flight", check=POSITIVE, help="requests in progress; more are refused with 429"
+        ),
     ] = 1024
     timeout_seconds: Annotated[
-        float, Setting(flag="--request-timeout-seconds", check=POSITIVE, help="to answer it, then 504")
+        float,
+        Setting(flag="--request-timeout-seconds", check=POSITIVE, help="time to answer a request, then 504"),
     ] = 60.0
     connection: ConnectionLimits = ConnectionLimits()
 
@@ -68,9 +74,9 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
         Path | None,
         Setting(
             flag="--api-keys-file",
-            help=f"one key for each line, perhaps with a name behind it; {API_KEYS_VARIABLE} holds more, "
-            "separated by commas; without either everybody is answered",
-            more="A key has 8 characters at least and is sent as `Authorization: Bearer` or `X-API-Key`, on "
+            help=f"file with one key in each line, with an optional name behind it; {API_KEYS_VARIABLE} may "
+            "hold more, separated by commas; without any key the service is open to everybody",
+            more="A key has at least 8 characters and is sent as `Authorization: Bearer` or `X-API-Key`, on "
             "every route but `/` with its files and examples, `/health`, `/live`, `/v1/health/*` and "
             "`/v2/health/*`",
         ),
@@ -120,7 +126,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     host: Annotated[str, Setting(flag="--host", help="the address to listen on")] = "127.0.0.1"
-    port: Annotated[int, Setting(flag="--port", check=PORT, help="of HTTP")] = 8000
+    port: Annotated[int, Setting(flag="--port", check=PORT, help="the port of HTTP")] = 8000
     tls: Annotated[TlsSettings, Setting(group="TLS")] = TlsSettings()
     limits: Annotated[Limits, Setting(group="limits of one request")] = Limits()
     media: Annotated[MediaPolicy, Setting(group="media")] = MediaPolicy()
@@ -141,7 +147,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--drain-seconds",
             check=NOT_NEGATIVE,
-            help="how long SIGTERM waits for what is in flight",
+            help="how long a process waits for requests in progress after SIGTERM",
         ),
     ] = 30.0
     worker_wait_seconds: Annotated[
@@ -149,7 +155,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--worker-wait-seconds",
             check=NOT_NEGATIVE,
-            help="how long after the last worker went away requests wait for another",
+            help="how long requests wait for a new worker after the last one has gone",
         ),
     ] = 30.0
     want_traces: Traces = None

@@ -67,18 +67,18 @@ _ADDRESSES: Final = Variable(group="addresses")
 _IMAGES: Final = Variable(group="images")
 _LOG: Final = Variable(group="log")
 _DYNAMO: Final = Variable(group="Dynamo")
-_ENGINES: Final = Variable(group="engines and cards", of_model=True)
+_ENGINES: Final = Variable(group="engines and GPUs", of_model=True)
 _HOSTS: Final = Variable(group="several hosts", of_model=True)
 
 # What each kind of worker has.
 _WORKERS: Final = Setting(
-    help="workers of each kind: likewise, so that a card has one of each; no encode workers for a model of "
-    "text alone"
+    help="workers of each kind: by default one of each on each GPU, or one of each without a GPU; no encode "
+    "workers for a model of text alone"
 )
-_ONE_A_CARD: Final = replace(_PROCESSES, default="one a card", shape="e_p", of_model=True)
+_ONE_A_CARD: Final = replace(_PROCESSES, default="one per GPU", shape="e_p", of_model=True)
 _MODE_ARGS: Final = Setting(metavar="FILE", help="the same for the workers of one mode")
 _AS_ENGINE_ARGS: Final = replace(_ENGINES, default="`--engine-args`", shape="e_p")
-_CARDS: Final = Setting(metavar="CARDS", help="cards, one for each worker in turn, such as 0,1")
+_CARDS: Final = Setting(metavar="GPUS", help="GPUs, one for each worker in turn, such as 0,1")
 _ALL_CARDS: Final = replace(_ENGINES, default="all that CUDA_VISIBLE_DEVICES leaves", shape="e_p")
 _EXPECTED: Final = Setting(help="workers of all hosts, so that a missing one shows")
 _OF_THIS_HOST: Final = replace(_HOSTS, default="those of this host")
@@ -305,8 +305,8 @@ class LaunchSettings(Shared):
         int,
         Setting(
             flag="--agg-workers",
-            help="workers with both stages: one for each card, or entry of AGG_CUDA_VISIBLE_DEVICES; one "
-            "without cards",
+            help="workers with both stages: one for each GPU, or for each entry of AGG_CUDA_VISIBLE_DEVICES; "
+            "one without a GPU",
         ),
         replace(_ONE_A_CARD, shape="agg"),
     ] = OPEN
@@ -316,8 +316,8 @@ class LaunchSettings(Shared):
         int,
         Setting(
             flag="--frontends",
-            help="frontends, all on one port: three for eight cores beside cards, one without cards. Any "
-            "number of processes may be 0 on a host of several",
+            help="frontends, all on one port. Default: 3 for every 8 cores with GPUs, else 1. May be 0 if "
+            "other hosts run them",
         ),
         replace(_PROCESSES, default="by cores"),
     ] = OPEN
@@ -338,7 +338,7 @@ class LaunchSettings(Shared):
     cuda_mps: Annotated[
         Literal["auto", "on", "off"],
         Setting(
-            flag="--cuda-mps", help="NVIDIA's MPS, which `auto` starts where several workers share a card"
+            flag="--cuda-mps", help="NVIDIA's MPS, which `auto` starts where several workers share a GPU"
         ),
         replace(_ENGINES, of_model=False),
     ] = "auto"
@@ -450,7 +450,7 @@ def _parse(given: Given, field: Field) -> str | int | float:
 
 
 _GROUPS: Final = (
-    *("model", "processes", "engines and cards", "addresses", "images", "log", "several hosts", "Dynamo"),
+    *("model", "processes", "engines and GPUs", "addresses", "images", "log", "several hosts", "Dynamo"),
     "",
 )
 

@@ -134,7 +134,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--workers-on-card",
             check=POSITIVE,
-            help="workers of any mode on this one's card, which share its memory",
+            help="workers of any mode on this worker's GPU, which share its memory",
         ),
     ] = 1
     host_share: Annotated[
@@ -151,7 +151,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--card-share",
             check=_SHARE,
-            help="part of its card's memory, likewise",
+            help="part of the GPU's memory that is for this worker, up to 1; 0: as much as for each of the "
+            "others",
         ),
     ] = 0.0
     extra_engine_args: Annotated[
@@ -172,7 +173,9 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_image_pixels: Annotated[
         int,
         Setting(
-            flag="--max-image-pixels", check=replace(POSITIVE, text=_PIXELS_AND_DRAIN), help="of one image"
+            flag="--max-image-pixels",
+            check=replace(POSITIVE, text=_PIXELS_AND_DRAIN),
+            help="pixels of one image",
         ),
     ] = 100_000_000
     drain_seconds: Annotated[

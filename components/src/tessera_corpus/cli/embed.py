@@ -104,7 +104,7 @@ class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
         bool,
         Setting(
             flag="--split",
-            help="an encode and an embed worker for each card, in place of one that runs both stages",
+            help="an encode and an embed worker for each GPU, in place of one that runs both stages",
         ),
     ] = False
     dry_run: Annotated[

@@ -41,6 +41,7 @@ class RaySettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--ray-engines",
             check=NOT_NEGATIVE,
-            help="at most so many engines; 0: one for each card, or for each machine of a cluster without",
+            help="at most so many engines; 0: one for each GPU, or one for each machine if the cluster has "
+            "no GPU",
         ),
     ] = 0

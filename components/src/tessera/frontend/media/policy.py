@@ -22,14 +22,15 @@ class ImageLimits(msgspec.Struct, frozen=True, kw_only=True):
     """How large an image may be, and all images of a request together, however they come."""
 
     max_bytes: Annotated[
-        int, Setting(flag="--max-file-size-mb", unit=MIB, check=POSITIVE, help="of one image")
+        int, Setting(flag="--max-file-size-mb", unit=MIB, check=POSITIVE, help="file size of one image")
     ] = 50 << 20
     max_request_bytes: Annotated[
-        int, Setting(flag="--max-media-mb", unit=MIB, check=POSITIVE, help="of all images of a request")
+        int,
+        Setting(flag="--max-media-mb", unit=MIB, check=POSITIVE, help="file size of all images of a request"),
     ] = 256 << 20
-    max_pixels: Annotated[int, Setting(flag="--max-image-pixels", check=POSITIVE, help="of one image")] = (
-        100_000_000
-    )
+    max_pixels: Annotated[
+        int, Setting(flag="--max-image-pixels", check=POSITIVE, help="pixels of one image")
+    ] = 100_000_000
 
 
 def _no_directory(flag: str, path: Path) -> str | None:
