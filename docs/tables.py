@@ -129,7 +129,7 @@ def variables() -> str:
     named = ", ".join(f"`{key.replace('-', '_')}`" for key in keys if key != "model-path")
     lines += [
         "",
-        f"An entry of `models:` in the YAML has `model`, and of these what it needs of its own: {named}.",
+        f"An entry of `models:` in the YAML has `model`, and may have its own values of these: {named}.",
     ]
     return "\n".join(lines) + "\n"
 

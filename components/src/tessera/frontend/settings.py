@@ -90,10 +90,11 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     ] = False
     requests_per_minute: Annotated[
         float,
-        Setting(flag="--requests-per-minute", check=NOT_NEGATIVE, help="of each key; 0: unlimited"),
+        Setting(flag="--requests-per-minute", check=NOT_NEGATIVE, help="limit for each key; 0: unlimited"),
     ] = 0.0
     tokens_per_minute: Annotated[
-        float, Setting(flag="--tokens-per-minute", check=NOT_NEGATIVE, help="of each key; 0: unlimited")
+        float,
+        Setting(flag="--tokens-per-minute", check=NOT_NEGATIVE, help="limit for each key; 0: unlimited"),
     ] = 0.0
     keys: tuple[ApiKey, ...] = ()
 
@@ -122,7 +123,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag=MODELS_FLAG,
             metavar="FILE",
-            help="YAML or JSON that lists several models in place of --model-path; SIGHUP has it read again",
+            help="YAML or JSON file with a list of models, instead of --model-path; read again at SIGHUP",
         ),
     ] = None
     host: Annotated[str, Setting(flag="--host", help="the address to listen on")] = "127.0.0.1"
@@ -141,7 +142,7 @@ class FrontendSettings(msgspec.Struct, frozen=True, kw_only=True):
             help="final vectors kept for identical inputs, by all frontends of a port together; 0: none",
         ),
     ] = 0
-    page: Annotated[bool, Setting(flag="--page", help="the page at / to try the service on")] = True
+    page: Annotated[bool, Setting(flag="--page", help="the web page at / to try the service on")] = True
     drain_seconds: Annotated[
         float,
         Setting(

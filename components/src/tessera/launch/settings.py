@@ -111,9 +111,9 @@ class Shared:
         Setting(
             flag="--served-model-name",
             metavar="NAME",
-            help="its name in requests, or several, separated by spaces or commas; answers say the first",
+            help="the name in requests, or several, separated by spaces or commas; answers have the first",
         ),
-        replace(_MODEL, default="ORG/NAME, or as the directory ends"),
+        replace(_MODEL, default="ORG/NAME, or the directory's name"),
     ] = ""
     model_options: Annotated[
         str,
@@ -188,7 +188,7 @@ class Shared:
         Setting(
             flag="--engine-args",
             metavar="FILE",
-            help="engine settings: a YAML file, a folder of such, or the name of one that comes with Tessera",
+            help="engine settings: a YAML file, a folder of them, or the name of one that comes with Tessera",
         ),
         replace(_ENGINES, default="by family and mode"),
     ] = ""
@@ -352,7 +352,9 @@ class LaunchSettings(Shared):
         replace(_ADDRESSES, default="none"),
     ] = 0
     dyn_system_host: Annotated[
-        str, Setting(flag="--system-host", help="of the workers' `/health` and `/metrics`"), _ADDRESSES
+        str,
+        Setting(flag="--system-host", help="the address of the workers' `/health` and `/metrics`"),
+        _ADDRESSES,
     ] = "127.0.0.1"
     dyn_system_port_base: Annotated[
         int,
@@ -374,7 +376,7 @@ class LaunchSettings(Shared):
         Setting(
             flag="--ready-timeout-seconds",
             metavar="SECONDS",
-            help="that the service has until it is ready",
+            help="time until the service has to be ready",
         ),
         _PROCESSES,
     ] = 600.0
@@ -383,14 +385,14 @@ class LaunchSettings(Shared):
         Setting(
             flag="--stop-timeout-seconds",
             metavar="SECONDS",
-            help="that frontends, then workers, have to end, above their own --drain-seconds; then they are "
-            "killed",
+            help="time that frontends, then workers, have to end; then they are killed. Longer than their "
+            "--drain-seconds",
         ),
         _PROCESSES,
     ] = 60
     frontend_page: Annotated[
         Literal["on", "off"],
-        Setting(flag="--frontend-page", help="the page to try the service on, at /"),
+        Setting(flag="--frontend-page", help="the web page at / to try the service on"),
         _PROCESSES,
     ] = "on"
     python: Annotated[

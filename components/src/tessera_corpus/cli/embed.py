@@ -78,7 +78,10 @@ class QuietLog(LogSettings, frozen=True, kw_only=True):
 
     level: Annotated[
         Literal["debug", "info", "warning", "error"],
-        Setting(flag="--log-level", help="of what is logged, and above; engines say what they chose at info"),
+        Setting(
+            flag="--log-level",
+            help="the lowest level of lines that are logged; engines log their sizes at info",
+        ),
     ] = "warning"
 
 

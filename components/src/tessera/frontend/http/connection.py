@@ -208,7 +208,7 @@ class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             flag="--keep-alive-seconds",
             check=POSITIVE,
-            help="that a connection waits for the next one; more than balancers and clients keep theirs",
+            help="time that an idle connection stays open; longer than balancers and clients keep theirs",
         ),
     ] = 75.0
     write_seconds: float = 30.0

@@ -79,7 +79,7 @@ class MediaPolicy(msgspec.Struct, frozen=True, kw_only=True):
             flag="--allowed-media-domains",
             metavar="DOMAIN",
             check=_no_domains,
-            help="image URLs may point to these alone",
+            help="image URLs may point only to these",
         ),
     ] = frozenset()
     blocked_domains: Annotated[
@@ -96,7 +96,7 @@ class MediaPolicy(msgspec.Struct, frozen=True, kw_only=True):
         Setting(flag="--allow-private-media", help="let image URLs reach loopback and private addresses"),
     ] = False
     timeout: Annotated[
-        float, Setting(flag="--media-timeout-seconds", check=POSITIVE, help="to fetch one image")
+        float, Setting(flag="--media-timeout-seconds", check=POSITIVE, help="time to fetch one image")
     ] = 10.0
     proxy: Annotated[
         str | None,
