@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -59,7 +60,7 @@ def words(sentence: str) -> list[str]:
 def headers(page: str) -> Iterator[list[str]]:
     """Yield the cells of the first row of each table."""
     lines = page.splitlines()
-    for line, following in zip(lines, lines[1:], strict=False):
+    for line, following in itertools.pairwise(lines):
         if line.startswith("|") and re.fullmatch(r"\|(?:\s*:?-+:?\s*\|)+", following):
             yield cells(line)
 
